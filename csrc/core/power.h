@@ -1,0 +1,16 @@
+// x^n by squaring: multiplications only, so every processor and C library gives the same bits (pow does not promise that).
+#pragma once
+
+#include <cstdint>
+
+namespace lowbit {
+
+constexpr double power(double x, int64_t n) {
+  double result = 1.0;
+  for (; n > 0; n >>= 1, x *= x) {
+    if (n & 1) result *= x;
+  }
+  return result;
+}
+
+}  // namespace lowbit

@@ -1,0 +1,18 @@
+// State rounded to the nearest bfloat16 (ties to even), 2 bytes a value.
+#pragma once
+
+#include "core/param/bfloat16.h"
+
+namespace lowbit {
+
+struct BFloat16State {
+  static constexpr const char* kName = "bfloat16";
+  static constexpr const char* kDtype = "bfloat16";
+  static constexpr int kBits = 16, kBlock = 0;
+  static constexpr bool kScaled = false, kSigned = true;
+  using Storage = uint16_t;
+  LB_HD static float decode(uint16_t stored) { return bfloat16_to_float(stored); }
+  LB_HD static uint16_t encode(float x) { return bfloat16_nearest(x); }
+};
+
+}  // namespace lowbit

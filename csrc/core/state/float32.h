@@ -1,0 +1,18 @@
+// State kept as it is.
+#pragma once
+
+#include "core/bits.h"
+
+namespace lowbit {
+
+struct Float32State {
+  static constexpr const char* kName = "float32";
+  static constexpr const char* kDtype = "float32";
+  static constexpr int kBits = 32, kBlock = 0;
+  static constexpr bool kScaled = false, kSigned = true;
+  using Storage = float;
+  LB_HD static float decode(float stored) { return stored; }
+  LB_HD static float encode(float x) { return canonical(x); }
+};
+
+}  // namespace lowbit

@@ -1,0 +1,64 @@
+// Which leaves run here. Chosen once; LOWBIT_ISA in the environment or set_isa forces one.
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu/step.h"
+
+namespace lowbit::cpu {
+namespace {
+
+struct Isa {
+  const Leaves* leaves;
+  bool usable;
+};
+
+struct Isas {
+  Isa isa[3];
+  int count = 0;
+  const Leaves* current = nullptr;
+  char names[64] = "";
+
+  Isas() {
+    add(kLeavesBaseline, true);
+#if defined(LOWBIT_X86)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    add(kLeavesAvx2, avx2);
+    add(kLeavesAvx512, avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+#endif
+    if (const char* forced = std::getenv("LOWBIT_ISA")) set(forced);
+  }
+
+  bool set(const char* name) {
+    for (int i = 0; i < count; ++i) {
+      if (std::strcmp(isa[i].leaves->isa, name) == 0) {
+        current = isa[i].leaves;
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  void add(const Leaves& leaves, bool usable) {
+    if (!usable) return;
+    isa[count++] = {&leaves, true};
+    current = &leaves;
+    if (names[0] != '\0') std::strcat(names, " ");
+    std::strcat(names, leaves.isa);
+  }
+};
+
+Isas& isas() {
+  static Isas all;
+  return all;
+}
+
+}  // namespace
+
+const Leaves& leaves() { return *isas().current; }
+const char* usable_isas() { return isas().names; }
+bool set_isa(const char* name) { return isas().set(name); }
+
+}  // namespace lowbit::cpu

@@ -1,0 +1,3 @@
+#define LOWBIT_ISA "avx2"
+#define LOWBIT_LEAVES kLeavesAvx2
+#include "cpu/leaves.inl"

@@ -1,0 +1,3 @@
+#define LOWBIT_ISA "baseline"
+#define LOWBIT_LEAVES kLeavesBaseline
+#include "cpu/leaves.inl"
