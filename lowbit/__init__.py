@@ -1,0 +1,26 @@
+"""lowbit: low-bit optimizers for PyTorch.
+
+State and weights are the same bits for any number of ranks, any sharding and any processor. See the README for a start and docs/formats.md for what
+the bytes mean.
+"""
+
+from importlib.metadata import version as _version
+
+from lowbit.groups import param_groups
+from lowbit.load import load_optimizer
+from lowbit.ops import catalog
+from lowbit.optim import Adam, Adam8bit, AdamW, AdamW8bit, LowbitOptimizer
+
+__version__ = _version("lowbit")
+
+__all__ = [
+    "Adam",
+    "Adam8bit",
+    "AdamW",
+    "AdamW8bit",
+    "LowbitOptimizer",
+    "__version__",
+    "catalog",
+    "load_optimizer",
+    "param_groups",
+]

@@ -1,0 +1,44 @@
+"""Parameter groups that know module types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
+
+
+def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
+    """Named groups for `lowbit.AdamW`: embeddings and output heads keep wide state, everything else the optimizer's format.
+
+    Rare tokens leave their rows of an embedding with gradients of zero for many steps and then a large one, and the head sees the same
+    words; both are where 8-bit state costs quality first. Wide are the weights of `nn.Embedding` and `nn.EmbeddingBag`, every weight tied
+    to one, and `nn.Linear` heads: those as wide as a vocabulary (`out_features` is some embedding's `num_embeddings`) or called
+    lm_head, embed_out, output, head or score at the top of the model.
+
+    Args:
+        model: before or after `fully_shard`; DDP and compiled wrappers are seen through.
+        options: put into both groups (`lr=...`, `weight_decay=...`).
+
+    Returns:
+        One or two groups with `params` and `param_names`, the second with `wide=True`. Parameters that need no gradient are left out.
+    """
+    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    vocabularies = {m.num_embeddings for m in embeddings}
+    wide = {id(m.weight) for m in embeddings}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            called_head = name.rsplit(".", 1)[-1] in HEAD_NAMES
+            if called_head or module.out_features in vocabularies:
+                wide.add(id(module.weight))
+    groups: list[dict[str, Any]] = [
+        {"params": [], "param_names": [], **options},
+        {"params": [], "param_names": [], "wide": True, **options},
+    ]
+    for name, p in model.named_parameters():  # a tied parameter comes once
+        if p.requires_grad:
+            group = groups[id(p) in wide]
+            group["params"].append(p)
+            group["param_names"].append(name)
+    return [group for group in groups if group["params"]]
