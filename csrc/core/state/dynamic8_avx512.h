@@ -1,13 +1,16 @@
-// The same bits as dynamic8.h, sixteen values at a time, with every table in registers.
+// The same bits as dynamic8.h, sixteen values to a register and 64 to a turn, with every table in registers.
 //
-// decode: the ordinal's decade is the position of its leading one, which is the exponent of float(2 m + 1); its mantissa is the place inside the
-// decade, so value = place * width + start, two permutes and one fma. That is at most two units in the last place from the entry;
-// the difference is looked up as two bits in one register.
-// encode: two neighbouring binades hold at most one boundary between decades, so the exponent (halved) indexes that boundary, one
-// compare gives the decade, and slope * z + offset the ordinal. Lanes within kUnsure of a boundary ask the scalar definition.
+// decode: a float is two 16-bit halves, each looked up among 64 at a time; lookups, selection and sign work on 32 values an instruction.
+//
+// encode: two neighbouring binades hold at most one boundary between decades. So the halved exponent names a segment, the distance from
+// that segment's boundary to its end is added to the bits, and the carry moves a value past the boundary into the next segment. The
+// segment's line slope * z + offset, limited to its last ordinal, rounds to the ordinal. Values closer than kUnsure to a rounding
+// boundary, about 3 in 100 turns, are asked of the scalar definition.
 #pragma once
 
 #include <immintrin.h>
+
+#include <cstring>
 
 #include "core/state/dynamic8.h"
 
@@ -16,55 +19,54 @@ namespace lowbit {
 template <int kExtra>
 struct Dynamic8Registers {
   using Tables = Dynamic8Tables<kExtra>;
-  static constexpr int kSteps = 16;
-  alignas(64) float width[16] = {}, start[16] = {};  // by the low bits of the exponent of 2 k + 1
-  alignas(64) uint32_t correction[16] = {};          // 2 bits an ordinal: entry - fma, plus 1
-  alignas(64) float boundary[16] = {};               // by the low bits of exponent / 2
-  alignas(64) float slope[32] = {}, offset[32] = {}, last[32] = {};  // the same, +16 where z >= boundary
+  static constexpr int kHalves = kExtra ? 256 : 128;
+  alignas(64) uint16_t low[kHalves] = {}, high[kHalves] = {};  // of the magnitudes
+  // By the low 4 bits of exponent / 2:
+  alignas(64) uint32_t carry[16] = {};                             // added to a key (below) it moves those past the boundary up by one
+  alignas(64) float slope[16] = {}, offset[16] = {}, last[16] = {};
+
+  /// What is added: the bits of z >= 0 (unsigned); the bits of |z| doubled, plus one where z is positive (signed), so that a negative
+  /// value on a tie stays below it.
+  static constexpr uint32_t key(float from, bool tie) {
+    return kExtra ? float_bits(from) : 2 * float_bits(from) + (tie ? 1 : 0);
+  }
+  static constexpr int kShift = kExtra ? 24 : 25;  // of a key, to exponent / 2
+  static constexpr uint32_t kLowest = 49;          // exponent / 2 of the lowest segment, 2^-29, which smaller values share
 
   constexpr explicit Dynamic8Registers(const Tables& t) {
-    double ten = 1e-6;
-    for (int i = 0; i < Tables::kDecades; ++i, ten *= 10.0) {
-      const int exponent = (127 + i + 1 + kExtra) & 15;
-      width[exponent] = static_cast<float>(0.9 * ten);
-      start[exponent] = static_cast<float>(0.1 * ten);
+    for (int m = 0; m < kHalves; ++m) {
+      low[m] = static_cast<uint16_t>(float_bits(t.magnitude[m]));
+      high[m] = static_cast<uint16_t>(float_bits(t.magnitude[m]) >> 16);
     }
-    start[(127 + Tables::kDecades + 1 + kExtra) & 15] = 1.0f;
-    for (int m = 0; m <= Tables::kTop; ++m) {
-      const uint32_t wanted = float_bits(t.magnitude[m]), got = float_bits(unrounded(m));
-      correction[m >> 4] |= (wanted - got + 1) << (2 * (m & 15));
-    }
-    for (int e = 48; e < 64; ++e) {  // values [2^(2e-127), 2^(2e-125))
-      const float low = bits_float(static_cast<uint32_t>(e) << 24);
-      const float high = bits_float(static_cast<uint32_t>(e + 1) << 24);
+    line(0, Tables::kDecades, t);  // where the carry out of the last segment leads
+    for (uint32_t e = kLowest; e < 64; ++e) {  // values [2^(2e-127), 2^(2e-125))
+      const float begin = bits_float(e << 24), end = bits_float((e + 1) << 24);
       int decade = -1;
-      for (int i = 0; i <= Tables::kDecades; ++i) decade += low >= t.from[i];
-      const bool split = decade < Tables::kDecades && t.from[decade + 1] < high;
-      boundary[e & 15] = split ? t.from[decade + 1] : bits_float(kInfinityBits);
-      set(e & 15, decade, t);
-      set((e & 15) + 16, split ? decade + 1 : decade, t);
+      for (int i = 0; i <= Tables::kDecades; ++i) decade += begin >= t.from[i];
+      line(e & 15, decade, t);
+      const int next = decade < 0 ? 1 : decade + 1;  // the lowest two lines are one
+      if (next > Tables::kDecades || t.from[next] >= end) continue;
+      const int m = next < Tables::kDecades ? t.last[next - 1] : Tables::kTop - 1;
+      const bool tie = 2.0 * t.from[next] == static_cast<double>(t.magnitude[m]) + t.magnitude[m + 1];
+      carry[e & 15] = ((e + 1) << kShift) - key(t.from[next], tie);
     }
-  }
-
-  /// What the permutes and the fma give for ordinal m (the product is exact in double).
-  constexpr float unrounded(int m) const {
-    const float f = static_cast<float>(2 * (m + kExtra) + 1);
-    const uint32_t b = float_bits(f);
-    const float place = bits_float((b & 0x7fffffu) | 0x3f800000u) - 1.0f;
-    const int e = (b >> 23) & 15;
-    return static_cast<float>(static_cast<double>(place) * width[e] + start[e]);
   }
 
  private:
-  constexpr void set(int at, int decade, const Tables& t) {
-    if (decade < 0 || decade == Tables::kDecades) {
-      slope[at] = 0.0f;
-      offset[at] = (decade < 0 ? static_cast<float>(kExtra ? 1 : 0) : static_cast<float>(Tables::kTop)) + 0.5f;
-      last[at] = offset[at];
-    } else {
+  constexpr void line(int at, int decade, const Tables& t) {
+    if (decade == Tables::kDecades) {
+      offset[at] = last[at] = static_cast<float>(Tables::kTop);
+    } else if (decade > 0) {
       slope[at] = t.slope[decade];
-      offset[at] = t.offset[decade];
-      last[at] = static_cast<float>(t.last[decade]) + 0.5f;
+      offset[at] = t.offset[decade] - 0.5f;
+      last[at] = static_cast<float>(t.last[decade]);
+    } else if (kExtra) {  // the ordinals 1 and 2; every positive value below them is 1
+      slope[at] = 1.0f / (t.magnitude[1] + t.magnitude[2]);
+      offset[at] = 1.0f;
+      last[at] = 2.0f;
+    } else {  // zero and the ordinal 1, half-way at from[0]
+      slope[at] = 0.5f / t.from[0];
+      last[at] = 1.0f;
     }
   }
 };
@@ -72,125 +74,197 @@ struct Dynamic8Registers {
 constexpr Dynamic8Registers<0> kDynamic8Registers{Dynamic8Tables<0>{}};
 constexpr Dynamic8Registers<1> kDynamic8UnsignedRegisters{Dynamic8Tables<1>{}};
 
-template <int kExtra>
-constexpr bool corrections_fit(const Dynamic8Registers<kExtra>& r) {
-  constexpr Dynamic8Tables<kExtra> t{};
-  for (int m = 0; m <= t.kTop; ++m) {
-    if (float_bits(t.magnitude[m]) - float_bits(r.unrounded(m)) + 1 > 3) return false;
+/// 64 (signed) or 256 (unsigned) halves, looked up by the low 6 or 8 bits of 32 indices.
+template <int kCount>
+struct Halves {
+  __m512i table[kCount / 32];
+
+  LB_HD explicit Halves(const uint16_t* halves) {
+    for (int i = 0; i < kCount / 32; ++i) table[i] = _mm512_load_si512(halves + 32 * i);
   }
-  return true;
-}
-static_assert(corrections_fit(kDynamic8Registers) && corrections_fit(kDynamic8UnsignedRegisters));
-
-template <int kExtra>
-struct Dynamic8Lanes {
-  __m512 width, start, boundary, slope0, slope1, offset0, offset1, last0, last1;
-  __m512i correction;
-
-  LB_HD explicit Dynamic8Lanes(const Dynamic8Registers<kExtra>& r)
-      : width(_mm512_load_ps(r.width)), start(_mm512_load_ps(r.start)), boundary(_mm512_load_ps(r.boundary)),
-        slope0(_mm512_load_ps(r.slope)), slope1(_mm512_load_ps(r.slope + 16)), offset0(_mm512_load_ps(r.offset)),
-        offset1(_mm512_load_ps(r.offset + 16)), last0(_mm512_load_ps(r.last)), last1(_mm512_load_ps(r.last + 16)),
-        correction(_mm512_load_si512(r.correction)) {}
-
-  /// The magnitudes of sixteen ordinals.
-  LB_HD __m512 magnitude(__m512i m) const {
-    const __m512i doubled = _mm512_add_epi32(_mm512_add_epi32(m, m), _mm512_set1_epi32(2 * kExtra + 1));
-    const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(doubled));
-    const __m512i one = _mm512_set1_epi32(0x3f800000);
-    // (bits & mantissa) | one
-    const __m512i mantissa = _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(0x7fffff), one, 0xEA);
-    const __m512 place = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_set1_ps(1.0f));
-    const __m512i exponent = _mm512_srli_epi32(bits, 23);
-    const __m512 v = _mm512_fmadd_ps(place, _mm512_permutexvar_ps(exponent, width), _mm512_permutexvar_ps(exponent, start));
-    const __m512i pairs = _mm512_permutexvar_epi32(_mm512_srli_epi32(m, 4), correction);
-    const __m512i shift = _mm512_and_si512(_mm512_add_epi32(m, m), _mm512_set1_epi32(31));
-    const __m512i delta = _mm512_and_si512(_mm512_srlv_epi32(pairs, shift), _mm512_set1_epi32(3));
-    const __m512i up = _mm512_add_epi32(_mm512_castps_si512(v), delta);
-    return _mm512_castsi512_ps(_mm512_sub_epi32(up, _mm512_set1_epi32(1)));
+  LB_HD __m512i operator()(__m512i index, __mmask32 bit6, __mmask32 bit7) const {
+    const __m512i v = pair(0, index, bit6);
+    if constexpr (kCount == 128) {
+      return v;
+    } else {
+      return _mm512_mask_mov_epi16(v, bit7, pair(4, index, bit6));
+    }
   }
 
-  /// The ordinals of sixteen a >= 0; *unsure marks the lanes to be asked of the scalar definition.
-  LB_HD __m512i ordinal(__m512 a, __mmask16* unsure) const {
-    a = _mm512_max_ps(a, _mm512_set1_ps(0x1p-30f));  // below every boundary of the signed map; the unsigned zero is the caller's
-    const __m512i pair = _mm512_srli_epi32(_mm512_castps_si512(a), 24);
-    const __m512 bound = _mm512_permutexvar_ps(pair, boundary);
-    const __mmask16 above = _mm512_cmp_ps_mask(a, bound, _CMP_GE_OQ);
-    const __m512i low = _mm512_and_si512(pair, _mm512_set1_epi32(15));
-    const __m512i at = _mm512_mask_or_epi32(low, above, low, _mm512_set1_epi32(16));
-    __m512 u = _mm512_fmadd_ps(a, _mm512_permutex2var_ps(slope0, at, slope1), _mm512_permutex2var_ps(offset0, at, offset1));
-    u = _mm512_min_ps(u, _mm512_permutex2var_ps(last0, at, last1));
-    const __m512 away = _mm512_abs_ps(_mm512_sub_ps(u, _mm512_roundscale_ps(u, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)));
-    *unsure = _mm512_cmp_ps_mask(away, _mm512_set1_ps(Dynamic8Code<kExtra>::kUnsure), _CMP_LT_OQ) |
-              _mm512_cmp_ps_mask(a, bound, _CMP_EQ_OQ);
-    const __m512i m = _mm512_cvttps_epi32(u);
-    return kExtra ? _mm512_max_epi32(m, _mm512_set1_epi32(1)) : m;
+ private:
+  LB_HD __m512i pair(int i, __m512i index, __mmask32 bit6) const {
+    const __m512i v = _mm512_permutex2var_epi16(table[i], index, table[i + 1]);
+    return _mm512_mask_mov_epi16(v, bit6, _mm512_permutex2var_epi16(table[i + 2], index, table[i + 3]));
   }
 };
 
-LB_HD __mmask16 tail_mask(int n) { return static_cast<__mmask16>(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+/// The halves of the values of 32 codes.
+struct Dynamic8Decoder {
+  Halves<128> low{kDynamic8Registers.low}, high{kDynamic8Registers.high};
 
-/// out[i] = map(codes[i]) * scale
-LB_HD void decode_block(Dynamic8, const uint8_t* codes, float scale, float* out, int n) {
-  const Dynamic8Lanes<0> lanes(kDynamic8Registers);
+  LB_HD void operator()(__m512i code, __m512i* l, __m512i* h) const {
+    const __m512i k = _mm512_sub_epi16(code, _mm512_set1_epi16(127)), m = _mm512_abs_epi16(k);
+    const __mmask32 bit6 = _mm512_test_epi16_mask(m, _mm512_set1_epi16(64));
+    const __mmask32 one = _mm512_test_epi16_mask(m, _mm512_set1_epi16(128));  // not in the tables; finds the halves of zero there
+    *l = low(m, bit6, 0);
+    const __m512i v = _mm512_mask_mov_epi16(high(m, bit6, 0), one, _mm512_set1_epi16(0x3f80));
+    *h = _mm512_ternarylogic_epi32(v, k, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xF8);  // v | (k & sign)
+  }
+};
+
+struct Dynamic8UnsignedDecoder {
+  Halves<256> low{kDynamic8UnsignedRegisters.low}, high{kDynamic8UnsignedRegisters.high};
+
+  LB_HD void operator()(__m512i code, __m512i* l, __m512i* h) const {
+    const __mmask32 bit6 = _mm512_test_epi16_mask(code, _mm512_set1_epi16(64));
+    const __mmask32 bit7 = _mm512_test_epi16_mask(code, _mm512_set1_epi16(128));
+    *l = low(code, bit6, bit7);
+    *h = high(code, bit6, bit7);
+  }
+};
+
+template <class Decoder>
+LB_HD void decode32(const Decoder& decoder, const uint8_t* codes, __m512 scale, float* out) {
+  // Interleaving works inside lanes of four floats: give each lane the codes that it shall put out.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  __m512i low, high;
+  decoder(_mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, order)), &low, &high);
+  _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high)), scale));
+  _mm512_storeu_ps(out + 16, _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high)), scale));
+}
+
+template <class Decoder>
+LB_HD void decode_all(const uint8_t* codes, float scale, float* out, int n) {
+  const Decoder decoder;
   const __m512 scales = _mm512_set1_ps(scale);
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 mask = tail_mask(n - i);
-    const __m512i code = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, codes + i));
-    const __m512i k = _mm512_sub_epi32(code, _mm512_set1_epi32(127));
-    const __m512i sign = _mm512_and_si512(k, _mm512_set1_epi32(static_cast<int>(0x80000000u)));
-    const __m512 v = _mm512_or_ps(lanes.magnitude(_mm512_abs_epi32(k)), _mm512_castsi512_ps(sign));
-    _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(v, scales));
+  int i = 0;
+  for (; i + 32 <= n; i += 32) decode32(decoder, codes + i, scales, out + i);
+  if (i < n) {
+    uint8_t some[32] = {};
+    float decoded[32];
+    std::memcpy(some, codes + i, static_cast<size_t>(n - i));
+    decode32(decoder, some, scales, decoded);
+    std::memcpy(out + i, decoded, static_cast<size_t>(n - i) * sizeof(float));
   }
 }
 
+/// out[i] = map(codes[i]) * scale
+LB_HD void decode_block(Dynamic8, const uint8_t* codes, float scale, float* out, int n) {
+  decode_all<Dynamic8Decoder>(codes, scale, out, n);
+}
 LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, float scale, float* out, int n) {
-  const Dynamic8Lanes<1> lanes(kDynamic8UnsignedRegisters);
-  const __m512 scales = _mm512_set1_ps(scale);
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 mask = tail_mask(n - i);
-    const __m512i code = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, codes + i));
-    _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(lanes.magnitude(code), scales));
+  decode_all<Dynamic8UnsignedDecoder>(codes, scale, out, n);
+}
+
+/// What both encoders share: the line of a segment, and the distance to the nearest rounding boundary.
+template <int kExtra>
+struct Dynamic8Lines {
+  using Registers = Dynamic8Registers<kExtra>;
+  __m512i carry;
+  __m512 slope, offset, last;
+
+  LB_HD explicit Dynamic8Lines(const Registers& r)
+      : carry(_mm512_load_si512(r.carry)), slope(_mm512_load_ps(r.slope)), offset(_mm512_load_ps(r.offset)),
+        last(_mm512_load_ps(r.last)) {}
+
+  /// The segments of sixteen keys, in the low 4 bits.
+  LB_HD __m512i segment(__m512i key) const {
+    key = _mm512_max_epu32(key, _mm512_set1_epi32(static_cast<int>(Registers::kLowest << Registers::kShift)));
+    const __m512i half = _mm512_srli_epi32(key, Registers::kShift);
+    return _mm512_srli_epi32(_mm512_add_epi32(key, _mm512_permutexvar_epi32(half, carry)), Registers::kShift);
+  }
+  /// u minus the nearest integer: near one half it is unsure how u rounds.
+  LB_HD static __m512 rest(__m512 u) { return _mm512_reduce_ps(u, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+};
+
+/// The operand of larger magnitude (with kSign set: of smaller, and the first operand's sign).
+constexpr int kLargerMagnitude = 0xB, kSmallerMagnitude = 0x2;
+
+struct Dynamic8Encoder : Dynamic8Lines<0> {
+  __m512 inverse;
+
+  /// Negated, so that the one code that does not exist, -128 here, is where packing with signed saturation stops.
+  LB_HD explicit Dynamic8Encoder(float inverse) : Dynamic8Lines<0>(kDynamic8Registers), inverse(_mm512_set1_ps(-inverse)) {}
+
+  /// 127 - code of sixteen values.
+  LB_HD __m512i operator()(const float* x, __m512* d) const {
+    const __m512 w = _mm512_mul_ps(_mm512_loadu_ps(x), inverse);
+    const __m512i at = segment(_mm512_rol_epi32(_mm512_castps_si512(w), 1));
+    const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+    const __m512i start = _mm512_ternarylogic_epi32(_mm512_castps_si512(_mm512_permutexvar_ps(at, offset)), _mm512_castps_si512(w),
+                                                    sign, 0xF8);  // start | (w & sign)
+    __m512 u = _mm512_fmadd_ps(w, _mm512_permutexvar_ps(at, slope), _mm512_castsi512_ps(start));
+    u = _mm512_range_ps(u, _mm512_permutexvar_ps(at, last), kSmallerMagnitude);
+    *d = rest(u);
+    return _mm512_cvtps_epi32(u);
+  }
+  LB_HD static __m512i pack(__m512i a, __m512i b, __m512i c, __m512i d) {
+    const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    return _mm512_sub_epi8(_mm512_set1_epi8(127), bytes);
+  }
+};
+
+struct Dynamic8UnsignedEncoder : Dynamic8Lines<1> {
+  __m512 inverse;
+
+  LB_HD explicit Dynamic8UnsignedEncoder(float inverse)
+      : Dynamic8Lines<1>(kDynamic8UnsignedRegisters), inverse(_mm512_set1_ps(inverse)) {}
+
+  LB_HD __m512i operator()(const float* x, __m512* d) const {
+    const __m512 z = _mm512_mul_ps(_mm512_loadu_ps(x), inverse);
+    const __mmask16 positive = _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_GT_OQ);
+    const __m512i at = segment(_mm512_castps_si512(z));
+    __m512 u = _mm512_fmadd_ps(z, _mm512_permutexvar_ps(at, slope), _mm512_permutexvar_ps(at, offset));
+    u = _mm512_maskz_min_ps(positive, u, _mm512_permutexvar_ps(at, last));
+    *d = rest(u);
+    return _mm512_cvtps_epi32(u);
+  }
+  LB_HD static __m512i pack(__m512i a, __m512i b, __m512i c, __m512i d) {
+    return _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+  }
+};
+
+template <class Format, class Encoder>
+LB_HD void encode64(const Encoder& encoder, const float* x, float inverse, uint8_t* codes) {
+  __m512 d[4];
+  __m512i k[4];
+  for (int j = 0; j < 4; ++j) k[j] = encoder(x + 16 * j, &d[j]);
+  // Packing works inside lanes; here the lanes' fours of bytes return to order.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(codes, _mm512_permutexvar_epi32(order, Encoder::pack(k[0], k[1], k[2], k[3])));
+  const __m512 most = _mm512_range_ps(_mm512_range_ps(d[0], d[1], kLargerMagnitude), _mm512_range_ps(d[2], d[3], kLargerMagnitude),
+                                      kLargerMagnitude);
+  const __m512 sure = _mm512_set1_ps(0.5f - Format::kUnsure);
+  if (__builtin_expect(_mm512_cmp_ps_mask(most, sure, _CMP_GT_OQ) == 0, 1)) return;
+  for (int j = 0; j < 4; ++j) {
+    for (unsigned left = _mm512_cmp_ps_mask(_mm512_abs_ps(d[j]), sure, _CMP_GT_OQ); left != 0; left &= left - 1) {
+      const int i = 16 * j + __builtin_ctz(left);
+      codes[i] = static_cast<uint8_t>(Format::encode(x[i] * inverse));
+    }
+  }
+}
+
+template <class Format, class Encoder>
+LB_HD void encode_all(const float* x, float inverse, uint8_t* codes, int n) {
+  const Encoder encoder(inverse);
+  int i = 0;
+  for (; i + 64 <= n; i += 64) encode64<Format>(encoder, x + i, inverse, codes + i);
+  if (i < n) {
+    float some[64] = {};
+    uint8_t encoded[64];
+    std::memcpy(some, x + i, static_cast<size_t>(n - i) * sizeof(float));
+    encode64<Format>(encoder, some, inverse, encoded);
+    std::memcpy(codes + i, encoded, static_cast<size_t>(n - i));
   }
 }
 
 /// codes[i] = the code nearest to x[i] * inverse
 LB_HD void encode_block(Dynamic8, const float* x, float inverse, uint8_t* codes, int n) {
-  const Dynamic8Lanes<0> lanes(kDynamic8Registers);
-  const __m512 inverses = _mm512_set1_ps(inverse);
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 mask = tail_mask(n - i);
-    const __m512 z = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), inverses);
-    __mmask16 unsure;
-    const __m512i m = lanes.ordinal(_mm512_abs_ps(z), &unsure);
-    const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(z));
-    const __m512i center = _mm512_set1_epi32(127);
-    __m512i code = _mm512_add_epi32(center, m);
-    code = _mm512_mask_sub_epi32(code, negative, center, m);
-    code = _mm512_max_epi32(code, _mm512_setzero_si512());
-    _mm_mask_storeu_epi8(codes + i, mask, _mm512_cvtepi32_epi8(code));
-    for (unsigned left = unsure & mask; left != 0; left &= left - 1) {
-      const int lane = __builtin_ctz(left);
-      codes[i + lane] = static_cast<uint8_t>(Dynamic8::encode(x[i + lane] * inverse));
-    }
-  }
+  encode_all<Dynamic8, Dynamic8Encoder>(x, inverse, codes, n);
 }
-
 LB_HD void encode_block(Dynamic8Unsigned, const float* x, float inverse, uint8_t* codes, int n) {
-  const Dynamic8Lanes<1> lanes(kDynamic8UnsignedRegisters);
-  const __m512 inverses = _mm512_set1_ps(inverse);
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 mask = tail_mask(n - i);
-    const __m512 z = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), inverses);
-    __mmask16 unsure;
-    const __m512i m = lanes.ordinal(z, &unsure);
-    const __mmask16 positive = _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_GT_OQ);
-    _mm_mask_storeu_epi8(codes + i, mask, _mm512_cvtepi32_epi8(_mm512_maskz_mov_epi32(positive, m)));
-    for (unsigned left = unsure & positive & mask; left != 0; left &= left - 1) {
-      const int lane = __builtin_ctz(left);
-      codes[i + lane] = static_cast<uint8_t>(Dynamic8Unsigned::encode(x[i + lane] * inverse));
-    }
-  }
+  encode_all<Dynamic8Unsigned, Dynamic8UnsignedEncoder>(x, inverse, codes, n);
 }
 
 }  // namespace lowbit
