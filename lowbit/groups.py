@@ -14,8 +14,8 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
 
     Rare tokens leave their rows of an embedding with gradients of zero for many steps and then a large one, and the head sees the same
     words; both are where 8-bit state costs quality first. Wide are the weights of `nn.Embedding` and `nn.EmbeddingBag`, every weight tied
-    to one, and `nn.Linear` heads: those as wide as a vocabulary (`out_features` is some embedding's `num_embeddings`) or called
-    lm_head, embed_out, output, head or score at the top of the model.
+    to one, and `nn.Linear` heads: those called lm_head, embed_out, output, head or score, and the model's last one if it is as wide as a
+    vocabulary (`out_features` is some embedding's `num_embeddings`).
 
     Args:
         model: before or after `fully_shard`; DDP and compiled wrappers are seen through.
@@ -25,13 +25,13 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
         One or two groups with `params` and `param_names`, the second with `wide=True`. Parameters that need no gradient are left out.
     """
     embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-    vocabularies = {m.num_embeddings for m in embeddings}
     wide = {id(m.weight) for m in embeddings}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            called_head = name.rsplit(".", 1)[-1] in HEAD_NAMES
-            if called_head or module.out_features in vocabularies:
-                wide.add(id(module.weight))
+    linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    for name, linear in linears:
+        if name.rsplit(".", 1)[-1] in HEAD_NAMES:
+            wide.add(id(linear.weight))
+    if linears and linears[-1][1].out_features in {m.num_embeddings for m in embeddings}:
+        wide.add(id(linears[-1][1].weight))
     groups: list[dict[str, Any]] = [
         {"params": [], "param_names": [], **options},
         {"params": [], "param_names": [], "wide": True, **options},

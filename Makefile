@@ -1,0 +1,94 @@
+# The verbs. `make run` and `make test` each work by themselves on a fresh machine.
+#
+#   PY=python3            the interpreter to build for (3.10 or later)
+#   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
+.PHONY: run test gpu bench lint format ci clean setup libraries
+
+PY ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
+CMAKE_BUILD := build/cpp
+
+# Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests.
+LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev
+HEADERS := CLI/CLI.hpp nlohmann/json.hpp fmt/core.h libdeflate.h xxhash.h
+HAVE_LIBRARIES = $(shell for h in $(HEADERS); do echo "\#include <$$h>"; done | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null && echo ON || echo OFF)
+
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc tools -type f 2>/dev/null)
+
+run: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) recipes/demo.py
+
+test: setup
+	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(PYTHON) \
+	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=$(HAVE_LIBRARIES) -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
+	@$(BIN)/cmake --build $(CMAKE_BUILD)
+	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m pytest
+
+# A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja.
+gpu:
+	$(PY) -m pip install --no-build-isolation --no-deps --no-index --force-reinstall . -C cmake.define.LOWBIT_CUDA=ON
+	LOWBIT_REQUIRE=cuda $(PY) -m pytest tests/test_cuda.py tests/test_state.py tests/test_update.py tests/test_param.py
+	$(PY) -m bench.step --device cuda
+
+bench: setup
+	@$(PYTHON) -m bench.step
+
+lint: $(VENV)/dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@git ls-files '*.cpp' '*.h' '*.inl' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format: $(VENV)/dev
+	@$(BIN)/ruff format .
+	@git ls-files '*.cpp' '*.h' '*.inl' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+
+ci:
+	@.ci/run
+
+clean:
+	rm -rf $(VENV) build out
+
+# From here on: what the verbs need.
+
+setup: libraries $(VENV)/installed
+
+libraries:
+	@if [ "$(HAVE_LIBRARIES)" = OFF ]; then \
+	  sudo=""; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
+	  if command -v apt-get >/dev/null && { [ -z "$$sudo" ] || $$sudo true 2>/dev/null; }; then \
+	    echo "installing $(LIBRARIES)"; \
+	    $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $(LIBRARIES) >/dev/null; \
+	  else \
+	    echo "*** lowbit-ckpt will NOT be built: it needs the libraries of"; \
+	    echo "***   sudo apt-get install $(LIBRARIES)"; \
+	    echo "*** Type that line and run make again. The Python package builds without them."; \
+	  fi; \
+	fi
+
+# torch: the interpreter's own where it has one (seen through a .pth, since a virtual environment made from a virtual environment does not inherit), else $(TORCH).
+$(VENV)/torch:
+	@$(PY) -m venv $(VENV)
+	@site=$$($(PY) -c "import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))" 2>/dev/null); \
+	if [ -n "$$site" ]; then \
+	  echo "using the torch in $$site"; \
+	  echo "$$site" > $$($(PYTHON) -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")/parent.pth; \
+	else \
+	  echo "installing $(TORCH)"; \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check "$(TORCH)"; \
+	fi
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "cmake>=3.25" "ninja>=1.11"
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch $(SOURCES)
+	@echo "building lowbit"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation -C cmake.define.LOWBIT_TOOLS=$(HAVE_LIBRARIES) -e ".[test]"
+	@touch $@
+
+$(VENV)/dev: $(VENV)/installed
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation -C cmake.define.LOWBIT_TOOLS=$(HAVE_LIBRARIES) -e ".[dev]"
+	@touch $@

@@ -1,0 +1,266 @@
+"""Train a small byte-level GPT on text files: one process, DDP or FSDP2, CPU or CUDA, float32 AdamW or lowbit.
+
+    python recipes/train_gpt.py --steps 200
+    torchrun --nproc-per-node 2 recipes/train_gpt.py --steps 200 --save out/checkpoint
+    torchrun --nproc-per-node 3 recipes/train_gpt.py --steps 300 --resume out/checkpoint
+
+With `--optimizer lowbit` the weights are bfloat16 and have no float32 copy; with `--optimizer torch` everything is float32. A resumed run may have any
+number of ranks. The batch of a step is drawn from (seed, step) alone, so it is the same for every number of ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import pathlib
+import sys
+import sysconfig
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from tqdm import tqdm
+
+import lowbit
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, width: int, depth: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+        for p in self.parameters():
+            if p.ndim > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Text:
+    """The bytes of text files; the last twentieth is held out."""
+
+    def __init__(self, files: list[str], context: int, limit: int = 8 << 20) -> None:
+        paths = [pathlib.Path(f) for f in files] or sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        content = bytearray()
+        for path in paths:
+            content += path.read_bytes()
+            if len(content) >= limit:
+                break
+        if len(content) < 40 * context:
+            sys.exit(f"{len(content)} bytes of text are too few for a context of {context}")
+        whole = torch.frombuffer(content, dtype=torch.uint8)
+        cut = len(whole) * 19 // 20
+        self.train, self.held_out, self.context = whole[:cut], whole[cut:], context
+
+    def batch(self, seed: int, step: int, size: int, rank: int, ranks: int, held_out: bool = False) -> torch.Tensor:
+        """This rank's rows of the batch of `step`: int64 [size / ranks, context + 1]."""
+        text = self.held_out if held_out else self.train
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        starts = torch.randint(len(text) - self.context - 1, (size,), generator=generator)
+        rows = [text[s : s + self.context + 1] for s in starts[rank::ranks].tolist()]
+        return torch.stack(rows).long()
+
+
+def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    logits = model(ids[:, :-1]).float()
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def whole(t: torch.Tensor) -> torch.Tensor:
+    t = t.detach()
+    return (t.full_tensor() if isinstance(t, DTensor) else t).cpu()
+
+
+def digest(model: nn.Module, opt: torch.optim.Optimizer) -> str:
+    """SHA-256 of all weights and all optimizer state as whole tensors: the same for every sharding of the same state."""
+    h = hashlib.sha256()
+    for name, p in sorted(model.named_parameters()):
+        for key, t in sorted({"": p, **opt.state[p]}.items()):
+            t = whole(t).contiguous()
+            h.update(f"{name} {key} {t.dtype} {tuple(t.shape)}".encode())
+            h.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+def footprint(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
+    """Bytes per parameter of weights, gradients (of the weights' dtype) and optimizer state, over all ranks."""
+    params = list(model.parameters())
+    count = sum(p.numel() for p in params)
+    weights = sum(p.numel() * p.element_size() for p in params)
+    tensors = [t for p in params for key, t in opt.state[p].items() if key not in ("step", "stream")]
+    state = sum(t.numel() * t.element_size() for t in tensors)
+    return {"weights": weights / count, "gradient": weights / count, "state": state / count}
+
+
+def state_dicts(model: nn.Module, opt: torch.optim.Optimizer, step: int) -> dict:
+    return {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, opt),
+        "progress": {"step": torch.tensor(step)},
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", help="text files (default: Python's own standard library)")
+    parser.add_argument("--optimizer", choices=["lowbit", "torch"], default="lowbit")
+    parser.add_argument("--parallel", choices=["fsdp", "ddp"], default="fsdp", help="with more than one rank")
+    parser.add_argument("--steps", type=int, default=200, help="steps in all, those before a resume included")
+    parser.add_argument("--schedule", type=int, help="steps of the learning rate schedule (default: --steps)")
+    parser.add_argument("--batch", type=int, default=24, help="sequences in a step, over all ranks")
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--save", metavar="DIR", help="write a checkpoint at the end")
+    parser.add_argument("--resume", metavar="DIR", help="start from a checkpoint, of any number of ranks")
+    parser.add_argument("--metrics", metavar="FILE", help="write one JSON line a step, and a last one with a summary")
+    parser.add_argument("--plot", metavar="PNG", help="draw the loss")
+    parser.add_argument("--digest", action="store_true", help="put digests of weights and state into the summary")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    device = torch.device(args.device, int(os.environ.get("LOCAL_RANK", "0")) if args.device == "cuda" else None)
+    if ranks > 1:
+        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    torch.manual_seed(args.seed)
+    text = Text(args.files, args.context)
+    model: nn.Module = GPT(args.width, args.depth, args.heads, args.context).to(device)
+    if args.optimizer == "lowbit":
+        model.bfloat16()
+    forward = model
+    if ranks > 1 and args.parallel == "fsdp":
+        mesh = init_device_mesh(args.device, (ranks,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif ranks > 1:
+        forward = nn.parallel.DistributedDataParallel(model)
+    options = {"lr": args.lr, "betas": (0.9, 0.95), "weight_decay": args.weight_decay}
+    if args.optimizer == "lowbit":
+        opt: torch.optim.Optimizer = lowbit.AdamW(lowbit.param_groups(model), seed=args.seed, **options)
+    else:
+        opt = torch.optim.AdamW(model.named_parameters(), **options)
+
+    begin = 0
+    summary: dict[str, object] = {"optimizer": args.optimizer, "ranks": ranks}
+    if args.resume:
+        saved = state_dicts(model, opt, 0)
+        dcp.load(saved, checkpoint_id=args.resume, no_dist=ranks == 1)
+        set_model_state_dict(model, saved["model"])
+        set_optimizer_state_dict(model, opt, saved["optim"])
+        begin = int(saved["progress"]["step"])
+        if args.digest:
+            summary["digest_loaded"] = digest(model, opt)
+    schedule = args.schedule or args.steps
+
+    lines = []
+    start = time.perf_counter()
+    steps = range(begin, args.steps)
+    for step in tqdm(steps, desc=args.optimizer, disable=rank != 0 or not sys.stderr.isatty()):
+        warm, done = min(1.0, (step + 1) / 20), step / max(schedule, 1)
+        for group in opt.param_groups:
+            group["lr"] = args.lr * warm * (0.1 + 0.45 * (1 + math.cos(math.pi * min(done, 1.0))))
+        loss = loss_of(forward, text.batch(args.seed, step, args.batch, rank, ranks).to(device))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        mean = loss.detach()
+        if ranks > 1:
+            dist.all_reduce(mean)
+            mean /= ranks
+        lines.append({"step": step + 1, "loss": mean.item()})
+    summary["seconds_per_step"] = (time.perf_counter() - start) / max(len(steps), 1)
+
+    with torch.no_grad():
+        losses = torch.stack([
+            loss_of(forward, text.batch(1, i, 4 * ranks, rank, ranks, held_out=True).to(device)) for i in range(12)
+        ]).mean()  # fmt: skip
+    if ranks > 1:
+        dist.all_reduce(losses)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward without backward the root still holds whole parameters
+    summary["step"] = args.steps
+    summary["train_loss"] = sum(line["loss"] for line in lines[-20:]) / max(len(lines[-20:]), 1)
+    summary["held_out_loss"] = losses.item() / ranks
+    summary["bytes_per_parameter"] = footprint(model, opt)
+    summary["parameters"] = sum(p.numel() for p in model.parameters())
+    if args.digest:
+        summary["digest"] = digest(model, opt)
+    if args.save:
+        dcp.save(state_dicts(model, opt, args.steps), checkpoint_id=args.save, no_dist=ranks == 1)
+    if rank == 0:
+        if args.metrics:
+            path = pathlib.Path(args.metrics)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, summary]))
+        if args.plot:
+            plot(lines, args.plot, args.optimizer)
+        print(json.dumps(summary))
+    if ranks > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def plot(lines: list[dict], path: str, label: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.figure(figsize=(7, 4))
+    pyplot.plot([line["step"] for line in lines], [line["loss"] for line in lines], label=label)
+    pyplot.xlabel("step")
+    pyplot.ylabel("loss, nats per byte")
+    pyplot.legend()
+    pyplot.tight_layout()
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    pyplot.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
