@@ -1,6 +1,6 @@
 // Included once by each leaves_ISA.cpp, which is compiled for that instruction set and defines LOWBIT_LEAVES, the table's name, and LOWBIT_ISA.
-// Plain loops over core's functions; where a header of core offers a faster overload for the instruction set (decode_block, encode_block,
-// random_groups), overload resolution takes it. Everything here has internal linkage: the object emits one symbol, its table.
+// Plain loops over core's functions; where a header of core offers a faster overload for the instruction set (store_block, decode_block,
+// encode_block, random_groups), overload resolution takes it. Everything here has internal linkage: the object emits one symbol, its table.
 #include <cstring>
 
 #include "core/registry.h"
@@ -17,15 +17,19 @@ void load(const void* stored, float* out, int n) {
   for (int i = 0; i < n; ++i) out[i] = F::load(in[i]);
 }
 
-template <class F>
-void store(const float* x, void* stored, int n, const uint16_t* random16) {
-  auto* out = static_cast<typename F::Storage*>(stored);
+template <class F, class Storage>
+LB_HD void store_block(F, const float* x, Storage* stored, int n, const uint16_t* random16) {
   if constexpr (F::kRandom) {
-    for (int i = 0; i < n; ++i) out[i] = F::store(x[i], random16[i]);
+    for (int i = 0; i < n; ++i) stored[i] = F::store(x[i], random16[i]);
   } else {
     (void)random16;
-    for (int i = 0; i < n; ++i) out[i] = F::store(x[i], 0);
+    for (int i = 0; i < n; ++i) stored[i] = F::store(x[i], 0);
   }
+}
+
+template <class F>
+void store(const float* x, void* stored, int n, const uint16_t* random16) {
+  store_block(F{}, x, static_cast<typename F::Storage*>(stored), n, random16);
 }
 
 template <class F, class Codes>

@@ -1,4 +1,7 @@
-// Sixteen Philox calls at a time, the same bits as core/random.h.
+// Eight Philox calls to a register, the same bits as core/random.h.
+//
+// Across a tile only the low word of the group changes. So one product of the first round and one of the second are the same for all calls and
+// are taken once, as scalars.
 #pragma once
 
 #if defined(__AVX512F__)
@@ -9,36 +12,84 @@
 
 namespace lowbit::cpu {
 
-/// Eight calls, one in each 64-bit lane; only the low 32 bits of x0, x2 count on entry and of x0..x3 on exit.
-LB_HD void philox8(__m512i& x0, __m512i& x1, __m512i& x2, __m512i& x3, uint32_t k0, uint32_t k1) {
-  const __m512i m0 = _mm512_set1_epi64(kPhiloxM0), m1 = _mm512_set1_epi64(kPhiloxM1);
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    const __m512i a = _mm512_mul_epu32(m0, x0), b = _mm512_mul_epu32(m1, x2);
-    const __m512i key0 = _mm512_set1_epi64(k0), key1 = _mm512_set1_epi64(k1);
-    x0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b, 32), x1, key0, 0x96);  // xor of the three
-    x1 = b;
-    x2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a, 32), x3, key1, 0x96);
-    x3 = a;
-    k0 += kPhiloxW0;
-    k1 += kPhiloxW1;
-  }
+/// The high words of 64-bit products, in the low words.
+LB_HD __m512i high_words(__m512i product) { return _mm512_srli_epi64(product, 32); }
+LB_HD __m512i xor3(__m512i a, __m512i b, __m512i c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+
+/// The last round's output words (hi(product) ^ x ^ key, lo(product)) in one 64-bit lane.
+LB_HD __m512i two_words(__m512i product, __m512i x, __m512i key) {
+  const __m512i swapped = _mm512_ror_epi64(product, 32);
+  return _mm512_mask_xor_epi32(swapped, 0x5555, swapped, _mm512_xor_si512(x, key));
 }
 
-/// out must have room for a multiple of 8 groups.
+/// Philox with everything that does not depend on the low word of the group taken out. Words live in the low halves of 64-bit lanes;
+/// what is in the high halves does not count.
+struct Philox8 {
+  __m512i m0 = _mm512_set1_epi64(kPhiloxM0), m1 = _mm512_set1_epi64(kPhiloxM1);
+  __m512i first_x2, second_x0, second_x2, second_x3;
+  __m512i key0[kPhiloxRounds], key1[kPhiloxRounds];
+
+  LB_HD Philox8(const RandomKey& key, uint32_t group_high) {
+    uint32_t k0[kPhiloxRounds], k1[kPhiloxRounds];
+    for (int r = 0; r < kPhiloxRounds; ++r) {
+      k0[r] = key.seed_low + static_cast<uint32_t>(r) * kPhiloxW0;
+      k1[r] = key.step + static_cast<uint32_t>(r) * kPhiloxW1;
+      key0[r] = _mm512_set1_epi32(static_cast<int>(k0[r]));
+      key1[r] = _mm512_set1_epi32(static_cast<int>(k1[r]));
+    }
+    const uint64_t b = static_cast<uint64_t>(kPhiloxM1) * key.stream;
+    const uint32_t x0 = static_cast<uint32_t>(b >> 32) ^ group_high ^ k0[0], x1 = static_cast<uint32_t>(b);
+    const uint64_t a = static_cast<uint64_t>(kPhiloxM0) * x0;
+    first_x2 = all(key.seed_high ^ k1[0]);
+    second_x0 = all(x1 ^ k0[1]);
+    second_x2 = all(static_cast<uint32_t>(a >> 32) ^ k1[1]);
+    second_x3 = all(static_cast<uint32_t>(a));
+  }
+
+  /// words[0]: the calls of the even lanes of `group`, in order, 128 bits each; words[1]: of the odd lanes.
+  LB_HD void operator()(__m512i group, __m512i* words) const {
+    __m512i a = _mm512_mul_epu32(m0, group);
+    __m512i x3 = a, x2 = _mm512_xor_si512(high_words(a), first_x2);
+    __m512i b = _mm512_mul_epu32(m1, x2);
+    __m512i x0 = _mm512_xor_si512(high_words(b), second_x0), x1 = b;
+    x2 = _mm512_xor_si512(x3, second_x2);
+    x3 = second_x3;
+    for (int r = 2; r < kPhiloxRounds - 1; ++r) {
+      a = _mm512_mul_epu32(m0, x0), b = _mm512_mul_epu32(m1, x2);
+      x0 = xor3(high_words(b), x1, key0[r]), x1 = b;
+      x2 = xor3(high_words(a), x3, key1[r]), x3 = a;
+    }
+    a = _mm512_mul_epu32(m0, x0), b = _mm512_mul_epu32(m1, x2);
+    const __m512i w01 = two_words(b, x1, key0[kPhiloxRounds - 1]), w23 = two_words(a, x3, key1[kPhiloxRounds - 1]);
+    words[0] = _mm512_unpacklo_epi64(w01, w23);
+    words[1] = _mm512_unpackhi_epi64(w01, w23);
+  }
+
+ private:
+  LB_HD static __m512i all(uint32_t x) { return _mm512_set1_epi64(x); }
+};
+
+/// out must have room for 7 groups more.
 LB_HD void random_groups_avx512(const RandomKey& key, uint64_t first, int groups, uint16_t* out) {
-  const __m512i low = _mm512_set1_epi64(0xffffffffll);
-  const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
-  for (int g = 0; g < groups; g += 8) {
-    const __m512i index = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(first + static_cast<uint64_t>(g))), lane);
-    __m512i x0 = index, x1 = _mm512_srli_epi64(index, 32);
-    __m512i x2 = _mm512_set1_epi64(key.stream), x3 = _mm512_set1_epi64(key.seed_high);
-    philox8(x0, x1, x2, x3, key.seed_low, key.step);
-    // Lane by lane the words 0, 1 and 2, 3 become 64 bits, then the 128 bits of each group are put in order.
-    const __m512i w01 = _mm512_or_si512(_mm512_and_si512(x0, low), _mm512_slli_epi64(x1, 32));
-    const __m512i w23 = _mm512_or_si512(_mm512_and_si512(x2, low), _mm512_slli_epi64(x3, 32));
-    const __m512i even = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), odd = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-    _mm512_storeu_si512(out + 8 * g, _mm512_permutex2var_epi64(w01, even, w23));
-    _mm512_storeu_si512(out + 8 * g + 32, _mm512_permutex2var_epi64(w01, odd, w23));
+  int g = 0;
+  while (g < groups) {
+    // Up to the group where the low word begins again.
+    const uint64_t at = first + static_cast<uint64_t>(g), until_carry = 0x100000000u - (at & 0xffffffffu);
+    const uint64_t left = static_cast<uint64_t>(groups - g);
+    const int count = static_cast<int>(left < until_carry ? left : until_carry);
+    const Philox8 philox(key, static_cast<uint32_t>(at >> 32));
+    // Lanes in the order in which the words of even and odd ones are stored one after the other.
+    const __m512i lane = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    __m512i group = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(at & 0xffffffffu)), lane);
+    const __m512i eight = _mm512_set1_epi64(8);
+    for (int i = 0; i < count; i += 8) {
+      __m512i words[2];
+      philox(group, words);
+      _mm512_storeu_si512(out + 8 * (g + i), words[0]);
+      _mm512_storeu_si512(out + 8 * (g + i) + 32, words[1]);
+      group = _mm512_add_epi64(group, eight);
+    }
+    g += count;
   }
 }
 

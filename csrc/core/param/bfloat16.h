@@ -53,3 +53,7 @@ struct BFloat16Stochastic {
 };
 
 }  // namespace lowbit
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && !defined(__CUDACC__)
+#include "core/param/bfloat16_avx512.h"
+#endif
