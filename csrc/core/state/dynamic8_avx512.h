@@ -157,47 +157,62 @@ LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, float scale, flo
   decode_all<Dynamic8UnsignedDecoder>(codes, scale, out, n);
 }
 
-/// What both encoders share: the line of a segment, and the distance to the nearest rounding boundary.
+/// The operand of larger magnitude; the first operand, limited in magnitude by the second. For _mm512_range_ps.
+constexpr int kLargerMagnitude = 0xB, kLimited = 0x2;
+
+/// The encoders work on four registers in step: one value's chain of instructions is long, and the processor sees only some sixty ahead.
+struct Four {
+  __m512 v[4];
+};
+
+/// What both encoders share.
 template <int kExtra>
 struct Dynamic8Lines {
   using Registers = Dynamic8Registers<kExtra>;
   __m512i carry;
-  __m512 slope, offset, last;
+  __m512 slope, offset, last, inverse;
 
-  LB_HD explicit Dynamic8Lines(const Registers& r)
+  LB_HD Dynamic8Lines(const Registers& r, float inverse)
       : carry(_mm512_load_si512(r.carry)), slope(_mm512_load_ps(r.slope)), offset(_mm512_load_ps(r.offset)),
-        last(_mm512_load_ps(r.last)) {}
+        last(_mm512_load_ps(r.last)), inverse(_mm512_set1_ps(inverse)) {}
 
-  /// The segments of sixteen keys, in the low 4 bits.
-  LB_HD __m512i segment(__m512i key) const {
-    key = _mm512_max_epu32(key, _mm512_set1_epi32(static_cast<int>(Registers::kLowest << Registers::kShift)));
-    const __m512i half = _mm512_srli_epi32(key, Registers::kShift);
-    return _mm512_srli_epi32(_mm512_add_epi32(key, _mm512_permutexvar_epi32(half, carry)), Registers::kShift);
+  LB_HD Four scaled(const float* x) const {
+    Four z;
+    for (int j = 0; j < 4; ++j) z.v[j] = _mm512_mul_ps(_mm512_loadu_ps(x + 16 * j), inverse);
+    return z;
   }
-  /// u minus the nearest integer: near one half it is unsure how u rounds.
-  LB_HD static __m512 rest(__m512 u) { return _mm512_reduce_ps(u, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+  /// The segments of the keys, in the low 4 bits.
+  LB_HD void segments(__m512i (&key)[4]) const {
+    const __m512i lowest = _mm512_set1_epi32(static_cast<int>(Registers::kLowest << Registers::kShift));
+    __m512i half[4];
+    for (int j = 0; j < 4; ++j) key[j] = _mm512_max_epu32(key[j], lowest);
+    for (int j = 0; j < 4; ++j) half[j] = _mm512_srli_epi32(key[j], Registers::kShift);
+    for (int j = 0; j < 4; ++j) half[j] = _mm512_permutexvar_epi32(half[j], carry);
+    for (int j = 0; j < 4; ++j) key[j] = _mm512_add_epi32(key[j], half[j]);
+    for (int j = 0; j < 4; ++j) key[j] = _mm512_srli_epi32(key[j], Registers::kShift);
+  }
 };
 
-/// The operand of larger magnitude (with kSign set: of smaller, and the first operand's sign).
-constexpr int kLargerMagnitude = 0xB, kSmallerMagnitude = 0x2;
-
 struct Dynamic8Encoder : Dynamic8Lines<0> {
-  __m512 inverse;
-
   /// Negated, so that the one code that does not exist, -128 here, is where packing with signed saturation stops.
-  LB_HD explicit Dynamic8Encoder(float inverse) : Dynamic8Lines<0>(kDynamic8Registers), inverse(_mm512_set1_ps(-inverse)) {}
+  LB_HD explicit Dynamic8Encoder(float inverse) : Dynamic8Lines<0>(kDynamic8Registers, -inverse) {}
 
-  /// 127 - code of sixteen values.
-  LB_HD __m512i operator()(const float* x, __m512* d) const {
-    const __m512 w = _mm512_mul_ps(_mm512_loadu_ps(x), inverse);
-    const __m512i at = segment(_mm512_rol_epi32(_mm512_castps_si512(w), 1));
+  /// 127 - code before it is rounded.
+  LB_HD Four operator()(const float* x) const {
+    const Four w = scaled(x);
     const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
-    const __m512i start = _mm512_ternarylogic_epi32(_mm512_castps_si512(_mm512_permutexvar_ps(at, offset)), _mm512_castps_si512(w),
-                                                    sign, 0xF8);  // start | (w & sign)
-    __m512 u = _mm512_fmadd_ps(w, _mm512_permutexvar_ps(at, slope), _mm512_castsi512_ps(start));
-    u = _mm512_range_ps(u, _mm512_permutexvar_ps(at, last), kSmallerMagnitude);
-    *d = rest(u);
-    return _mm512_cvtps_epi32(u);
+    __m512i at[4];
+    Four u;
+    for (int j = 0; j < 4; ++j) at[j] = _mm512_rol_epi32(_mm512_castps_si512(w.v[j]), 1);
+    segments(at);
+    for (int j = 0; j < 4; ++j) {
+      const __m512i start = _mm512_castps_si512(_mm512_permutexvar_ps(at[j], offset));
+      u.v[j] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(start, _mm512_castps_si512(w.v[j]), sign, 0xF8));  // start | (w & sign)
+    }
+    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_fmadd_ps(w.v[j], _mm512_permutexvar_ps(at[j], slope), u.v[j]);
+    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_range_ps(u.v[j], _mm512_permutexvar_ps(at[j], last), kLimited);
+    return u;
   }
   LB_HD static __m512i pack(__m512i a, __m512i b, __m512i c, __m512i d) {
     const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
@@ -206,43 +221,57 @@ struct Dynamic8Encoder : Dynamic8Lines<0> {
 };
 
 struct Dynamic8UnsignedEncoder : Dynamic8Lines<1> {
-  __m512 inverse;
+  LB_HD explicit Dynamic8UnsignedEncoder(float inverse) : Dynamic8Lines<1>(kDynamic8UnsignedRegisters, inverse) {}
 
-  LB_HD explicit Dynamic8UnsignedEncoder(float inverse)
-      : Dynamic8Lines<1>(kDynamic8UnsignedRegisters), inverse(_mm512_set1_ps(inverse)) {}
-
-  LB_HD __m512i operator()(const float* x, __m512* d) const {
-    const __m512 z = _mm512_mul_ps(_mm512_loadu_ps(x), inverse);
-    const __mmask16 positive = _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_GT_OQ);
-    const __m512i at = segment(_mm512_castps_si512(z));
-    __m512 u = _mm512_fmadd_ps(z, _mm512_permutexvar_ps(at, slope), _mm512_permutexvar_ps(at, offset));
-    u = _mm512_maskz_min_ps(positive, u, _mm512_permutexvar_ps(at, last));
-    *d = rest(u);
-    return _mm512_cvtps_epi32(u);
+  /// The code before it is rounded.
+  LB_HD Four operator()(const float* x) const {
+    const Four z = scaled(x);
+    __mmask16 positive[4];
+    __m512i at[4];
+    Four u;
+    for (int j = 0; j < 4; ++j) at[j] = _mm512_castps_si512(z.v[j]);
+    segments(at);
+    for (int j = 0; j < 4; ++j) positive[j] = _mm512_cmp_ps_mask(z.v[j], _mm512_setzero_ps(), _CMP_GT_OQ);
+    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_permutexvar_ps(at[j], offset);
+    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_fmadd_ps(z.v[j], _mm512_permutexvar_ps(at[j], slope), u.v[j]);
+    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_maskz_min_ps(positive[j], u.v[j], _mm512_permutexvar_ps(at[j], last));
+    return u;
   }
   LB_HD static __m512i pack(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
   }
 };
 
+/// The scalar definition where u, about to be rounded, lies next to the middle of two integers. u is taken again: kept for so rare a
+/// case it would be written to memory every time, which the barrier makes the compiler see.
+template <class Format, class Encoder>
+LB_HD void encode_unsure(const Encoder& encoder, const float* x, float inverse, uint8_t* codes) {
+  asm volatile("" ::: "memory");
+  const Four u = encoder(x);
+  for (int j = 0; j < 4; ++j) {
+    const __m512 d = _mm512_reduce_ps(u.v[j], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 sure = _mm512_set1_ps(0.5f - Format::kUnsure);
+    for (unsigned left = _mm512_cmp_ps_mask(_mm512_abs_ps(d), sure, _CMP_GT_OQ); left != 0; left &= left - 1) {
+      const int i = 16 * j + __builtin_ctz(left);
+      codes[i] = static_cast<uint8_t>(Format::encode(x[i] * inverse));
+    }
+  }
+}
+
 template <class Format, class Encoder>
 LB_HD void encode64(const Encoder& encoder, const float* x, float inverse, uint8_t* codes) {
-  __m512 d[4];
+  const Four u = encoder(x);
   __m512i k[4];
-  for (int j = 0; j < 4; ++j) k[j] = encoder(x + 16 * j, &d[j]);
+  __m512 d[4];
+  for (int j = 0; j < 4; ++j) k[j] = _mm512_cvtps_epi32(u.v[j]);
+  for (int j = 0; j < 4; ++j) d[j] = _mm512_sub_ps(u.v[j], _mm512_roundscale_ps(u.v[j], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   // Packing works inside lanes; here the lanes' fours of bytes return to order.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(codes, _mm512_permutexvar_epi32(order, Encoder::pack(k[0], k[1], k[2], k[3])));
   const __m512 most = _mm512_range_ps(_mm512_range_ps(d[0], d[1], kLargerMagnitude), _mm512_range_ps(d[2], d[3], kLargerMagnitude),
                                       kLargerMagnitude);
   const __m512 sure = _mm512_set1_ps(0.5f - Format::kUnsure);
-  if (__builtin_expect(_mm512_cmp_ps_mask(most, sure, _CMP_GT_OQ) == 0, 1)) return;
-  for (int j = 0; j < 4; ++j) {
-    for (unsigned left = _mm512_cmp_ps_mask(_mm512_abs_ps(d[j]), sure, _CMP_GT_OQ); left != 0; left &= left - 1) {
-      const int i = 16 * j + __builtin_ctz(left);
-      codes[i] = static_cast<uint8_t>(Format::encode(x[i] * inverse));
-    }
-  }
+  if (__builtin_expect(_mm512_cmp_ps_mask(most, sure, _CMP_GT_OQ) != 0, 0)) encode_unsure<Format>(encoder, x, inverse, codes);
 }
 
 template <class Format, class Encoder>
