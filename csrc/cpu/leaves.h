@@ -15,9 +15,15 @@ using StoreFn = void (*)(const float* x, void* stored, int n, const uint16_t* ra
 /// scales: one for each `block` values, the first for the block in which the tile starts.
 using DecodeFn = void (*)(const void* codes, const float* scales, int block, float* out, int n);
 using EncodeFn = void (*)(const float* x, void* codes, float* scales, int block, int n);
-using UpdateFn = void (*)(const float* g, float* p, float* const* s, int n, const void* coef);
-/// Fills out with the random bits of `groups` groups of 8 elements from group `first` on.
-using RandomFn = void (*)(const RandomKey& key, uint64_t first, int groups, uint16_t* out);
+/// Fills out with the random bits of `groups` groups of 8 elements from group `first` on; out has room for 7 groups more.
+struct Draw {
+  RandomKey key;
+  uint64_t first;
+  int groups;
+  uint16_t* out;
+};
+/// draw: null, or the random bits to draw meanwhile: an update waits for the divider, drawing for the multipliers.
+using UpdateFn = void (*)(const float* g, float* p, float* const* s, int n, const void* coef, const Draw* draw);
 
 struct Leaves {
   static constexpr int kMax = 32;  // registered formats or rules of one kind
@@ -27,7 +33,6 @@ struct Leaves {
   DecodeFn decode[kMax];
   EncodeFn encode[kMax];
   UpdateFn update[kMax];
-  RandomFn random;
 };
 
 extern const Leaves kLeavesBaseline;

@@ -1,12 +1,12 @@
 // Included once by each leaves_ISA.cpp, which is compiled for that instruction set and defines LOWBIT_LEAVES, the table's name, and LOWBIT_ISA.
 // Plain loops over core's functions; where a header of core offers a faster overload for the instruction set (store_block, decode_block,
-// encode_block, random_groups), overload resolution takes it. Everything here has internal linkage: the object emits one symbol, its table.
+// encode_block, Drawing), overload resolution takes it. Everything here has internal linkage: the object emits one symbol, its table.
 #include <cstring>
 
 #include "core/registry.h"
 #include "core/scale/block.h"
 #include "cpu/leaves.h"
-#include "cpu/random_avx512.h"
+#include "cpu/random.h"
 
 namespace lowbit::cpu {
 namespace {
@@ -86,38 +86,40 @@ void encode(const float* x, void* codes, float* scales, int block, int n) {
 }
 
 template <class U>
-void update(const float* g, float* p, float* const* s, int n, const void* coef) {
-  typename U::Coef c;
-  std::memcpy(&c, coef, sizeof c);
-  float* __restrict s0 = s[0];
-  float* __restrict s1 = U::kSlots > 1 ? s[1] : nullptr;
-  float* __restrict s2 = U::kSlots > 2 ? s[2] : nullptr;
-  float* __restrict param = p;
-  const float* __restrict grad = g;
+LB_HD void update_run(const float* __restrict g, float* __restrict p, float* __restrict s0, float* __restrict s1,
+                      float* __restrict s2, int n, const typename U::Coef& c) {
   static_assert(U::kSlots <= 3);
   for (int i = 0; i < n; ++i) {
     float state[U::kSlots];
     state[0] = s0[i];
     if constexpr (U::kSlots > 1) state[1] = s1[i];
     if constexpr (U::kSlots > 2) state[2] = s2[i];
-    float pi = param[i];
-    U::update(grad[i], pi, state, c);
-    param[i] = pi;
+    float pi = p[i];
+    U::update(g[i], pi, state, c);
+    p[i] = pi;
     s0[i] = state[0];
     if constexpr (U::kSlots > 1) s1[i] = state[1];
     if constexpr (U::kSlots > 2) s2[i] = state[2];
   }
 }
 
-void random_bits(const RandomKey& key, uint64_t first, int groups, uint16_t* out) {
-#if defined(LOWBIT_RANDOM_AVX512)
-  random_groups_avx512(key, first, groups, out);
-#else
-  for (int g = 0; g < groups; ++g) {
-    const Random8 r = random8(key, first + static_cast<uint64_t>(g));
-    for (int e = 0; e < 8; ++e) out[8 * g + e] = static_cast<uint16_t>(r.bits16(e));
+template <class U>
+void update(const float* g, float* p, float* const* s, int n, const void* coef, const Draw* draw) {
+  typename U::Coef c;
+  std::memcpy(&c, coef, sizeof c);
+  float* const s0 = s[0];
+  float* const s1 = U::kSlots > 1 ? s[1] : s0;
+  float* const s2 = U::kSlots > 2 ? s[2] : s0;
+  int i = 0;
+  if (draw != nullptr) {
+    Drawing drawing(*draw);
+    for (; i + 64 <= n && drawing.more(); i += 64) {
+      drawing.next();
+      update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, 64, c);
+    }
+    drawing.finish();
   }
-#endif
+  update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, n - i, c);
 }
 
 template <class... G>
@@ -150,7 +152,6 @@ constexpr Leaves make_leaves() {
   fill_params(l, ParamFormats{});
   fill_states(l, StateFormats{});
   fill_rules(l, UpdateRules{});
-  l.random = random_bits;
   return l;
 }
 

@@ -4,11 +4,9 @@
 // are taken once, as scalars.
 #pragma once
 
-#if defined(__AVX512F__)
-#define LOWBIT_RANDOM_AVX512 1
 #include <immintrin.h>
 
-#include "core/random.h"
+#include "cpu/leaves.h"
 
 namespace lowbit::cpu {
 
@@ -69,29 +67,43 @@ struct Philox8 {
   LB_HD static __m512i all(uint32_t x) { return _mm512_set1_epi64(x); }
 };
 
-/// out must have room for 7 groups more.
-LB_HD void random_groups_avx512(const RandomKey& key, uint64_t first, int groups, uint16_t* out) {
-  int g = 0;
-  while (g < groups) {
-    // Up to the group where the low word begins again.
-    const uint64_t at = first + static_cast<uint64_t>(g), until_carry = 0x100000000u - (at & 0xffffffffu);
-    const uint64_t left = static_cast<uint64_t>(groups - g);
-    const int count = static_cast<int>(left < until_carry ? left : until_carry);
-    const Philox8 philox(key, static_cast<uint32_t>(at >> 32));
+/// Eight groups a turn.
+class Drawing {
+ public:
+  LB_HD explicit Drawing(const Draw& draw) : draw_(draw), philox_(draw.key, static_cast<uint32_t>(draw.first >> 32)) { begin(0); }
+  LB_HD bool more() const { return done_ < until_; }
+  LB_HD void next() {
+    __m512i words[2];
+    philox_(group_, words);
+    _mm512_storeu_si512(draw_.out + 8 * done_, words[0]);
+    _mm512_storeu_si512(draw_.out + 8 * done_ + 32, words[1]);
+    group_ = _mm512_add_epi64(group_, _mm512_set1_epi64(8));
+    done_ += 8;
+  }
+  LB_HD void finish() {
+    while (more()) next();
+    if (until_ == draw_.groups) return;
+    // The low word of the group begins again inside this tile.
+    philox_ = Philox8(draw_.key, static_cast<uint32_t>((draw_.first >> 32) + 1));
+    begin(until_);
+    while (more()) next();
+  }
+
+ private:
+  LB_HD void begin(int from) {
+    const uint64_t low = (draw_.first + static_cast<uint64_t>(from)) & 0xffffffffu, left = 0x100000000u - low;
+    const int groups = draw_.groups - from;
+    until_ = from + (static_cast<uint64_t>(groups) < left ? groups : static_cast<int>(left));
+    done_ = from;
     // Lanes in the order in which the words of even and odd ones are stored one after the other.
     const __m512i lane = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    __m512i group = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(at & 0xffffffffu)), lane);
-    const __m512i eight = _mm512_set1_epi64(8);
-    for (int i = 0; i < count; i += 8) {
-      __m512i words[2];
-      philox(group, words);
-      _mm512_storeu_si512(out + 8 * (g + i), words[0]);
-      _mm512_storeu_si512(out + 8 * (g + i) + 32, words[1]);
-      group = _mm512_add_epi64(group, eight);
-    }
-    g += count;
+    group_ = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(low)), lane);
   }
-}
+
+  const Draw& draw_;
+  Philox8 philox_;
+  __m512i group_;
+  int done_, until_;
+};
 
 }  // namespace lowbit::cpu
-#endif
