@@ -141,6 +141,9 @@ struct Dynamic8Unsigned : Dynamic8Code<1> {
 
 }  // namespace lowbit
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__) && !defined(__CUDACC__)
+#if defined(__CUDACC__)
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #include "core/state/dynamic8_avx512.h"
+#else
+#include "core/state/dynamic8_plain.h"
 #endif
