@@ -1,0 +1,52 @@
+// Errors are values: what went wrong in one sentence, and the exit code that the program ends with.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace lowbit::ckpt {
+
+enum class Exit { kFine = 0, kRuntime = 1, kUsage = 2, kBadInput = 3, kMismatch = 4 };
+
+struct Error {
+  Exit code;
+  std::string text;
+};
+
+/// Bad or unsafe input: exit code 3.
+inline Error bad(std::string text) { return {Exit::kBadInput, std::move(text)}; }
+/// The machine said no: exit code 1.
+inline Error failed(std::string text) { return {Exit::kRuntime, std::move(text)}; }
+
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : content_(std::move(value)) {}
+  Result(Error error) : content_(std::move(error)) {}
+  bool ok() const { return content_.index() == 0; }
+  T& value() { return std::get<0>(content_); }
+  const T& value() const { return std::get<0>(content_); }
+  Error& error() { return std::get<1>(content_); }
+
+ private:
+  std::variant<T, Error> content_;
+};
+
+struct Nothing {};
+using Status = Result<Nothing>;
+inline Status fine() { return Nothing{}; }
+
+#define LB_JOIN2(a, b) a##b
+#define LB_JOIN(a, b) LB_JOIN2(a, b)
+/// `LB_TRY(name, expression)`: name is the result's value; where it is an error, the function returns it.
+#define LB_TRY(name, ...) LB_TRY_(LB_JOIN(result_, __LINE__), name, __VA_ARGS__)
+#define LB_TRY_(result, name, ...)          \
+  auto result = (__VA_ARGS__);              \
+  if (!result.ok()) return result.error();  \
+  auto name = std::move(result.value())
+/// `LB_CHECK(expression)`: returns the error of a Status.
+#define LB_CHECK(...)                                         \
+  if (auto status_ = (__VA_ARGS__); !status_.ok()) return status_.error()
+
+}  // namespace lowbit::ckpt
