@@ -1,8 +1,8 @@
 // Drawing the random bits of a tile, in parts that an update takes between its own work.
 #pragma once
 
-#if defined(__AVX512F__)
-#include "cpu/random_avx512.h"
+#if defined(__AVX2__)
+#include "cpu/random_x86.h"
 #else
 #include "cpu/leaves.h"
 
