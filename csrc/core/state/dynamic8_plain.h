@@ -13,8 +13,8 @@ template <int kExtra>
 struct Dynamic8Lines8 {
   using Tables = Dynamic8Tables<kExtra>;
   static constexpr int kLines = 8;
-  uint32_t slope[kLines] = {}, offset[kLines] = {}, last[kLines] = {};  // bits of floats; beyond the first line, the change from the one before
-  int32_t threshold[kLines] = {};                                       // of keys, for the line and those above
+  alignas(32) uint32_t slope[kLines] = {}, offset[kLines] = {}, last[kLines] = {};  // bits of floats
+  int32_t threshold[kLines] = {};                                                   // of keys, for the line and those above
 
   /// A key orders values like |z|; where the middle between two codes belongs to the upper one for z > 0 alone, it also tells the sign.
   LB_HD static constexpr int32_t key(uint32_t magnitude, bool positive) {
@@ -32,7 +32,6 @@ struct Dynamic8Lines8 {
       const bool tie = 2.0 * t.from[i] == static_cast<double>(t.magnitude[below]) + t.magnitude[below + 1];
       threshold[i] = key(float_bits(t.from[i]), tie);
     }
-    for (int i = kLines - 1; i > 0; --i) slope[i] ^= slope[i - 1], offset[i] ^= offset[i - 1], last[i] ^= last[i - 1];
   }
 
  private:
@@ -49,9 +48,9 @@ LB_HD int32_t dynamic8_guess(float a, bool positive, const Dynamic8Lines8<kExtra
   uint32_t slope = lines.slope[0], offset = lines.offset[0], last = lines.last[0];
   for (int i = 1; i < lines.kLines; ++i) {
     const uint32_t reached = -static_cast<uint32_t>(key >= lines.threshold[i]);
-    slope ^= reached & lines.slope[i];
-    offset ^= reached & lines.offset[i];
-    last ^= reached & lines.last[i];
+    slope ^= reached & (lines.slope[i] ^ lines.slope[i - 1]);
+    offset ^= reached & (lines.offset[i] ^ lines.offset[i - 1]);
+    last ^= reached & (lines.last[i] ^ lines.last[i - 1]);
   }
   const float u = a * bits_float(slope) + bits_float(offset), most = bits_float(last);
   const float limited = u < most ? u : most;
@@ -90,12 +89,14 @@ LB_HD void encode_turns(const float* x, float inverse, uint8_t* codes, int n) {
   }
 }
 
+#if !defined(__AVX2__)
 LB_HD void encode_block(Dynamic8, const float* x, float inverse, uint8_t* codes, int n) {
   encode_turns<Dynamic8>(x, inverse, codes, n);
 }
 LB_HD void encode_block(Dynamic8Unsigned, const float* x, float inverse, uint8_t* codes, int n) {
   encode_turns<Dynamic8Unsigned>(x, inverse, codes, n);
 }
+#endif
 
 /// One lookup a value: the map itself, with its signs.
 struct Dynamic8Values {
@@ -111,3 +112,7 @@ LB_HD void decode_block(Dynamic8, const uint8_t* codes, float scale, float* out,
 }
 
 }  // namespace lowbit
+
+#if defined(__AVX2__) && defined(__FMA__)
+#include "core/state/dynamic8_avx2.h"
+#endif
