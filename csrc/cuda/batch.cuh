@@ -1,0 +1,124 @@
+// Many jobs in one launch: a table of jobs in the workspace, filled on the device by `prepare`, and the running sum of their tiles by which
+// a warp finds its own.
+#pragma once
+
+#include "cuda/format.cuh"
+#include "job.h"
+
+namespace lowbit::cuda {
+
+// One object for a whole block of threads.
+#ifndef LB_SHARED
+#define LB_SHARED(Type, name) __shared__ Type name
+#endif
+
+constexpr int kLanes = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+/// The jobs that one kernel serves.
+struct Batch {
+  const Job* jobs;
+  const int64_t* ends;  // ends[i]: tiles of jobs 0..i
+  int64_t count, tiles;
+  const float* found_inf;  // or null
+};
+
+/// The first job whose end lies beyond the tile, by all lanes of a warp: each round cuts the range into 32 parts.
+__device__ __forceinline__ int64_t find_job(const Batch& batch, int64_t tile, int lane) {
+  int64_t low = 0, length = batch.count;
+  while (length > 1) {
+    const int64_t part = ceil_div(length, kLanes);
+    const int64_t last = (lane + 1) * part < length ? (lane + 1) * part : length;
+    const bool before = batch.ends[low + last - 1] <= tile;
+    const int64_t skip = __popc(__ballot_sync(kAllLanes, before)) * part;
+    low += skip;
+    length = length - skip < part ? length - skip : part;
+  }
+  return low;
+}
+
+/// Where a warp is: the tiles [begin, end) belong to the job that it holds in shared memory.
+struct Place {
+  int64_t begin = 0, end = 0;
+};
+
+/// Makes `staged` the tile's job; all lanes.
+__device__ __forceinline__ void stage_job(const Batch& batch, int64_t tile, int lane, Job& staged, Place& place) {
+  if (tile < place.end) return;
+  const int64_t i = find_job(batch, tile, lane);
+  place.begin = i > 0 ? batch.ends[i - 1] : 0;
+  place.end = batch.ends[i];
+  const auto* from = reinterpret_cast<const uint64_t*>(batch.jobs + i);
+  auto* to = reinterpret_cast<uint64_t*>(&staged);
+  static_assert(sizeof(Job) % sizeof(uint64_t) == 0 && alignof(Job) == alignof(uint64_t));
+  __syncwarp();  // no lane still reads the job before
+  for (int w = lane; w < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); w += kLanes) to[w] = from[w];
+  __syncwarp();
+}
+
+/// a / b for a >= 0, b > 0; 64-bit division is many times slower, and almost never needed.
+__device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
+template <class... U>
+constexpr int most_slots(Types<U...>) {
+  int most = 0;
+  ((most = U::kSlots > most ? U::kSlots : most), ...);
+  return most;
+}
+template <class... U>
+constexpr int most_hypers(Types<U...>) {
+  int most = 0;
+  ((most = U::kHypers > most ? U::kHypers : most), ...);
+  return most;
+}
+
+constexpr int kMostSlots = most_slots(UpdateRules{}), kMostHypers = most_hypers(UpdateRules{});
+
+/// The part of the job table that one launch of `prepare` writes, handed over by value: a captured graph keeps its own copy.
+struct Prepare {
+  static constexpr int kJobs = 120;  // kernel arguments end at 32764 bytes
+  struct Item {
+    Job job;
+    int64_t end;
+    float* step;
+  };
+  Job* jobs;
+  int64_t* ends;
+  const float *lr, *grad_scale, *found_inf;  // or null
+  double hyper[kMostHypers];
+  int count, maximize;
+  Item item[kJobs];
+};
+static_assert(sizeof(Prepare) <= 32764);
+
+/// Counts the steps and computes what is constant over a tensor, in double, one thread for each job. Nothing where found_inf is set.
+__global__ void __launch_bounds__(128) prepare(const __grid_constant__ Prepare call) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= call.count) return;
+  if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
+  const Prepare::Item& item = call.item[i];
+  Job& job = call.jobs[i];
+  const float step = *item.step + 1.0f;
+  *item.step = step;
+  const int64_t t = llrintf(step);
+  double hyper[kMostHypers];
+  for (int k = 0; k < kMostHypers; ++k) hyper[k] = call.hyper[k];
+  if (call.lr != nullptr) hyper[0] = *call.lr;
+  const double scale = call.grad_scale != nullptr ? static_cast<double>(*call.grad_scale) : 1.0;
+  const double g_scale = (call.maximize ? -1.0 : 1.0) / scale;
+
+  call.ends[i] = item.end;
+  job = item.job;
+  job.random.step = static_cast<uint32_t>(t);
+  job.write_param = hyper[0] != 0.0;
+  visit(item.job.rule, UpdateRules{}, [&](auto rule) {
+    using Coef = typename decltype(rule)::Coef;
+    static_assert(sizeof(Coef) <= sizeof(job.coef) && alignof(Coef) <= 8);
+    *reinterpret_cast<Coef*>(job.coef) = decltype(rule)::prepare(hyper, t, g_scale);
+  });
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,211 @@
+// Runs CUDA kernel source on the CPU: include before it. Every thread of a block is a fiber that runs until it waits for others, so
+// barriers, shuffles and ballots act as on a GPU, one block after another. A warp runs as far as it gets before the next one begins, so
+// that a missing barrier shows. Shared memory starts as garbage. Only what our kernels use.
+#pragma once
+
+#include <math.h>
+#include <ucontext.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace emulator {
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  constexpr Dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+/// Mistakes to plant, so that a test can show that it would see them.
+struct Faults {
+  bool no_block_barrier = false, no_warp_barrier = false, short_shuffle = false;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  bool done;
+};
+
+struct Warp {
+  uint32_t value[2][32];
+  int arrived = 0;
+  int64_t generation = 0;
+};
+
+struct Machine {
+  static constexpr size_t kStack = 64 << 10, kShared = 64 << 10;
+  Dim3 thread, block, blocks, threads;
+  Faults faults;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  ucontext_t scheduler;
+  unsigned running = 0;
+  int block_arrived = 0;
+  int64_t block_generation = 0, progress = 0;
+  std::function<void()> kernel;
+  alignas(16) unsigned char shared[kShared];
+
+  void yield() { swapcontext(&fibers[running].context, &scheduler); }
+
+  [[noreturn]] static void fail(const char* what) {
+    std::fprintf(stderr, "emulated kernel: %s\n", what);
+    std::abort();
+  }
+
+  /// Waits for all threads of the block.
+  void block_barrier() {
+    if (faults.no_block_barrier) return;
+    const int64_t mine = block_generation;
+    ++progress;
+    if (++block_arrived == static_cast<int>(fibers.size())) {
+      block_arrived = 0;
+      ++block_generation;
+    }
+    while (block_generation == mine) yield();
+  }
+
+  /// Hands a value to the other lanes of the warp, and waits for theirs. Two buffers: a lane may be one exchange ahead.
+  const uint32_t* exchange(uint32_t mask, uint32_t value) {
+    if (mask != 0xffffffffu) fail("only whole warps are emulated");
+    Warp& warp = warps[running / 32];
+    const int64_t mine = warp.generation;
+    uint32_t* values = warp.value[mine & 1];
+    values[running % 32] = value;
+    ++progress;
+    if (++warp.arrived == 32) {
+      warp.arrived = 0;
+      ++warp.generation;
+    }
+    while (warp.generation == mine) yield();
+    return values;
+  }
+
+  static void enter();
+  void run_block() {
+    std::memset(shared, 0xff, sizeof shared);  // NaN, and indices far outside
+    block_arrived = 0;
+    for (Warp& warp : warps) warp = Warp{};
+    for (Fiber& fiber : fibers) {
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_size = kStack;
+      fiber.context.uc_link = &scheduler;
+      fiber.done = false;
+      makecontext(&fiber.context, &Machine::enter, 0);
+    }
+    for (size_t left = fibers.size(); left > 0;) {
+      const int64_t before = progress;
+      for (size_t w = 0; w < warps.size(); ++w) left -= run_warp(w);
+      if (progress == before) fail("threads wait for each other at different barriers");
+    }
+  }
+
+  /// Runs a warp's threads until all of them have ended or wait for other warps; how many ended.
+  size_t run_warp(size_t warp) {
+    size_t ended = 0;
+    for (int64_t before = -1; before != progress;) {
+      before = progress;
+      for (size_t i = 32 * warp; i < 32 * (warp + 1); ++i) {
+        if (fibers[i].done) continue;
+        running = thread.x = static_cast<unsigned>(i);
+        swapcontext(&scheduler, &fibers[i].context);
+        if (fibers[i].done) ++ended, ++progress;
+      }
+    }
+    return ended;
+  }
+
+  void launch(Dim3 grid, Dim3 size, std::function<void()> body) {
+    if (size.x % 32 != 0) fail("a block must be whole warps");
+    kernel = std::move(body);
+    blocks = grid, threads = size;
+    warps.assign(size.x / 32, Warp{});
+    fibers.resize(size.x);
+    for (Fiber& fiber : fibers) {
+      if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStack);
+    }
+    for (block.x = 0; block.x < grid.x; ++block.x) run_block();
+  }
+};
+
+inline Machine machine;
+
+inline void Machine::enter() {
+  machine.kernel();
+  machine.fibers[machine.running].done = true;
+}
+
+template <class T>
+T& shared() {
+  static_assert(sizeof(T) <= Machine::kShared);
+  return *reinterpret_cast<T*>(machine.shared);
+}
+
+}  // namespace emulator
+
+// ---- the language ----
+#define __global__ static
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define LB_SHARED(Type, name) Type& name = emulator::shared<Type>()
+inline emulator::Dim3& threadIdx = emulator::machine.thread;
+inline emulator::Dim3& blockIdx = emulator::machine.block;
+inline emulator::Dim3& gridDim = emulator::machine.blocks;
+
+inline void __syncthreads() { emulator::machine.block_barrier(); }
+inline void __syncwarp() {
+  if (!emulator::machine.faults.no_warp_barrier) emulator::machine.exchange(0xffffffffu, 0);
+}
+inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int span) {
+  if (emulator::machine.faults.short_shuffle && span == 16) span = 8;
+  return emulator::machine.exchange(mask, value)[(emulator::machine.running % 32) ^ static_cast<unsigned>(span)];
+}
+inline uint32_t __ballot_sync(uint32_t mask, bool yes) {
+  const uint32_t* values = emulator::machine.exchange(mask, yes);
+  uint32_t ballot = 0;
+  for (int lane = 0; lane < 32; ++lane) ballot |= values[lane] << lane;
+  return ballot;
+}
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
+// ---- the runtime ----
+using dim3 = emulator::Dim3;
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess, cudaErrorNoKernelImageForDevice, cudaErrorInsufficientDriver };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+};
+struct cudaFuncAttributes {};
+inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 1;
+  return cudaSuccess;
+}
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
+  *blocks = 2;  // so that a warp walks over many tiles
+  return cudaSuccess;
+}
+template <class... Expected, class... Given>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... given) {
+  emulator::machine.launch(config->gridDim, config->blockDim, [&] { kernel(given...); });
+  return cudaSuccess;
+}
