@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,6 +32,14 @@ Status sync_folder(const std::string& path) {
 }  // namespace
 
 File::~File() { ::close(fd_); }
+
+Result<std::shared_ptr<File>> File::of_bytes(std::string_view bytes, std::string name) {
+  const int fd = ::memfd_create("lowbit-ckpt", MFD_CLOEXEC);
+  if (fd < 0) return failed(name + ": cannot make a file in memory: " + reason());
+  std::shared_ptr<File> file(new File(fd, bytes.size(), std::move(name)));
+  if (::write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) return failed(file->name() + ": cannot write: " + reason());
+  return file;
+}
 
 Status File::read(uint64_t offset, void* out, uint64_t bytes) const {
   if (offset > size_ || bytes > size_ - offset) return bad(name_ + ": bytes " + std::to_string(offset) + ".." + std::to_string(offset + bytes) + " of a file of " + std::to_string(size_));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/status.h"
@@ -19,6 +20,8 @@ class File {
   File& operator=(const File&) = delete;
   uint64_t size() const { return size_; }
   const std::string& name() const { return name_; }
+  /// A file that holds these bytes and has no name on disk.
+  static Result<std::shared_ptr<File>> of_bytes(std::string_view bytes, std::string name);
   /// Exactly `bytes` bytes at `offset`, or an error that names the file.
   Status read(uint64_t offset, void* out, uint64_t bytes) const;
 
