@@ -14,7 +14,8 @@ CMAKE_BUILD := build/cpp
 # Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests.
 LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev
 HEADERS := CLI/CLI.hpp nlohmann/json.hpp fmt/core.h libdeflate.h xxhash.h
-HAVE_LIBRARIES = $(shell for h in $(HEADERS); do echo "\#include <$$h>"; done | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null && echo ON || echo OFF)
+HASH := \#
+HAVE_LIBRARIES = $(shell for h in $(HEADERS); do echo "$(HASH)include <$$h>"; done | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null && echo ON || echo OFF)
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc tools -type f 2>/dev/null)
 
