@@ -1,4 +1,5 @@
-// Included once by each leaves_ISA.cpp, which is compiled for that instruction set and defines LOWBIT_LEAVES, the table's name, and LOWBIT_ISA.
+// Included once by each leaves_ISA.cpp, which is compiled for that instruction set and defines LOWBIT_LEAVES, the table's name, and
+// LOWBIT_ISA.
 // Plain loops over core's functions; where a header of core offers a faster overload for the instruction set (store_block, decode_block,
 // encode_block, Drawing), overload resolution takes it. Everything here has internal linkage: the object emits one symbol, its table.
 #include <cstring>

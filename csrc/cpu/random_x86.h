@@ -1,7 +1,7 @@
 // Philox calls side by side, the same bits as core/random.h.
 //
-// Across a tile only the low word of the group changes. So one product of the first round and one of the second are the same for all calls and
-// are taken once, as scalars.
+// Across a tile only the low word of the group changes. So one product of the first round and one of the second are the same for all
+// calls and are taken once, as scalars.
 #pragma once
 
 #include <immintrin.h>

@@ -190,13 +190,15 @@ void check_draws(const Leaves& leaf) {
     for (int n = 1; n <= kTile; ++n) {
       const RandomKey key{draw32(), draw32(), draw32() % 1000, draw32()};
       const int groups = (n + 7) / 8 + static_cast<int>(draw32() % 2);
-      std::vector<float> zero[4] = {std::vector<float>(kTile), std::vector<float>(kTile), std::vector<float>(kTile), std::vector<float>(kTile)};
-      float* const states[2] = {zero[2].data(), zero[3].data()};
+      std::vector<float> zero(4 * kTile);
+      float* const states[2] = {&zero[2 * kTile], &zero[3 * kTile]};
       Guarded out(static_cast<size_t>(groups + 7) * 16, 2 * static_cast<size_t>(n % 3));
       const Draw draw{key, first, groups, reinterpret_cast<uint16_t*>(out.bytes())};
-      leaf.update[0](zero[0].data(), zero[1].data(), states, n, &coef, &draw);
+      leaf.update[0](&zero[0], &zero[kTile], states, n, &coef, &draw);
       bool good = out.whole(static_cast<size_t>(groups + 7) * 16);
-      for (int i = 0; i < groups * 8; ++i) good = good && draw.out[i] == random8(key, first + static_cast<uint64_t>(i / 8)).bits16(i % 8);
+      for (int i = 0; i < groups * 8; ++i) {
+        good = good && draw.out[i] == random8(key, first + static_cast<uint64_t>(i / 8)).bits16(i % 8);
+      }
       check(good, std::string(leaf.isa) + " draw n=" + std::to_string(n) + " first=" + std::to_string(first));
     }
   }
@@ -236,7 +238,10 @@ void sweep(const Leaves& base, const Leaves& leaf) {
     bool same = true;
     for (uint32_t b = 0x2b800000u; b < 0x3f800000u; b += 255 * 499) {
       float x[kTile];
-      for (uint32_t i = 0; i < kTile; ++i) x[i] = bits_float(b + 499 * i > 0x3f800000u ? 0x3f800000u : b + 499 * i) * (format == 2 && (i & 1) ? -1.0f : 1.0f);
+      for (uint32_t i = 0; i < kTile; ++i) {
+        const uint32_t at = b + 499 * i;
+        x[i] = bits_float(at < 0x3f800000u ? at : 0x3f800000u) * (format == 2 && (i & 1) ? -1.0f : 1.0f);
+      }
       x[0] = 1.0f;
       uint8_t codes_a[kTile], codes_b[kTile];
       float scale_a, scale_b;
@@ -256,9 +261,9 @@ int main() {
   for (size_t at = 0; at < names.size();) {
     const size_t end = names.find(' ', at);
     const std::string name = names.substr(at, end - at);
-    check(cpu::set_isa(name.c_str()), "set_isa " + name);
+    check(cpu::set_isa(name.c_str()), std::string("set_isa ").append(name));
     const Leaves& leaf = cpu::leaves();
-    check(name == leaf.isa, "the leaves of " + name);
+    check(name == leaf.isa, std::string("the leaves of ").append(name));
     compare_encode_decode(base, leaf);
     compare_loads_and_stores(base, leaf);
     compare_updates(base, leaf);

@@ -1,8 +1,8 @@
 // dynamic8.h over many values, in plain loops that compilers vectorise for any instruction set.
 //
-// encode: eight lines slope * |z| + offset cover all values, and |z| crosses from one to the next at a threshold. Without table lookups, each
-// comparison exchanges the line by an exclusive or. The value of the line, limited to the line's last ordinal, is cut to the ordinal;
-// next to an integer, about once in 2000, the scalar definition is asked.
+// encode: eight lines slope * |z| + offset cover all values, and |z| crosses from one to the next at a threshold. Without table
+// lookups, each comparison exchanges the line by an exclusive or. The value of the line, limited to the line's last ordinal, is cut to
+// the ordinal; next to an integer, about once in 2000, the scalar definition is asked.
 #pragma once
 
 #include "core/state/dynamic8.h"
