@@ -228,7 +228,8 @@ void check_codes(const Leaves& leaf, int format) {
     leaf.encode[format](x.data(), codes, &scale, kTile, kTile);
     int wrong = 0;
     for (int i = 0; i < kTile; ++i) wrong += codes[i] != brute_force<F>(x[static_cast<size_t>(i)]);
-    check(scale == 1.0f && wrong == 0, std::string(leaf.isa) + " " + F::kName + " against brute force: " + std::to_string(wrong) + " wrong");
+    const std::string what = std::string(leaf.isa) + " " + F::kName;
+    check(scale == 1.0f && wrong == 0, what + " against brute force: " + std::to_string(wrong) + " wrong");
   }
 }
 
