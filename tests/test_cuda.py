@@ -1,0 +1,386 @@
+"""The operators on a GPU: the bits of the CPU, in graphs, on other streams, never waiting.
+
+One command on a machine with a GPU: `LOWBIT_REQUIRE=cuda python -m pytest tests/test_cuda.py`.
+Without a GPU, tests/cpp/test_cuda_emulated.cpp runs the same kernels on the CPU.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from conftest import need
+
+import lowbit
+from lowbit import ops
+
+need(
+    "cuda",
+    torch.cuda.is_available(),
+    "no GPU here (torch.cuda.is_available() is False); the emulator test covers the kernels",
+    module=True,
+)
+
+DEVICE = "cuda"
+CATALOG = ops.catalog()
+STATE = {s["name"]: s for s in CATALOG["state"]}
+PARAM = {p["name"]: p for p in CATALOG["param"]}
+RULES = {r["name"]: r for r in CATALOG["rules"]}
+SHAPES = [[896, 896], [2880, 1408], [1000, 77], [7, 4096], [3, 5, 64], [1000]]
+HYPER = [1e-3, 0.9, 0.99, 1e-8, 1e-2]
+
+
+@dataclass
+class Run:
+    """Parameters and their state on one device, and the arguments of the operator."""
+
+    rule: str
+    params: list[torch.Tensor] = field(default_factory=list)
+    grads: list[torch.Tensor] = field(default_factory=list)
+    state: list[torch.Tensor] = field(default_factory=list)
+    steps: list[torch.Tensor] = field(default_factory=list)
+    plan: list[list[int]] = field(default_factory=list)
+
+    def add(
+        self, param, grad, param_format, formats, *, first=0, global_cols=None, block=256, stream=1
+    ):
+        """A parameter with state of zeros; `formats`: a name for each slot of the rule."""
+        rows = 1 if param.dim() < 2 else param.shape[0]
+        cols = math.prod(param.shape) if param.dim() < 2 else math.prod(param.shape[1:])
+        index = PARAM[param_format]["index"]
+        row = [rows, cols, global_cols or cols, first, stream, index] + [-1] * 4 + [0] * 6
+        for k, name in enumerate(formats):
+            entry = STATE[name]
+            dtype = getattr(torch, entry["dtype"])
+            row[6 + k] = entry["index"]
+            if entry["scaled"]:
+                row[10 + k] = block
+                code_bytes = -(-cols * entry["bits"] // 8)
+                self.state.append(param.new_zeros((rows, code_bytes), dtype=dtype))
+                self.state.append(param.new_zeros((rows, -(-cols // block)), dtype=torch.float32))
+            else:
+                self.state.append(torch.zeros_like(param, dtype=dtype))
+        self.params.append(param)
+        self.grads.append(grad)
+        self.steps.append(param.new_zeros((), dtype=torch.float32))
+        self.plan.append(row)
+
+    def to(self, device):
+        """A copy there."""
+        lists = (self.params, self.grads, self.state, self.steps)
+        moved = ([t.detach().to(device, copy=True) for t in tensors] for tensors in lists)
+        return Run(self.rule, *moved, list(self.plan))
+
+    def step(self, hyper=HYPER, **options):
+        plan = torch.tensor(self.plan, dtype=torch.int64)
+        lists = (self.params, self.grads, self.state, self.steps)
+        torch.ops.lowbit.step(self.rule, *lists, plan, hyper, seed=7, **options)
+
+    def set_grads(self, grads):
+        for mine, new in zip(self.grads, grads, strict=True):
+            mine.copy_(new)
+
+    def named(self):
+        for what in ("params", "state", "steps"):
+            for i, t in enumerate(getattr(self, what)):
+                yield f"{what}[{i}] {list(t.shape)}", t
+
+
+def bits(t):
+    """A copy on the CPU, as integers."""
+    t = t.detach().to("cpu", copy=True).contiguous()
+    return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[t.element_size()])
+
+
+def assert_same(cuda, cpu):
+    for (name, a), (_, b) in zip(cuda.named(), cpu.named(), strict=True):
+        different = int((bits(a) != bits(b)).sum())
+        assert different == 0, f"{name}: {different} elements differ from the CPU"
+
+
+def coded(rule="adamw"):
+    """The 8-bit format of its sign for each slot."""
+    return ["dynamic8" if s["signed"] else "dynamic8_unsigned" for s in RULES[rule]["slots"]]
+
+
+def make_run(
+    rule="adamw",
+    param_format="bfloat16_stochastic",
+    grad=torch.bfloat16,
+    wide=None,
+    shapes=SHAPES,
+    device=DEVICE,
+):
+    """A parameter for each shape; its state coded if it has two dimensions, unless `wide`."""
+    torch.manual_seed(3)
+    run = Run(rule)
+    for i, shape in enumerate(shapes):
+        param = torch.randn(shape).to(getattr(torch, PARAM[param_format]["dtype"])).to(device)
+        formats = coded(rule)
+        if wide or len(shape) < 2:
+            formats = [wide or "float32"] * len(formats)
+        grads = torch.zeros(shape, dtype=grad, device=device)
+        run.add(param, grads, param_format, formats, stream=i)
+    return run
+
+
+def random_grads(run, seed, size=1e-2):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(g.shape, generator=generator).mul_(size).to(g.dtype) for g in run.grads]
+
+
+@pytest.mark.parametrize("grad", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("param_format", list(PARAM))
+def test_twenty_steps(param_format, grad):
+    cuda = make_run(param_format=param_format, grad=grad)
+    cpu = cuda.to("cpu")
+    for t in range(20):
+        for run in (cuda, cpu):
+            run.set_grads(random_grads(run, t))
+            run.step()
+        if t in (0, 19):
+            assert_same(cuda, cpu)
+
+
+@pytest.mark.parametrize("wide", [None, "float32", "bfloat16"])
+@pytest.mark.parametrize("rule", list(RULES))
+def test_rules_and_wide_state(rule, wide):
+    cuda = make_run(rule, wide=wide, shapes=[[64, 264], [33, 77], [5, 4096], [1000]])
+    cpu = cuda.to("cpu")
+    for t in range(5):
+        for run in (cuda, cpu):
+            run.set_grads(random_grads(run, t))
+            run.step()
+    assert_same(cuda, cpu)
+
+
+@pytest.mark.parametrize("block", [1, 8, 32, 128, 256])
+def test_blocks_and_shards(block):
+    """Short blocks, local parts that begin anywhere in the whole, misaligned memory."""
+    cuda = Run("adamw")
+    parts = [(9, 520, 0, 520), (9, 520, 3, 1021), (4, 300, 300, 900), (3, 512, 1 << 36, 512)]
+    for i, (rows, cols, first, global_cols) in enumerate(parts):
+        memory = torch.randn(rows * cols + 1, device=DEVICE).bfloat16()
+        where = {"first": first, "global_cols": global_cols, "block": block, "stream": i}
+        for param in (memory[:-1].clone(), memory[1:]):
+            param = param.view(rows, cols)
+            cuda.add(param, torch.zeros_like(param), "bfloat16_stochastic", coded(), **where)
+    assert any(p.data_ptr() % 16 for p in cuda.params)
+    cpu = cuda.to("cpu")
+    for t in range(4):
+        for run in (cuda, cpu):
+            run.set_grads(random_grads(run, t))
+            run.step()
+    assert_same(cuda, cpu)
+
+
+def test_values_at_the_edges():
+    """NaN, infinities, zeros and subnormals in gradients and parameters."""
+    edges = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-45, 1e-39, 3e38, -3e38]
+
+    def plant(t, start, stride):
+        part = t.view(-1)[start::stride]
+        part.copy_(torch.tensor(edges).repeat(part.numel())[: part.numel()])
+
+    cuda = make_run(shapes=[[64, 256], [16, 77], [600]])
+    for p in cuda.params:
+        plant(p, 5, 97)
+    cpu = cuda.to("cpu")
+    for t in range(4):
+        for run in (cuda, cpu):
+            grads = random_grads(run, t)
+            for g in grads:
+                plant(g, 3 + t, 501)
+            run.set_grads(grads)
+            run.step()
+    assert_same(cuda, cpu)
+
+
+def test_a_thousand_tensors():
+    """More than one launch of the job table; every kernel in one call; empty shards among them."""
+    cuda = Run("adamw")
+    torch.manual_seed(1)
+    for i in range(1000):
+        shape = [(0, 64), (3, 77), (8, 256), (40,), (2, 1000)][i % 5]
+        param_format = list(PARAM)[i % 3]
+        formats = ["float32"] * 2 if len(shape) == 1 else coded()
+        dtype = getattr(torch, PARAM[param_format]["dtype"])
+        param = torch.randn(shape, device=DEVICE).to(dtype)
+        cuda.add(param, torch.zeros_like(param), param_format, formats, stream=i)
+    cpu = cuda.to("cpu")
+    for t in range(3):
+        for run in (cuda, cpu):
+            run.set_grads(random_grads(run, t))
+            run.step()
+    assert_same(cuda, cpu)
+
+
+@pytest.mark.parametrize("name", [s["name"] for s in CATALOG["state"] if s["scaled"]])
+@pytest.mark.parametrize("block", [1, 16, 64, 256])
+def test_encode_decode(name, block):
+    torch.manual_seed(0)
+    x = torch.randn(300, 1037) * torch.logspace(-40, 37, 300)[:, None]
+    x[3] = 0.0
+    x[5, 7], x[6, 300], x[7, 1036] = float("nan"), float("inf"), float("-inf")
+    codes, scales = torch.ops.lowbit.encode(x, name, block)
+    on_cuda = torch.ops.lowbit.encode(x.to(DEVICE), name, block)
+    assert torch.equal(on_cuda[0].cpu(), codes) and torch.equal(bits(on_cuda[1]), bits(scales))
+
+    codes = torch.arange(256, dtype=torch.uint8).repeat(6, 2)
+    scales = torch.tensor([1.0, 0.0, float("nan"), 3.7e-5, 3e38, 2.0**-126])
+    scales = scales[:, None].repeat(1, 512 // block)
+    values = torch.ops.lowbit.decode(codes, scales, name, block, 512)
+    on_cuda = torch.ops.lowbit.decode(codes.to(DEVICE), scales.to(DEVICE), name, block, 512).cpu()
+    assert torch.equal(values.isnan(), on_cuda.isnan())
+    assert torch.equal(bits(values.nan_to_num()), bits(on_cuda.nan_to_num()))
+
+
+@pytest.mark.parametrize("name", [s["name"] for s in CATALOG["state"] if s["scaled"]])
+def test_codes_of_floats_everywhere(name):
+    """Every 16th float of either sign up to 1, in blocks whose scale is 1."""
+    values = torch.arange(0, 0x3F800000, 16, dtype=torch.int32).view(torch.float32)
+    rows = -(-values.numel() // 254)
+    for sign in (1.0, -1.0):
+        x = torch.nn.functional.pad(values * sign, (0, rows * 254 - values.numel())).view(rows, 254)
+        x = torch.nn.functional.pad(x, (1, 1), value=1.0)
+        on_cuda = torch.ops.lowbit.encode(x.to(DEVICE), name, 256)[0].cpu()
+        assert torch.equal(on_cuda, torch.ops.lowbit.encode(x, name, 256)[0])
+
+
+def test_lr_scale_and_found_inf_on_the_device():
+    cuda = make_run(shapes=[[64, 256], [16, 77], [600]])
+    cpu = cuda.to("cpu")
+    # lr, grad_scale, found_inf
+    calls = [(1e-3, 1024.0, 0.0), (3e-3, 512.0, 1.0), (0.0, 512.0, 0.0), (2e-3, 512.0, 0.0)]
+    for t, call in enumerate(calls):
+        before = [bits(p) for p in cuda.params]
+        for run in (cuda, cpu):
+            run.set_grads(random_grads(run, t, size=10.0))
+            lr, scale, found = (torch.tensor(x, device=run.params[0].device) for x in call)
+            run.step(lr=lr, grad_scale=scale, found_inf=found, maximize=True)
+        assert_same(cuda, cpu)
+        kept = all(torch.equal(a, bits(p)) for a, p in zip(before, cuda.params, strict=True))
+        assert kept == (call[0] == 0.0 or call[2] == 1.0)
+    assert [float(s) for s in cuda.steps] == [3.0] * 3  # the step with found_inf does not count
+
+
+def test_graph_capture():
+    """A captured step replays with new gradients, another lr, and its own count of steps."""
+    cuda = make_run(shapes=[[896, 896], [1000, 77], [1000]])
+    cpu = cuda.to("cpu")
+    lr = torch.tensor(1e-3, device=DEVICE)
+    rates = [1e-3, 1e-3, 5e-4, 0.0, 2e-4]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        cuda.set_grads(random_grads(cuda, 0))
+        cuda.step(lr=lr)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cuda.step(lr=lr)
+    for t in range(1, 5):
+        cuda.set_grads(random_grads(cuda, t))
+        lr.fill_(rates[t])
+        graph.replay()
+    for t in range(5):
+        cpu.set_grads(random_grads(cpu, t))
+        cpu.step(lr=torch.tensor(rates[t]))
+    assert_same(cuda, cpu)
+
+
+def test_another_stream():
+    """The step is ordered behind what its own stream does, and only that."""
+    cuda = make_run(shapes=[[896, 896], [1000]])
+    cpu = cuda.to("cpu")
+    grads = [g.to(DEVICE) for g in random_grads(cuda, 0)]
+    cuda.step()  # gradients of zero; loads the kernels
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        cuda.set_grads(grads)
+        cuda.step()
+        done = torch.cuda.Event()
+        done.record()
+    assert not done.query(), "the step waited for the device"
+    torch.cuda.current_stream().synchronize()
+    assert not done.query(), "the step ran on another stream than the current one"
+    stream.synchronize()
+    cpu.step()
+    cpu.set_grads([g.cpu() for g in grads])
+    cpu.step()
+    assert_same(cuda, cpu)
+
+
+def test_nothing_waits_for_the_device():
+    cuda = make_run(shapes=[[896, 896], [1000, 77], [1000]])
+    lr, scale, found = (torch.tensor(x, device=DEVICE) for x in (1e-3, 2.0, 0.0))
+    cuda.step(lr=lr, grad_scale=scale, found_inf=found)
+    torch.cuda.synchronize()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(200_000_000)
+        cuda.step(lr=lr, grad_scale=scale, found_inf=found)
+        cuda.step()
+        done = torch.cuda.Event()
+        done.record()
+        assert not done.query(), "the step waited for the device"
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    torch.cuda.synchronize()
+    assert [float(s) for s in cuda.steps] == [3.0] * 3
+
+
+def test_more_than_two_to_the_31_elements():
+    """The last rows of a parameter of over 2^31 elements, against those rows alone on the CPU."""
+    rows, cols, tail = (1 << 19) + 3, 4096, 4
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB of free GPU memory")
+    torch.manual_seed(0)
+    cuda, cpu = Run("adamw"), Run("adamw")
+    param = torch.randn(rows, cols, device=DEVICE, dtype=torch.bfloat16)
+    grad = torch.randn(rows, cols, device=DEVICE, dtype=torch.bfloat16)
+    last = (param[-tail:].cpu(), grad[-tail:].cpu())
+    cpu.add(*last, "bfloat16_stochastic", coded(), first=(rows - tail) * cols)
+    cuda.add(param, grad, "bfloat16_stochastic", coded())
+    for _ in range(2):
+        cuda.step()
+        cpu.step()
+    for a, b in zip([*cuda.params, *cuda.state], [*cpu.params, *cpu.state], strict=True):
+        assert torch.equal(bits(a[-tail:]), bits(b))
+
+
+def test_optimizer_trains_the_same_on_both():
+    """lowbit.AdamW over a model with the same gradients: the same weights and state."""
+    models = {}
+    for device in (DEVICE, "cpu"):
+        torch.manual_seed(0)
+        layers = (torch.nn.Linear(256, 512), torch.nn.LayerNorm(512), torch.nn.Linear(512, 77))
+        models[device] = torch.nn.Sequential(*layers).to(device, torch.bfloat16)
+    optimizers = {d: lowbit.AdamW(m.parameters(), lr=1e-2) for d, m in models.items()}
+    for t in range(5):
+        generator = torch.Generator().manual_seed(t)
+        for a, b in zip(models[DEVICE].parameters(), models["cpu"].parameters(), strict=True):
+            b.grad = torch.randn(b.shape, generator=generator).bfloat16()
+            a.grad = b.grad.to(DEVICE)
+        for optimizer in optimizers.values():
+            optimizer.step()
+    states = {d: o.state_dict()["state"] for d, o in optimizers.items()}
+    for a, b in zip(models[DEVICE].parameters(), models["cpu"].parameters(), strict=True):
+        assert torch.equal(bits(a), bits(b))
+    for i, of_cpu in states["cpu"].items():
+        assert states[DEVICE][i].keys() == of_cpu.keys()
+        for key, value in of_cpu.items():
+            assert torch.equal(states[DEVICE][i][key].cpu(), value), f"parameter {i}: {key}"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_second_device():
+    cuda = make_run(shapes=[[64, 256], [600]], device="cuda:1")
+    cpu = cuda.to("cpu")
+    for run in (cuda, cpu):
+        run.set_grads(random_grads(run, 0))
+        run.step()
+    assert_same(cuda, cpu)
