@@ -42,7 +42,7 @@ void prepare_rule(Job& job, const double* hyper, int64_t step, double g_scale, T
   all[job.rule](job, hyper, step, g_scale);
 }
 
-std::string quoted(const char* s) { return "\"" + std::string(s) + "\""; }
+std::string quoted(const char* s) { return std::string("\"").append(s).append("\""); }
 std::string flag(bool b) { return b ? "true" : "false"; }
 
 template <class U>
@@ -50,13 +50,15 @@ std::string rule_json() {
   std::string slots, hypers;
   for (int i = 0; i < U::kSlots; ++i) {
     if (i > 0) slots += ", ";
-    slots += "{\"name\": " + quoted(U::kSlot[i].name) + ", \"signed\": " + flag(U::kSlot[i].is_signed) + "}";
+    slots += "{\"name\": " + quoted(U::kSlot[i].name) +
+             ", \"signed\": " + flag(U::kSlot[i].is_signed) + "}";
   }
   for (int i = 0; i < U::kHypers; ++i) {
     if (i > 0) hypers += ", ";
     hypers += quoted(U::kHyper[i]);
   }
-  return "{\"name\": " + quoted(U::kName) + ", \"slots\": [" + slots + "], \"hyper\": [" + hypers + "]}";
+  return "{\"name\": " + quoted(U::kName) + ", \"slots\": [" + slots + "], \"hyper\": [" + hypers +
+         "]}";
 }
 template <class... U>
 std::string rules_json(Types<U...>) {
@@ -97,18 +99,21 @@ std::string catalog_json() {
   std::string state, param, isas;
   for (int i = 0; i < state_count(); ++i) {
     const StateInfo s = state_info(i);
-    state += std::string(i > 0 ? ", " : "") + "{\"name\": " + quoted(s.name) + ", \"index\": " + std::to_string(i) +
-             ", \"bits\": " + std::to_string(s.bits) + ", \"scaled\": " + flag(s.scaled) + ", \"block\": " + std::to_string(s.block) +
+    state += std::string(i > 0 ? ", " : "") + "{\"name\": " + quoted(s.name) +
+             ", \"index\": " + std::to_string(i) + ", \"bits\": " + std::to_string(s.bits) +
+             ", \"scaled\": " + flag(s.scaled) + ", \"block\": " + std::to_string(s.block) +
              ", \"signed\": " + flag(s.is_signed) + ", \"dtype\": " + quoted(s.dtype) + "}";
   }
   for (int i = 0; i < param_count(); ++i) {
     const ParamInfo p = param_info(i);
-    param += std::string(i > 0 ? ", " : "") + "{\"name\": " + quoted(p.name) + ", \"index\": " + std::to_string(i) +
-             ", \"dtype\": " + quoted(p.dtype) + "}";
+    param += std::string(i > 0 ? ", " : "") + "{\"name\": " + quoted(p.name) +
+             ", \"index\": " + std::to_string(i) + ", \"dtype\": " + quoted(p.dtype) + "}";
   }
-  for (const char* c = cpu::usable_isas(); *c != '\0'; ++c) isas += *c == ' ' ? std::string("\", \"") : std::string(1, *c);
-  return "{\"state\": [" + state + "], \"rules\": [" + rules_json(UpdateRules{}) + "], \"param\": [" + param + "], \"isas\": [\"" +
-         isas + "\"], \"isa\": " + quoted(cpu::leaves().isa) + "}";
+  for (const char* c = cpu::usable_isas(); *c != '\0'; ++c)
+    isas += *c == ' ' ? std::string("\", \"") : std::string(1, *c);
+  return "{\"state\": [" + state + "], \"rules\": [" + rules_json(UpdateRules{}) +
+         "], \"param\": [" + param + "], \"isas\": [\"" + isas +
+         "\"], \"isa\": " + quoted(cpu::leaves().isa) + "}";
 }
 
 }  // namespace lowbit

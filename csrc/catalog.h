@@ -38,7 +38,8 @@ const char* grad_dtype(int format);
 /// Fills job.coef with the rule's factors for step t (from 1), computed in double.
 void prepare(Job& job, const double* hyper, int64_t step, double g_scale);
 
-/// Everything as JSON: {"state": [...], "rules": [...], "param": [...], "isas": [...], "isa": "..."}.
+/// Everything as JSON: {"state": [...], "rules": [...], "param": [...], "isas": [...], "isa":
+/// "..."}.
 std::string catalog_json();
 
 }  // namespace lowbit

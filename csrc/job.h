@@ -1,4 +1,5 @@
-// What reception (ops.cpp) hands to a processor: one Job for each parameter, checked, with every pointer local and contiguous.
+// What reception (ops.cpp) hands to a processor: one Job for each parameter, checked, with every
+// pointer local and contiguous.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,11 @@ struct Job {
   const void* grad;
   StateSlot state[kMaxSlots];
   int param_format, grad_format, rule;
-  int64_t rows, cols;    // the local part
-  int64_t global_cols;   // of the whole parameter
-  int64_t first;         // global flat index of the local element (0, 0)
+  int64_t rows, cols;   // the local part
+  int64_t global_cols;  // of the whole parameter
+  int64_t first;        // global flat index of the local element (0, 0)
   RandomKey random;
-  bool write_param;      // false where lr is 0: the parameter is then not touched at all
+  bool write_param;  // false where lr is 0: the parameter is then not touched at all
   alignas(8) unsigned char coef[64];  // the rule's Coef
 
   int64_t tiles_per_row() const { return ceil_div(cols, kTile); }

@@ -13,13 +13,17 @@ constexpr uint32_t kInfinityBits = 0x7f800000u;
 LB_HD constexpr uint32_t float_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 LB_HD constexpr float bits_float(uint32_t b) { return __builtin_bit_cast(float, b); }
 
-/// |x| as an integer: ordered like |x| for finite values, infinity above them and every NaN above infinity. A maximum over these
-/// integers does not depend on the order in which it is taken and cannot lose a NaN, which `fmax` does.
+/// |x| as an integer: ordered like |x| for finite values, infinity above them and every NaN above
+/// infinity. A maximum over these integers does not depend on the order in which it is taken and
+/// cannot lose a NaN, which `fmax` does.
 LB_HD constexpr uint32_t magnitude_bits(float x) { return float_bits(x) & 0x7fffffffu; }
 
 LB_HD constexpr bool is_nan_bits(uint32_t b) { return (b & 0x7fffffffu) > kInfinityBits; }
 
-/// x, with every NaN replaced by the one NaN that all processors then store (hardware propagates different payloads).
-LB_HD constexpr float canonical(float x) { return is_nan_bits(float_bits(x)) ? bits_float(kCanonicalNan) : x; }
+/// x, with every NaN replaced by the one NaN that all processors then store (hardware propagates
+/// different payloads).
+LB_HD constexpr float canonical(float x) {
+  return is_nan_bits(float_bits(x)) ? bits_float(kCanonicalNan) : x;
+}
 
 }  // namespace lowbit

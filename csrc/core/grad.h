@@ -23,8 +23,8 @@ struct BFloat16Grad {
 struct Float16Grad {
   static constexpr const char* kDtype = "float16";
   using Storage = uint16_t;
-  /// Exact for every value. The exponent is rebiased by a multiplication, which also normalises subnormals; the largest exponent is
-  /// infinity or NaN, whose payload is kept.
+  /// Exact for every value. The exponent is rebiased by a multiplication, which also normalises
+  /// subnormals; the largest exponent is infinity or NaN, whose payload is kept.
   LB_HD static float load(uint16_t stored) {
     const uint32_t magnitude = static_cast<uint32_t>(stored & 0x7fffu) << 13;
     const uint32_t sign = static_cast<uint32_t>(stored & 0x8000u) << 16;

@@ -1,4 +1,5 @@
-// x^n by squaring: multiplications only, so every processor and C library gives the same bits (pow does not promise that).
+// x^n by squaring: multiplications only, so every processor and C library gives the same bits (pow
+// does not promise that).
 #pragma once
 
 #include <cstdint>

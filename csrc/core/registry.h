@@ -1,4 +1,5 @@
-// The one place where a state format, update rule, parameter format or gradient type is registered. Its position in the list is its index.
+// The one place where a state format, update rule, parameter format or gradient type is registered.
+// Its position in the list is its index.
 #pragma once
 
 #include "core/grad.h"

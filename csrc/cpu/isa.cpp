@@ -22,10 +22,12 @@ struct Isas {
     add(kLeavesBaseline, true);
 #if defined(LOWBIT_X86)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("bmi2");
     add(kLeavesAvx2, avx2);
-    add(kLeavesAvx512, avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+    add(kLeavesAvx512,
+        avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
 #endif
     if (const char* forced = std::getenv("LOWBIT_ISA")) set(forced);
   }

@@ -1,7 +1,8 @@
-// Included once by each leaves_ISA.cpp, which is compiled for that instruction set and defines LOWBIT_LEAVES, the table's name, and
-// LOWBIT_ISA.
-// Plain loops over core's functions; where a header of core offers a faster overload for the instruction set (store_block, decode_block,
-// encode_block, Drawing), overload resolution takes it. Everything here has internal linkage: the object emits one symbol, its table.
+// Included once by each leaves_ISA.cpp, which is compiled for that instruction set and defines
+// LOWBIT_LEAVES, the table's name, and LOWBIT_ISA. Plain loops over core's functions; where a
+// header of core offers a faster overload for the instruction set (store_block, decode_block,
+// encode_block, Drawing), overload resolution takes it. Everything here has internal linkage: the
+// object emits one symbol, its table.
 #include <cstring>
 
 #include "core/registry.h"
@@ -87,8 +88,9 @@ void encode(const float* x, void* codes, float* scales, int block, int n) {
 }
 
 template <class U>
-LB_HD void update_run(const float* __restrict g, float* __restrict p, float* __restrict s0, float* __restrict s1,
-                      float* __restrict s2, int n, const typename U::Coef& c) {
+LB_HD void update_run(const float* __restrict g, float* __restrict p, float* __restrict s0,
+                      float* __restrict s1, float* __restrict s2, int n,
+                      const typename U::Coef& c) {
   static_assert(U::kSlots <= 3);
   for (int i = 0; i < n; ++i) {
     float state[U::kSlots];

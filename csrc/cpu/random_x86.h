@@ -1,7 +1,7 @@
 // Philox calls side by side, the same bits as core/random.h.
 //
-// Across a tile only the low word of the group changes. So one product of the first round and one of the second are the same for all
-// calls and are taken once, as scalars.
+// Across a tile only the low word of the group changes. So one product of the first round and one
+// of the second are the same for all calls and are taken once, as scalars.
 #pragma once
 
 #include <immintrin.h>
@@ -55,8 +55,8 @@ struct Lanes {
 };
 #endif
 
-/// Philox with everything that does not depend on the low word of the group taken out. Words live in the low halves of 64-bit lanes;
-/// what is in the high halves does not count.
+/// Philox with everything that does not depend on the low word of the group taken out. Words live
+/// in the low halves of 64-bit lanes; what is in the high halves does not count.
 struct PhiloxLanes {
   using V = Lanes::V;
   V m0 = Lanes::all(kPhiloxM0), m1 = Lanes::all(kPhiloxM1);
@@ -72,7 +72,8 @@ struct PhiloxLanes {
       key1[r] = Lanes::all(k1[r]);
     }
     const uint64_t b = static_cast<uint64_t>(kPhiloxM1) * key.stream;
-    const uint32_t x0 = static_cast<uint32_t>(b >> 32) ^ group_high ^ k0[0], x1 = static_cast<uint32_t>(b);
+    const uint32_t x0 = static_cast<uint32_t>(b >> 32) ^ group_high ^ k0[0],
+                   x1 = static_cast<uint32_t>(b);
     const uint64_t a = static_cast<uint64_t>(kPhiloxM0) * x0;
     first_x2 = Lanes::all(key.seed_high ^ k1[0]);
     second_x0 = Lanes::all(x1 ^ k0[1]);
@@ -102,7 +103,10 @@ struct PhiloxLanes {
 /// Eight groups a turn.
 class Drawing {
  public:
-  LB_HD explicit Drawing(const Draw& draw) : draw_(draw), philox_(draw.key, static_cast<uint32_t>(draw.first >> 32)) { begin(0); }
+  LB_HD explicit Drawing(const Draw& draw)
+      : draw_(draw), philox_(draw.key, static_cast<uint32_t>(draw.first >> 32)) {
+    begin(0);
+  }
   LB_HD bool more() const { return done_ < until_; }
   LB_HD void next() {
     for (int k = 0; k < 8; k += Lanes::kCount, done_ += Lanes::kCount) {
@@ -121,7 +125,8 @@ class Drawing {
 
  private:
   LB_HD void begin(int from) {
-    const uint64_t low = (draw_.first + static_cast<uint64_t>(from)) & 0xffffffffu, left = 0x100000000u - low;
+    const uint64_t low = (draw_.first + static_cast<uint64_t>(from)) & 0xffffffffu,
+                   left = 0x100000000u - low;
     const int groups = draw_.groups - from;
     until_ = from + (static_cast<uint64_t>(groups) < left ? groups : static_cast<int>(left));
     done_ = from;

@@ -5,7 +5,6 @@
 namespace lowbit::cpu {
 namespace {
 
-
 template <class... S>
 constexpr int bits_of(int format, Types<S...>) {
   const int bits[] = {S::kBits...};
@@ -47,14 +46,16 @@ void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf) {
 
   while (begin < end) {
     const int64_t row = begin / tiles_per_row, first_tile = begin - row * tiles_per_row;
-    const int64_t tiles = end - begin < tiles_per_row - first_tile ? end - begin : tiles_per_row - first_tile;
+    const int64_t tiles =
+        end - begin < tiles_per_row - first_tile ? end - begin : tiles_per_row - first_tile;
     char* const params = static_cast<char*>(job.param) + row * job.cols * param_bytes;
     const char* const grads = static_cast<const char*>(job.grad) + row * job.cols * grad_bytes;
     Cursor cursor[kMaxSlots];
     for (int k = 0; k < slots; ++k) {
       const StateSlot& slot = job.state[k];
       const int bits = bits_of(slot.format, StateFormats{});
-      cursor[k] = {slot.format, slot.block, bits, static_cast<char*>(slot.values) + row * code_bytes(job.cols, bits),
+      cursor[k] = {slot.format, slot.block, bits,
+                   static_cast<char*>(slot.values) + row * code_bytes(job.cols, bits),
                    slot.scales ? slot.scales + row * ceil_div(job.cols, slot.block) : nullptr};
     }
 

@@ -1,5 +1,5 @@
-// Many jobs in one launch: a table of jobs in the workspace, filled on the device by `prepare`, and the running sum of their tiles by which
-// a warp finds its own.
+// Many jobs in one launch: a table of jobs in the workspace, filled on the device by `prepare`, and
+// the running sum of their tiles by which a warp finds its own.
 #pragma once
 
 #include "cuda/format.cuh"
@@ -23,7 +23,8 @@ struct Batch {
   const float* found_inf;  // or null
 };
 
-/// The first job whose end lies beyond the tile, by all lanes of a warp: each round cuts the range into 32 parts.
+/// The first job whose end lies beyond the tile, by all lanes of a warp: each round cuts the range
+/// into 32 parts.
 __device__ __forceinline__ int64_t find_job(const Batch& batch, int64_t tile, int lane) {
   int64_t low = 0, length = batch.count;
   while (length > 1) {
@@ -43,7 +44,8 @@ struct Place {
 };
 
 /// Makes `staged` the tile's job; all lanes.
-__device__ __forceinline__ void stage_job(const Batch& batch, int64_t tile, int lane, Job& staged, Place& place) {
+__device__ __forceinline__ void stage_job(const Batch& batch, int64_t tile, int lane, Job& staged,
+                                          Place& place) {
   if (tile < place.end) return;
   const int64_t i = find_job(batch, tile, lane);
   place.begin = i > 0 ? batch.ends[i - 1] : 0;
@@ -52,7 +54,8 @@ __device__ __forceinline__ void stage_job(const Batch& batch, int64_t tile, int 
   auto* to = reinterpret_cast<uint64_t*>(&staged);
   static_assert(sizeof(Job) % sizeof(uint64_t) == 0 && alignof(Job) == alignof(uint64_t));
   __syncwarp();  // no lane still reads the job before
-  for (int w = lane; w < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); w += kLanes) to[w] = from[w];
+  for (int w = lane; w < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); w += kLanes)
+    to[w] = from[w];
   __syncwarp();
 }
 
@@ -77,7 +80,8 @@ constexpr int most_hypers(Types<U...>) {
 
 constexpr int kMostSlots = most_slots(UpdateRules{}), kMostHypers = most_hypers(UpdateRules{});
 
-/// The part of the job table that one launch of `prepare` writes, handed over by value: a captured graph keeps its own copy.
+/// The part of the job table that one launch of `prepare` writes, handed over by value: a captured
+/// graph keeps its own copy.
 struct Prepare {
   static constexpr int kJobs = 120;  // kernel arguments end at 32764 bytes
   struct Item {
@@ -94,7 +98,8 @@ struct Prepare {
 };
 static_assert(sizeof(Prepare) <= 32764);
 
-/// Counts the steps and computes what is constant over a tensor, in double, one thread for each job. Nothing where found_inf is set.
+/// Counts the steps and computes what is constant over a tensor, in double, one thread for each
+/// job. Nothing where found_inf is set.
 __global__ void __launch_bounds__(128) prepare(const __grid_constant__ Prepare call) {
   const int i = static_cast<int>(threadIdx.x);
   if (i >= call.count) return;

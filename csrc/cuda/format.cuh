@@ -1,5 +1,6 @@
-// How the device reads and writes a state format. By default core's own functions; a format whose definition wants tables brings a faster
-// twin with the same bits (dynamic8.cuh), which finds its tables in shared memory.
+// How the device reads and writes a state format. By default core's own functions; a format whose
+// definition wants tables brings a faster twin with the same bits (dynamic8.cuh), which finds its
+// tables in shared memory.
 #pragma once
 
 // `prepare` of a rule is computed on the device too (batch.cuh). Its header does not say so itself.
@@ -17,7 +18,9 @@ struct Device {
   struct Tables {};
   /// Called by every thread of a block before the first use of the tables.
   static __device__ __forceinline__ void fill(Tables&, int, int) {}
-  static __device__ __forceinline__ float decode(typename F::Storage stored, const Tables&) { return F::decode(stored); }
+  static __device__ __forceinline__ float decode(typename F::Storage stored, const Tables&) {
+    return F::decode(stored);
+  }
   static __device__ __forceinline__ typename F::Storage encode(float z, const Tables&) {
     return static_cast<typename F::Storage>(F::encode(z));
   }
@@ -30,7 +33,8 @@ template <class... F>
 struct TablesOf<Types<F...>> : Device<F>::Tables... {};
 
 template <class... F>
-__device__ __forceinline__ void fill_tables(TablesOf<StateFormats>& tables, Types<F...>, int thread, int threads) {
+__device__ __forceinline__ void fill_tables(TablesOf<StateFormats>& tables, Types<F...>, int thread,
+                                            int threads) {
   (Device<F>::fill(tables, thread, threads), ...);
 }
 
@@ -50,7 +54,8 @@ constexpr int bytes_at(int index, Types<F...>) {
 /// Eight neighbouring values as the memory holds them, moved in pieces of up to 16 bytes.
 template <class Storage>
 struct Pack8 {
-  static constexpr int kBytes = 8 * sizeof(Storage), kWords = kBytes / 4, kPiece = kWords < 4 ? kWords : 4;
+  static constexpr int kBytes = 8 * sizeof(Storage), kWords = kBytes / 4,
+                       kPiece = kWords < 4 ? kWords : 4;
   struct alignas(4 * kPiece) Piece {
     uint32_t word[kPiece];
   };
@@ -71,7 +76,8 @@ struct Pack8 {
     if constexpr (sizeof(Storage) == 4) {
       return __builtin_bit_cast(Storage, piece[e / kPiece].word[e % kPiece]);
     } else {
-      const int w = e * static_cast<int>(sizeof(Storage)) / 4, shift = e * static_cast<int>(sizeof(Storage)) % 4 * 8;
+      const int w = e * static_cast<int>(sizeof(Storage)) / 4,
+                shift = e * static_cast<int>(sizeof(Storage)) % 4 * 8;
       return static_cast<Storage>(piece[w / kPiece].word[w % kPiece] >> shift);
     }
   }
@@ -79,7 +85,8 @@ struct Pack8 {
     if constexpr (sizeof(Storage) == 4) {
       word(e) = __builtin_bit_cast(uint32_t, x);
     } else {
-      const int w = e * static_cast<int>(sizeof(Storage)) / 4, shift = e * static_cast<int>(sizeof(Storage)) % 4 * 8;
+      const int w = e * static_cast<int>(sizeof(Storage)) / 4,
+                shift = e * static_cast<int>(sizeof(Storage)) % 4 * 8;
       constexpr uint32_t kOnes = static_cast<Storage>(~Storage{0});
       word(w) = (word(w) & ~(kOnes << shift)) | static_cast<uint32_t>(x) << shift;
     }

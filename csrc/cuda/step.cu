@@ -1,4 +1,5 @@
-// The launcher: which kernel serves which job, and the C interface of abi.h. Host code, compiled with the kernels.
+// The launcher: which kernel serves which job, and the C interface of abi.h. Host code, compiled
+// with the kernels.
 #include <cstdio>
 #include <vector>
 
@@ -14,9 +15,13 @@ const char* explain(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return nullptr;
   const char* hint = "";
   if (error == cudaErrorNoKernelImageForDevice) {
-    hint = "; lowbit was not built for this GPU's architecture: build again with it in LOWBIT_CUDA_ARCHS";
+    hint =
+        "; lowbit was not built for this GPU's architecture: build again with it in "
+        "LOWBIT_CUDA_ARCHS";
   } else if (error == cudaErrorInsufficientDriver) {
-    hint = "; the driver is older than the CUDA toolkit that lowbit was built with: update the driver, or build with an older toolkit";
+    hint =
+        "; there is no driver, or one older than the CUDA toolkit that lowbit was built with: "
+        "update it, or build with an older toolkit";
   }
   static thread_local char text[512];
   std::snprintf(text, sizeof text, "%s while %s%s", cudaGetErrorString(error), doing, hint);
@@ -56,14 +61,20 @@ const Fast kFast[] = {
 };
 constexpr int kFastCount = sizeof(kFast) / sizeof(kFast[0]), kAny = kFastCount;
 
-bool aligned(const void* p, int bytes) { return reinterpret_cast<uintptr_t>(p) % static_cast<uintptr_t>(bytes) == 0; }
+bool aligned(const void* p, int bytes) {
+  return reinterpret_cast<uintptr_t>(p) % static_cast<uintptr_t>(bytes) == 0;
+}
 
-/// Whether a lane's 8 values are always all there, aligned for 16-byte accesses, inside one block and one Philox group.
+/// Whether a lane's 8 values are always all there, aligned for 16-byte accesses, inside one block
+/// and one Philox group.
 bool by_eights(const Job& job) {
-  if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 || !aligned(job.param, 16) || !aligned(job.grad, 16))
+  if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 ||
+      !aligned(job.param, 16) || !aligned(job.grad, 16))
     return false;
   for (int k = 0; k < 2; ++k) {
-    if (!aligned(job.state[k].values, 16) || (job.state[k].scales != nullptr && job.state[k].block < 8)) return false;
+    if (!aligned(job.state[k].values, 16) ||
+        (job.state[k].scales != nullptr && job.state[k].block < 8))
+      return false;
   }
   return true;
 }
@@ -72,8 +83,8 @@ bool by_eights(const Job& job) {
 int kernel_of(const Job& job) {
   for (int i = 0; i < kFastCount; ++i) {
     const Fast& f = kFast[i];
-    if (f.rule == job.rule && f.param == job.param_format && f.grad == job.grad_format && f.state[0] == job.state[0].format &&
-        f.state[1] == job.state[1].format) {
+    if (f.rule == job.rule && f.param == job.param_format && f.grad == job.grad_format &&
+        f.state[0] == job.state[0].format && f.state[1] == job.state[1].format) {
       return by_eights(job) ? i : kAny;
     }
   }
@@ -81,7 +92,8 @@ int kernel_of(const Job& job) {
 }
 
 template <class... Expected, class... Given>
-const char* launch(void (*kernel)(Expected...), int64_t blocks, int threads, void* stream, const char* name, const Given&... given) {
+const char* launch(void (*kernel)(Expected...), int64_t blocks, int threads, void* stream,
+                   const char* name, const Given&... given) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
@@ -89,13 +101,16 @@ const char* launch(void (*kernel)(Expected...), int64_t blocks, int threads, voi
   return explain(cudaLaunchKernelEx(&config, kernel, given...), name);
 }
 
-/// Blocks for so many tiles: no more than the device holds at once, each then walks over many tiles.
+/// Blocks for so many tiles: no more than the device holds at once, each then walks over many
+/// tiles.
 template <class Kernel>
 cudaError_t grid(int device, Kernel kernel, int64_t tiles, int warps, int64_t* blocks) {
   int processors = 0, each = 0;
   cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, warps * kLanes, 0);
-  const int64_t most = static_cast<int64_t>(processors) * (each > 0 ? each : 1), wanted = ceil_div(tiles, warps);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, warps * kLanes, 0);
+  const int64_t most = static_cast<int64_t>(processors) * (each > 0 ? each : 1),
+                wanted = ceil_div(tiles, warps);
   *blocks = wanted < most ? wanted : most;
   return error;
 }
@@ -105,7 +120,9 @@ const char* load_kernels(int device) {
   static thread_local uint64_t loaded = 0;
   if (device < 64 && (loaded >> device & 1)) return nullptr;
   cudaFuncAttributes attributes;
-  const auto load = [&](auto kernel) { return explain(cudaFuncGetAttributes(&attributes, kernel), "loading lowbit's kernels"); };
+  const auto load = [&](auto kernel) {
+    return explain(cudaFuncGetAttributes(&attributes, kernel), "loading lowbit's kernels");
+  };
   for (const Fast& f : kFast) {
     if (const char* error = load(f.kernel)) return error;
   }
@@ -123,8 +140,10 @@ const char* begin(int device) {
 
 int64_t ends_offset(int64_t count) { return count * static_cast<int64_t>(sizeof(Job)); }
 
-/// Writes the job table and steps; `order` is the jobs' order in the workspace, `ends` their running tiles within a kernel's batch.
-const char* launch_prepare(const CudaStep& call, Job* jobs, int64_t* ends, const std::vector<int64_t>& order,
+/// Writes the job table and steps; `order` is the jobs' order in the workspace, `ends` their
+/// running tiles within a kernel's batch.
+const char* launch_prepare(const CudaStep& call, Job* jobs, int64_t* ends,
+                           const std::vector<int64_t>& order,
                            const std::vector<int64_t>& order_ends) {
   std::vector<Prepare> chunk(1);  // too large for some stacks
   Prepare& p = chunk[0];
@@ -141,7 +160,8 @@ const char* launch_prepare(const CudaStep& call, Job* jobs, int64_t* ends, const
       const int64_t from = order[at + i];
       p.item[i] = {call.jobs[from], order_ends[at + i], call.steps[from]};
     }
-    if (const char* error = launch(prepare, 1, 128, call.stream, "launching prepare", p)) return error;
+    if (const char* error = launch(prepare, 1, 128, call.stream, "launching prepare", p))
+      return error;
   }
   return nullptr;
 }
@@ -167,7 +187,8 @@ const char* run(const CudaStep& call) {
     }
   }
   auto* jobs = static_cast<Job*>(call.workspace);
-  auto* device_ends = reinterpret_cast<int64_t*>(static_cast<char*>(call.workspace) + ends_offset(call.count));
+  auto* device_ends =
+      reinterpret_cast<int64_t*>(static_cast<char*>(call.workspace) + ends_offset(call.count));
   if (const char* error = launch_prepare(call, jobs, device_ends, order, ends)) return error;
 
   for (int k = 0; k <= kAny; ++k) {
@@ -176,9 +197,14 @@ const char* run(const CudaStep& call) {
     const int warps = k == kAny ? kAnyWarps : kFastWarps;
     void (*kernel)(Batch) = k == kAny ? step_any : kFast[k].kernel;
     int64_t blocks = 0;
-    if (const char* error = explain(grid(call.device, kernel, part.tiles, warps, &blocks), "asking for the device's size")) return error;
-    const Batch batch{jobs + part.begin, device_ends + part.begin, part.count, part.tiles, call.found_inf};
-    if (const char* error = launch(kernel, blocks, warps * kLanes, call.stream, "launching the step", batch)) return error;
+    if (const char* error = explain(grid(call.device, kernel, part.tiles, warps, &blocks),
+                                    "asking for the device's size"))
+      return error;
+    const Batch batch{jobs + part.begin, device_ends + part.begin, part.count, part.tiles,
+                      call.found_inf};
+    if (const char* error =
+            launch(kernel, blocks, warps * kLanes, call.stream, "launching the step", batch))
+      return error;
   }
   return nullptr;
 }
@@ -189,9 +215,11 @@ const char* run_code(const CudaCode& call) {
   if (tiles == 0) return nullptr;
   if (const char* error = begin(call.device)) return error;
   int64_t blocks = 0;
-  if (const char* error = explain(grid(call.device, code<kEncode>, tiles, kAnyWarps, &blocks), "asking for the device's size"))
+  if (const char* error = explain(grid(call.device, code<kEncode>, tiles, kAnyWarps, &blocks),
+                                  "asking for the device's size"))
     return error;
-  return launch(code<kEncode>, blocks, kAnyWarps * kLanes, call.stream, kEncode ? "launching encode" : "launching decode", call);
+  return launch(code<kEncode>, blocks, kAnyWarps * kLanes, call.stream,
+                kEncode ? "launching encode" : "launching decode", call);
 }
 
 }  // namespace
@@ -206,6 +234,12 @@ LB_EXPORT int64_t lowbit_cuda_workspace(int64_t count) {
   return lowbit::cuda::ends_offset(count) + count * static_cast<int64_t>(sizeof(int64_t));
 }
 
-LB_EXPORT const char* lowbit_cuda_step(const lowbit::CudaStep* call) { return lowbit::cuda::run(*call); }
-LB_EXPORT const char* lowbit_cuda_encode(const lowbit::CudaCode* call) { return lowbit::cuda::run_code<true>(*call); }
-LB_EXPORT const char* lowbit_cuda_decode(const lowbit::CudaCode* call) { return lowbit::cuda::run_code<false>(*call); }
+LB_EXPORT const char* lowbit_cuda_step(const lowbit::CudaStep* call) {
+  return lowbit::cuda::run(*call);
+}
+LB_EXPORT const char* lowbit_cuda_encode(const lowbit::CudaCode* call) {
+  return lowbit::cuda::run_code<true>(*call);
+}
+LB_EXPORT const char* lowbit_cuda_decode(const lowbit::CudaCode* call) {
+  return lowbit::cuda::run_code<false>(*call);
+}

@@ -1,9 +1,12 @@
-// The walk on a GPU, with the bits of cpu/step.cpp: one warp for each tile of 256 values, tiles of all jobs of a batch in one launch.
+// The walk on a GPU, with the bits of cpu/step.cpp: one warp for each tile of 256 values, tiles of
+// all jobs of a batch in one launch.
 //
-//   step_fast  formats fixed at compile time, 8 neighbouring values a lane in registers; for jobs whose rows start on a multiple of 8
-//   values
-//              (cuda/step.cu decides), so a lane's 8 are all there or all absent, aligned, and one Philox group
-//   step_any   every combination: each lane takes every 32nd value, formats are switched per tile, values wait in shared memory
+//   step_fast  formats fixed at compile time, 8 neighbouring values a lane in registers; for jobs
+//   whose rows start on a multiple of 8 values
+//              (cuda/step.cu decides), so a lane's 8 are all there or all absent, aligned, and one
+//              Philox group
+//   step_any   every combination: each lane takes every 32nd value, formats are switched per tile,
+//   values wait in shared memory
 #pragma once
 
 #include "core/scale/block.h"
@@ -24,8 +27,10 @@ __device__ __forceinline__ uint32_t largest(uint32_t mine, int lanes) {
   return mine;
 }
 
-/// The index of the scale that belongs to (row, col). Block lengths divide kTile, so they are powers of two.
-__device__ __forceinline__ int64_t block_at(const StateSlot& slot, int64_t cols, int64_t row, int64_t col) {
+/// The index of the scale that belongs to (row, col). Block lengths divide kTile, so they are
+/// powers of two.
+__device__ __forceinline__ int64_t block_at(const StateSlot& slot, int64_t cols, int64_t row,
+                                            int64_t col) {
   const int shift = __ffs(slot.block) - 1;
   return row * ((cols + slot.block - 1) >> shift) + (col >> shift);
 }
@@ -38,8 +43,8 @@ struct FastShared {
 };
 
 template <class F>
-__device__ __forceinline__ void decode8(const StateSlot& slot, int64_t at, int64_t block, bool here, const TablesOf<StateFormats>& tables,
-                                        float (&out)[kEach]) {
+__device__ __forceinline__ void decode8(const StateSlot& slot, int64_t at, int64_t block, bool here,
+                                        const TablesOf<StateFormats>& tables, float (&out)[kEach]) {
   using Storage = typename F::Storage;
   Pack8<Storage> pack;
   pack.clear();
@@ -55,7 +60,8 @@ __device__ __forceinline__ void decode8(const StateSlot& slot, int64_t at, int64
 }
 
 template <class F>
-__device__ __forceinline__ void encode8(const float (&x)[kEach], const StateSlot& slot, int64_t at, int64_t block, bool here, int lane,
+__device__ __forceinline__ void encode8(const float (&x)[kEach], const StateSlot& slot, int64_t at,
+                                        int64_t block, bool here, int lane,
                                         const TablesOf<StateFormats>& tables) {
   using Storage = typename F::Storage;
   Pack8<Storage> pack;
@@ -109,14 +115,18 @@ __global__ void __launch_bounds__(kFastWarps* kLanes) step_fast(const Batch batc
     grad.clear();
     param.clear();
     if (here) {
-      grad = Pack8<typename G::Storage>::load(static_cast<const typename G::Storage*>(job.grad) + at);
-      param = Pack8<typename P::Storage>::load(static_cast<const typename P::Storage*>(job.param) + at);
+      grad =
+          Pack8<typename G::Storage>::load(static_cast<const typename G::Storage*>(job.grad) + at);
+      param =
+          Pack8<typename P::Storage>::load(static_cast<const typename P::Storage*>(job.param) + at);
     }
     float s0[kEach], s1[kEach];
     decode8<S0>(job.state[0], at, block0, here, shared.tables, s0);
     decode8<S1>(job.state[1], at, block1, here, shared.tables, s1);
     Random8 random{};
-    if constexpr (P::kRandom) random = random8(job.random, static_cast<uint64_t>(job.first + row * job.global_cols + col) / 8);
+    if constexpr (P::kRandom)
+      random =
+          random8(job.random, static_cast<uint64_t>(job.first + row * job.global_cols + col) / 8);
     const typename U::Coef coef = *reinterpret_cast<const typename U::Coef*>(job.coef);
     for (int e = 0; e < kEach; ++e) {
       float p = P::load(param.get(e)), s[2] = {s0[e], s1[e]};
@@ -140,22 +150,26 @@ __device__ __forceinline__ void load_leaf(const void* stored, float* out, int n,
 }
 
 template <class F>
-__device__ __forceinline__ void decode_leaf(const void* codes, const float* scales, int block, float* out, int n, int lane,
+__device__ __forceinline__ void decode_leaf(const void* codes, const float* scales, int block,
+                                            float* out, int n, int lane,
                                             const TablesOf<StateFormats>& tables) {
   const auto* in = static_cast<const typename F::Storage*>(codes);
+  const int shift = __ffs(block) - 1;
   for (int i = lane; i < n; i += kLanes) {
     float x = Device<F>::decode(in[i], tables);
-    if constexpr (F::kScaled) x *= scales[i / block];
+    if constexpr (F::kScaled) x *= scales[i >> shift];
     out[i] = x;
   }
 }
 
 template <class F>
-__device__ __forceinline__ void encode_leaf(const float* x, void* codes, float* scales, int block, int n, int lane,
-                                            const TablesOf<StateFormats>& tables) {
+__device__ __forceinline__ void encode_leaf(const float* x, void* codes, float* scales, int block,
+                                            int n, int lane, const TablesOf<StateFormats>& tables) {
   auto* out = static_cast<typename F::Storage*>(codes);
   if constexpr (F::kScaled) {
-    const int width = block < kLanes ? kLanes : block;  // short blocks side by side in one row of lanes
+    const int shift = __ffs(block) - 1;
+    const int width =
+        block < kLanes ? kLanes : block;  // short blocks side by side in one row of lanes
     for (int start = 0; start < n; start += width) {
       const int end = n - start < width ? n : start + width;
       uint32_t most = 0;
@@ -165,8 +179,9 @@ __device__ __forceinline__ void encode_leaf(const float* x, void* codes, float* 
       }
       const BlockScale scale = BlockScale::of(largest(most, block < kLanes ? block : kLanes));
       for (int i = start + lane; i < end; i += kLanes) {
-        if (i % block == 0) scales[i / block] = scale.scale;
-        out[i] = scale.coded ? Device<F>::encode(x[i] * scale.inverse, tables) : static_cast<typename F::Storage>(F::kZeroCode);
+        if ((i & (block - 1)) == 0) scales[i >> shift] = scale.scale;
+        out[i] = scale.coded ? Device<F>::encode(x[i] * scale.inverse, tables)
+                             : static_cast<typename F::Storage>(F::kZeroCode);
       }
     }
   } else {
@@ -202,11 +217,13 @@ struct SlotAt {
   void* values;
   float* scales;
 };
-__device__ __forceinline__ SlotAt slot_at(const StateSlot& slot, int64_t cols, int64_t row, int64_t col) {
+__device__ __forceinline__ SlotAt slot_at(const StateSlot& slot, int64_t cols, int64_t row,
+                                          int64_t col) {
   SlotAt at{nullptr, nullptr};
   visit(slot.format, StateFormats{}, [&](auto format) {
     constexpr int kBits = decltype(format)::kBits;
-    at.values = static_cast<char*>(slot.values) + row * code_bytes(cols, kBits) + code_bytes(col, kBits);
+    at.values =
+        static_cast<char*>(slot.values) + row * code_bytes(cols, kBits) + code_bytes(col, kBits);
   });
   if (slot.scales != nullptr) at.scales = slot.scales + block_at(slot, cols, row, col);
   return at;
@@ -221,8 +238,8 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes) step_any(const Batch batch)
   AnyWarp& w = shared.warp[thread / kLanes];
   const Job& job = w.job;
   Place place;
-  for (int64_t tile = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; tile < batch.tiles;
-       tile += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
+  for (int64_t tile = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes;
+       tile < batch.tiles; tile += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     stage_job(batch, tile, lane, w.job, place);
     const int64_t tiles_per_row = ceil_div(job.cols, kTile);
     const int64_t row = divide(tile - place.begin, tiles_per_row);
@@ -243,14 +260,16 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes) step_any(const Batch batch)
     for (int k = 0; k < slots; ++k) {
       const SlotAt slot = slot_at(job.state[k], job.cols, row, col);
       visit(job.state[k].format, StateFormats{}, [&](auto format) {
-        decode_leaf<decltype(format)>(slot.values, slot.scales, job.state[k].block, w.s[k], n, lane, shared.tables);
+        decode_leaf<decltype(format)>(slot.values, slot.scales, job.state[k].block, w.s[k], n, lane,
+                                      shared.tables);
       });
     }
     visit(job.rule, UpdateRules{}, [&](auto rule) { update_leaf<decltype(rule)>(w, n, lane); });
     for (int k = 0; k < slots; ++k) {
       const SlotAt slot = slot_at(job.state[k], job.cols, row, col);
       visit(job.state[k].format, StateFormats{}, [&](auto format) {
-        encode_leaf<decltype(format)>(w.s[k], slot.values, slot.scales, job.state[k].block, n, lane, shared.tables);
+        encode_leaf<decltype(format)>(w.s[k], slot.values, slot.scales, job.state[k].block, n, lane,
+                                      shared.tables);
       });
     }
     if (!job.write_param) continue;
@@ -261,7 +280,8 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes) step_any(const Batch batch)
       auto* param = static_cast<typename P::Storage*>(job.param) + at;
       if constexpr (P::kRandom) {
         __syncwarp();  // no lane still reads the bits before
-        for (int i = lane; i < (skip + n + 7) / 8; i += kLanes) w.random[i] = random8(job.random, (index >> 3) + i);
+        for (int i = lane; i < (skip + n + 7) / 8; i += kLanes)
+          w.random[i] = random8(job.random, (index >> 3) + i);
         __syncwarp();
       }
       for (int i = lane; i < n; i += kLanes) {

@@ -289,10 +289,10 @@ void test_shapes() {
   for (int i = 0; i <= cuda::kFastCount; ++i) check(served[i] >= 5, "kernel " + std::to_string(i) + " was tested");
 
   std::vector<Spec> mixed;  // more than one prepare, every kernel in one call, empty ones between
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 1100; ++i) {
     Spec spec{0, i % 3, i % 2};
     spec.state[0] = i % 5 == 0 ? wide : d8, spec.state[1] = i % 5 == 0 ? wide : d8u;
-    spec.rows = i % 7 == 0 ? 0 : 1 + i % 3, spec.cols = 8 + 41 * (i % 13);
+    spec.rows = i % 7 == 0 ? 0 : 1 + i % 2, spec.cols = 8 + 24 * (i % 13) + i % 5 / 4;
     mixed.push_back(spec);
   }
   compare(mixed, {}, 2);
@@ -432,7 +432,7 @@ void test_mistakes_show() {
   check(shows([] { cuda::kSignedTables.from[200] = std::nextafter(cuda::kSignedTables.from[200], 2.0f); }),
         "a boundary one unit high shows");
   check(shows([] { cuda::kUnsignedTables.from[1] = 2e-7f; }), "a positive value rounded to zero shows");
-  check(shows([] { cuda::kSignedTables.line[14][0] *= 1.1f; }), "a wrong slope shows");
+  check(shows([] { cuda::kSignedTables.lines[14].slope *= 1.1f; }), "a wrong slope shows");
   check(shows([] { cuda::kUnsignedTables.value[77] *= 1.0000002f; }), "a value one unit off shows");
 }
 

@@ -19,17 +19,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// What a tensor is, by its name: the format is part of the name of lowbit's state (docs/formats.md).
+/// What a tensor is, by its name: the format is part of the name of lowbit's state
+/// (docs/formats.md).
 std::string kind_of(const std::string& name) {
   struct Suffix {
     const char *text, *kind;
   };
-  constexpr std::array<Suffix, 6> kSuffixes = {{{"_dynamic8_unsigned_scale", "scales, dynamic8_unsigned"},
-                                                {"_dynamic8_scale", "scales, dynamic8"},
-                                                {"_dynamic8_unsigned", "codes, dynamic8_unsigned"},
-                                                {"_dynamic8", "codes, dynamic8"},
-                                                {"_bfloat16", "wide state, bfloat16"},
-                                                {".stream", "random streams"}}};
+  constexpr std::array<Suffix, 6> kSuffixes = {
+      {{"_dynamic8_unsigned_scale", "scales, dynamic8_unsigned"},
+       {"_dynamic8_scale", "scales, dynamic8"},
+       {"_dynamic8_unsigned", "codes, dynamic8_unsigned"},
+       {"_dynamic8", "codes, dynamic8"},
+       {"_bfloat16", "wide state, bfloat16"},
+       {".stream", "random streams"}}};
   for (const auto& [text, kind] : kSuffixes) {
     if (name.ends_with(text)) return kind;
   }
@@ -43,11 +45,16 @@ std::string kind_of(const std::string& name) {
 Json value_of(const Pickle& p, NodeId id, int depth) {
   const Node& n = p[id];
   switch (n.kind) {
-    case Kind::kNone: return nullptr;
-    case Kind::kBool: return n.integer != 0;
-    case Kind::kInt: return n.integer;
-    case Kind::kFloat: return std::isfinite(n.real) ? Json(n.real) : Json(fmt::format("{}", n.real));
-    case Kind::kString: return printable(n.text);
+    case Kind::kNone:
+      return nullptr;
+    case Kind::kBool:
+      return n.integer != 0;
+    case Kind::kInt:
+      return n.integer;
+    case Kind::kFloat:
+      return std::isfinite(n.real) ? Json(n.real) : Json(fmt::format("{}", n.real));
+    case Kind::kString:
+      return printable(n.text);
     case Kind::kList:
     case Kind::kTuple: {
       if (depth > 2 || n.items.size() > 64) return fmt::format("<{} items>", n.items.size());
@@ -55,7 +62,8 @@ Json value_of(const Pickle& p, NodeId id, int depth) {
       for (const NodeId item : n.items) list.push_back(value_of(p, item, depth + 1));
       return list;
     }
-    default: return "<not shown>";
+    default:
+      return "<not shown>";
   }
 }
 
@@ -98,7 +106,12 @@ Status inspect(const InspectOptions& options) {
   for (const Tensor& t : m.tensors) {
     const uint64_t bytes = static_cast<uint64_t>(RowReader::rows(t)) * RowReader::row_bytes(t);
     const std::string kind = kind_of(t.name);
-    out["tensors"].push_back({{"name", printable(t.name)}, {"shape", t.shape}, {"dtype", t.dtype->name}, {"chunks", t.chunks.size()}, {"bytes", bytes}, {"kind", kind}});
+    out["tensors"].push_back({{"name", printable(t.name)},
+                              {"shape", t.shape},
+                              {"dtype", t.dtype->name},
+                              {"chunks", t.chunks.size()},
+                              {"bytes", bytes},
+                              {"kind", kind}});
     for (auto* sum : {&dtypes[t.dtype->name], &kinds[kind]}) {
       ++sum->first;
       sum->second += bytes;
@@ -112,9 +125,11 @@ Status inspect(const InspectOptions& options) {
   out["steps"] = steps;
   out["values"] = Json::object();
   for (const Blob& b : m.blobs) out["values"][printable(b.name)] = blob_value(m, b);
-  for (const auto& [key, sums] : {std::pair{"bytes_by_dtype", &dtypes}, std::pair{"bytes_by_kind", &kinds}}) {
+  for (const auto& [key, sums] :
+       {std::pair{"bytes_by_dtype", &dtypes}, std::pair{"bytes_by_kind", &kinds}}) {
     out[key] = Json::object();
-    for (const auto& [name, sum] : *sums) out[key][name] = {{"tensors", sum.first}, {"bytes", sum.second}};
+    for (const auto& [name, sum] : *sums)
+      out[key][name] = {{"tensors", sum.first}, {"bytes", sum.second}};
   }
   out["bytes"] = tensor_bytes(m);
   if (options.digest) {
@@ -127,16 +142,19 @@ Status inspect(const InspectOptions& options) {
     return fine();
   }
 
-  fmt::print("{}\n  torch.distributed.checkpoint, {} files, {} tensors, {} values, {}\n", printable(options.path), m.files.size(), m.tensors.size(),
-             m.blobs.size(), size_text(tensor_bytes(m)));
+  fmt::print("{}\n  torch.distributed.checkpoint, {} files, {} tensors, {} values, {}\n",
+             printable(options.path), m.files.size(), m.tensors.size(), m.blobs.size(),
+             size_text(tensor_bytes(m)));
   for (const std::string& fact : m.facts) fmt::print("  {}\n", fact);
   for (const double step : steps) fmt::print("  step {:.0f}\n", step);
   size_t width = 4;
   for (const Tensor& t : m.tensors) width = std::max(width, printable(t.name).size());
-  fmt::print("\n{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", "name", width, "dtype", "shape", "chunks", "bytes");
+  fmt::print("\n{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", "name", width, "dtype", "shape", "chunks",
+             "bytes");
   for (const Json& t : out["tensors"]) {
-    fmt::print("{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", t["name"].get<std::string>(), width, t["dtype"].get<std::string>(),
-               shape_text(t["shape"].get<Shape>()), t["chunks"].get<size_t>(), t["bytes"].get<uint64_t>());
+    fmt::print("{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", t["name"].get<std::string>(), width,
+               t["dtype"].get<std::string>(), shape_text(t["shape"].get<Shape>()),
+               t["chunks"].get<size_t>(), t["bytes"].get<uint64_t>());
   }
   if (!m.blobs.empty()) fmt::print("\n");
   for (const auto& [name, value] : out["values"].items()) {
@@ -146,7 +164,8 @@ Status inspect(const InspectOptions& options) {
   }
   fmt::print("\n");
   for (const auto* sums : {&dtypes, &kinds}) {
-    for (const auto& [name, sum] : *sums) fmt::print("{:<32} {:>6} tensors {:>12}\n", name, sum.first, size_text(sum.second));
+    for (const auto& [name, sum] : *sums)
+      fmt::print("{:<32} {:>6} tensors {:>12}\n", name, sum.first, size_text(sum.second));
   }
   if (options.digest) fmt::print("digest {}\n", out["digest"].get<std::string>());
   return fine();

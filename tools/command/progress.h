@@ -13,7 +13,8 @@ namespace lowbit::ckpt {
 
 class ProgressBar {
  public:
-  ProgressBar(std::string label, bool quiet) : label_(std::move(label)), shown_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
+  ProgressBar(std::string label, bool quiet)
+      : label_(std::move(label)), shown_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
   ~ProgressBar() {
     if (shown_) fmt::print(stderr, "\r\033[K");
   }
@@ -28,8 +29,10 @@ class ProgressBar {
     if (now - last_ < std::chrono::milliseconds(80) && done < total) return;
     last_ = now;
     constexpr int kWidth = 40;
-    const auto filled = static_cast<int>(static_cast<double>(done) / static_cast<double>(total) * kWidth);
-    fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:.1f} of {:.1f} MiB", label_, "", filled, "", kWidth - filled, static_cast<double>(done) / 1048576.0,
+    const auto filled =
+        static_cast<int>(static_cast<double>(done) / static_cast<double>(total) * kWidth);
+    fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:.1f} of {:.1f} MiB", label_, "", filled, "",
+               kWidth - filled, static_cast<double>(done) / 1048576.0,
                static_cast<double>(total) / 1048576.0);
     std::fflush(stderr);
   }

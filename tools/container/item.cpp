@@ -13,27 +13,35 @@ namespace {
 constexpr uint64_t kMostPickle = 64u << 20;
 
 bool tensor_global(std::string_view module, std::string_view name) {
-  if (module == "torch._utils") return name == "_rebuild_tensor_v2" || name == "_rebuild_tensor_v3" || name == "_rebuild_parameter";
+  if (module == "torch._utils")
+    return name == "_rebuild_tensor_v2" || name == "_rebuild_tensor_v3" ||
+           name == "_rebuild_parameter";
   if (module == "collections") return name == "OrderedDict";
   if (module == "torch.storage") return name == "UntypedStorage";
-  return module == "torch" && (find_storage(std::string(name)) != nullptr || find_dtype(std::string(name)) != nullptr);
+  return module == "torch" &&
+         (find_storage(std::string(name)) != nullptr || find_dtype(std::string(name)) != nullptr);
 }
 
 bool no_global(std::string_view, std::string_view) { return false; }
 
-Result<std::vector<ZipRecord>> open_item(const File& file, const Place& place, const std::string& what, std::string& pickle) {
+Result<std::vector<ZipRecord>> open_item(const File& file, const Place& place,
+                                         const std::string& what, std::string& pickle) {
   std::string magic(4, '\0');
   if (place.length >= 4) LB_CHECK(file.read(place.offset, magic.data(), 4));
-  if (magic == "\x28\xb5\x2f\xfd") return bad(what + ": is compressed with zstd, which this version does not read");
+  if (magic == "\x28\xb5\x2f\xfd")
+    return bad(what + ": is compressed with zstd, which this version does not read");
   LB_TRY(records, read_zip(file, place.offset, place.length, what));
   const ZipRecord* data = find_record(records, "data.pkl");
-  if (data == nullptr || find_record(records, "version") == nullptr) return bad(what + ": is not an archive of torch.save");
+  if (data == nullptr || find_record(records, "version") == nullptr)
+    return bad(what + ": is not an archive of torch.save");
   if (const ZipRecord* order = find_record(records, "byteorder")) {
     std::string text(std::min<uint64_t>(order->size, 16), '\0');
     LB_CHECK(file.read(order->offset, text.data(), text.size()));
     if (text != "little") return bad(what + ": was written by a big-endian machine");
   }
-  if (data->size > kMostPickle) return bad(what + ": its pickle has " + std::to_string(data->size) + " bytes, more than the limit");
+  if (data->size > kMostPickle)
+    return bad(what + ": its pickle has " + std::to_string(data->size) +
+               " bytes, more than the limit");
   LB_CHECK(check_crc(file, *data, what));
   pickle.resize(data->size);
   LB_CHECK(file.read(data->offset, pickle.data(), pickle.size()));
@@ -44,7 +52,8 @@ Result<Shape> integers(const Pickle& p, const Node& node, const std::string& wha
   Shape out;
   if (node.kind != Kind::kTuple) return bad(what + ": a size or stride is not a tuple");
   for (const NodeId id : node.items) {
-    if (p[id].kind != Kind::kInt || p[id].integer < 0) return bad(what + ": a size or stride is not a natural number");
+    if (p[id].kind != Kind::kInt || p[id].integer < 0)
+      return bad(what + ": a size or stride is not a natural number");
     out.push_back(p[id].integer);
   }
   if (out.size() > 64) return bad(what + ": has more than 64 dimensions");
@@ -64,7 +73,9 @@ Status check_crc(const File& file, const ZipRecord& record, const std::string& w
     LB_CHECK(file.read(record.offset + at, buffer.data(), n));
     crc = libdeflate_crc32(crc, buffer.data(), n);
   }
-  return crc == record.crc ? fine() : Status(bad(what + ": the checksum of its record " + printable(record.name) + " is wrong: the file is damaged"));
+  return crc == record.crc ? fine()
+                           : Status(bad(what + ": the checksum of its record " +
+                                        printable(record.name) + " is wrong: the file is damaged"));
 }
 
 Result<Payload> read_payload(const File& file, const Place& place, const std::string& what) {
@@ -72,16 +83,19 @@ Result<Payload> read_payload(const File& file, const Place& place, const std::st
   LB_TRY(records, open_item(file, place, what, bytes));
   LB_TRY(p, read_pickle(bytes, tensor_global, what));
   const Node* call = &p[p.root];
-  while (call->kind == Kind::kCall && global_name(p.item(*call, 0)) == "torch._utils _rebuild_parameter") {
+  while (call->kind == Kind::kCall &&
+         global_name(p.item(*call, 0)) == "torch._utils _rebuild_parameter") {
     call = &p.item(p.item(*call, 1), 0);
   }
   const std::string function = global_name(p.item(*call, 0));
   const bool v3 = function == "torch._utils _rebuild_tensor_v3";
-  if (call->kind != Kind::kCall || (!v3 && function != "torch._utils _rebuild_tensor_v2")) return bad(what + ": holds something else than a tensor");
+  if (call->kind != Kind::kCall || (!v3 && function != "torch._utils _rebuild_tensor_v2"))
+    return bad(what + ": holds something else than a tensor");
   const Node& arguments = p.item(*call, 1);
   const Node& storage = p.item(p.item(arguments, 0), 0);
-  if (p.item(arguments, 0).kind != Kind::kPersistent || storage.kind != Kind::kTuple || storage.items.size() != 5 ||
-      p.item(storage, 0).text != "storage" || p.item(storage, 2).kind != Kind::kString || p.item(storage, 4).kind != Kind::kInt) {
+  if (p.item(arguments, 0).kind != Kind::kPersistent || storage.kind != Kind::kTuple ||
+      storage.items.size() != 5 || p.item(storage, 0).text != "storage" ||
+      p.item(storage, 2).kind != Kind::kString || p.item(storage, 4).kind != Kind::kInt) {
     return bad(what + ": its tensor has no storage");
   }
   Payload out;
@@ -106,8 +120,10 @@ Result<Payload> read_payload(const File& file, const Place& place, const std::st
   const int64_t held = p.item(storage, 4).integer;
   const uint64_t in_record = record == nullptr ? 0 : record->size;
   if (record == nullptr && held != 0) return bad(what + ": its record is missing");
-  if (held < 0 || static_cast<uint64_t>(held) > in_record || static_cast<uint64_t>(held) * (untyped ? 1 : width) != in_record) {
-    return bad(what + ": its record has " + std::to_string(in_record) + " bytes, its pickle says otherwise");
+  if (held < 0 || static_cast<uint64_t>(held) > in_record ||
+      static_cast<uint64_t>(held) * (untyped ? 1 : width) != in_record) {
+    return bad(what + ": its record has " + std::to_string(in_record) +
+               " bytes, its pickle says otherwise");
   }
   out.contiguous = true;
   uint64_t run = 1, last = out.first;
@@ -115,7 +131,9 @@ Result<Payload> read_payload(const File& file, const Place& place, const std::st
     if (shape[i] > 1) out.contiguous = out.contiguous && static_cast<uint64_t>(stride[i]) == run;
     if (count > 0 && shape[i] > 1) {
       if (stride[i] == 0) return bad(what + ": has a stride of 0, one value for many elements");
-      if (static_cast<uint64_t>(stride[i]) > in_record || static_cast<uint64_t>(shape[i]) > in_record + 1) return bad(what + ": reaches beyond its record");
+      if (static_cast<uint64_t>(stride[i]) > in_record ||
+          static_cast<uint64_t>(shape[i]) > in_record + 1)
+        return bad(what + ": reaches beyond its record");
       last += static_cast<uint64_t>(stride[i]) * static_cast<uint64_t>(shape[i] - 1);
       if (last > in_record) return bad(what + ": reaches beyond its record");
     }
@@ -137,16 +155,25 @@ Result<Pickle> read_value(const File& file, const Place& place, const std::strin
 Status begin_tensor(ZipWriter& zip, const Dtype& dtype, const Shape& shape) {
   LB_TRY(count, elements(shape, "a tensor to be written"));
   Shape stride(shape.size(), 1);
-  for (size_t i = shape.size(); i-- > 1;) stride[i - 1] = stride[i] * std::max<int64_t>(shape[i], 1);
+  for (size_t i = shape.size(); i-- > 1;)
+    stride[i - 1] = stride[i] * std::max<int64_t>(shape[i], 1);
   const bool typed = dtype.storage[0] != '\0';
   const uint64_t bytes = count * static_cast<uint64_t>(dtype.bytes);
   using namespace emit;
-  const std::string cls = typed ? global("torch", dtype.storage) : global("torch.storage", "UntypedStorage");
-  const std::string id = tuple({text("storage"), cls, text("0"), text("cpu"), integer(static_cast<int64_t>(typed ? count : bytes))}) + "Q";
+  const std::string cls =
+      typed ? global("torch", dtype.storage) : global("torch.storage", "UntypedStorage");
+  const std::string id = tuple({text("storage"), cls, text("0"), text("cpu"),
+                                integer(static_cast<int64_t>(typed ? count : bytes))}) +
+                         "Q";
   const std::string hooks = call(global("collections", "OrderedDict"), tuple({}));
-  std::vector<std::string> arguments = {id, integer(0), integers(shape), integers(stride), boolean(false), hooks};
+  std::vector<std::string> arguments = {
+      id, integer(0), integers(shape), integers(stride), boolean(false), hooks};
   if (!typed) arguments.push_back(global("torch", dtype.name));
-  const std::string pickle = "\x80\x02" + call(global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3"), tuple(arguments)) + ".";
+  const std::string pickle =
+      "\x80\x02" +
+      call(global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3"),
+           tuple(arguments)) +
+      ".";
   LB_CHECK(zip.record("data.pkl", pickle));
   LB_CHECK(zip.record(".format_version", "1"));
   LB_CHECK(zip.record(".storage_alignment", "64"));

@@ -13,13 +13,14 @@ namespace lowbit::ckpt {
 /// A tensor's values in a file.
 struct Payload {
   const Dtype* dtype = nullptr;
-  Shape shape, stride;   // stride in elements
-  uint64_t first = 0;    // element of the record at index 0
+  Shape shape, stride;  // stride in elements
+  uint64_t first = 0;   // element of the record at index 0
   ZipRecord record;
   bool contiguous = false;
 };
 
-/// The tensor in an item: known dtype, strides inside the record, no element twice. `what` names it in errors.
+/// The tensor in an item: known dtype, strides inside the record, no element twice. `what` names it
+/// in errors.
 Result<Payload> read_payload(const File& file, const Place& place, const std::string& what);
 /// The record's CRC against its bytes; a writer that computed none has 0.
 Status check_crc(const File& file, const ZipRecord& record, const std::string& what);

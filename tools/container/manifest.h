@@ -1,4 +1,5 @@
-// What a container holds, validated: after reading it, code may trust every name, size and place in here.
+// What a container holds, validated: after reading it, code may trust every name, size and place in
+// here.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace lowbit::ckpt {
 
-/// A torch dtype. `storage` is the storage class that _rebuild_tensor_v2 names; empty where only UntypedStorage holds it.
+/// A torch dtype. `storage` is the storage class that _rebuild_tensor_v2 names; empty where only
+/// UntypedStorage holds it.
 struct Dtype {
   const char* name;
   int bytes;

@@ -9,8 +9,8 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint32_t kLocal = 0x04034b50, kDescriptor = 0x08074b50, kCentral = 0x02014b50, kEnd = 0x06054b50, kEnd64 = 0x06064b50,
-                   kLocator64 = 0x07064b50;
+constexpr uint32_t kLocal = 0x04034b50, kDescriptor = 0x08074b50, kCentral = 0x02014b50,
+                   kEnd = 0x06054b50, kEnd64 = 0x06064b50, kLocator64 = 0x07064b50;
 constexpr uint64_t kMax32 = 0xffffffff;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kMostDirectory = 1ull << 28;
@@ -26,7 +26,8 @@ struct Bytes {
       return 0;
     }
     uint64_t n = 0;
-    for (int i = 0; i < width; ++i) n |= static_cast<uint64_t>(static_cast<uint8_t>(s[at + static_cast<size_t>(i)])) << (8 * i);
+    for (int i = 0; i < width; ++i)
+      n |= static_cast<uint64_t>(static_cast<uint8_t>(s[at + static_cast<size_t>(i)])) << (8 * i);
     at += static_cast<size_t>(width);
     return n;
   }
@@ -73,11 +74,14 @@ Result<Entry> central(Bytes& b, const std::string& what) {
       if (e.header == kMax32) e.header = x.take(8);
       if (x.at > end) x.cut = true;
     }
-    if (x.cut || end > extras.size()) return bad(what + ": the zip directory has a broken extra field");
+    if (x.cut || end > extras.size())
+      return bad(what + ": the zip directory has a broken extra field");
     x.at = end;
   }
-  if (method != 0 || packed != e.size) return bad(what + ": record " + printable(e.name) + " is compressed, which torch never writes");
-  if ((e.flags & ~0x0808ull) != 0) return bad(what + ": record " + printable(e.name) + " is encrypted or has unknown flags");
+  if (method != 0 || packed != e.size)
+    return bad(what + ": record " + printable(e.name) + " is compressed, which torch never writes");
+  if ((e.flags & ~0x0808ull) != 0)
+    return bad(what + ": record " + printable(e.name) + " is encrypted or has unknown flags");
   return e;
 }
 
@@ -85,17 +89,20 @@ struct Directory64 {
   uint64_t count, size, offset, end;  // end: where the directory must end
 };
 
-Result<Directory64> find_directory(const File& file, uint64_t base, uint64_t length, const std::string& what) {
+Result<Directory64> find_directory(const File& file, uint64_t base, uint64_t length,
+                                   const std::string& what) {
   if (length < 22) return bad(what + ": is too short for a zip");
   const uint64_t tail_size = std::min<uint64_t>(length, 22 + 20 + 56);
   std::string tail(tail_size, '\0');
   LB_CHECK(file.read(base + length - tail_size, tail.data(), tail_size));
   Bytes e{tail, tail_size - 22};
-  if (e.take(4) != kEnd) return bad(what + ": does not end like a zip; it is cut off, or something follows it");
+  if (e.take(4) != kEnd)
+    return bad(what + ": does not end like a zip; it is cut off, or something follows it");
   if (e.take(2) != 0 || e.take(2) != 0) return bad(what + ": the zip has several volumes");
   const uint64_t here = e.take(2);
   Directory64 d{e.take(2), e.take(4), e.take(4), length - 22};
-  if (e.take(2) != 0 || here != d.count) return bad(what + ": the zip has a comment, or counts its entries twice");
+  if (e.take(2) != 0 || here != d.count)
+    return bad(what + ": the zip has a comment, or counts its entries twice");
   if (tail_size == 98) {
     Bytes l{tail, 56};
     if (l.take(4) == kLocator64) {
@@ -105,25 +112,33 @@ Result<Directory64> find_directory(const File& file, uint64_t base, uint64_t len
       z.take(4);
       const uint64_t volume1 = z.take(4), volume2 = z.take(4), here64 = z.take(8);
       const Directory64 wide{z.take(8), z.take(8), z.take(8), length - 98};
-      if (!whole || volume != 0 || volumes != 1 || volume1 != 0 || volume2 != 0 || at != length - 98 || here64 != wide.count) {
+      if (!whole || volume != 0 || volumes != 1 || volume1 != 0 || volume2 != 0 ||
+          at != length - 98 || here64 != wide.count) {
         return bad(what + ": the zip64 end record is broken");
       }
-      const auto agree = [](uint64_t narrow, uint64_t full, uint64_t most) { return narrow == std::min(full, most); };
-      if (!agree(d.count, wide.count, 0xffff) || !agree(d.size, wide.size, kMax32) || !agree(d.offset, wide.offset, kMax32)) {
+      const auto agree = [](uint64_t narrow, uint64_t full, uint64_t most) {
+        return narrow == std::min(full, most);
+      };
+      if (!agree(d.count, wide.count, 0xffff) || !agree(d.size, wide.size, kMax32) ||
+          !agree(d.offset, wide.offset, kMax32)) {
         return bad(what + ": the zip's two end records disagree");
       }
       d = wide;
     }
   }
-  if (d.offset > d.end || d.size != d.end - d.offset) return bad(what + ": the zip directory does not lie where it says");
-  if (d.size > kMostDirectory || d.count > d.size / 46) return bad(what + ": the zip directory has an impossible number of entries");
+  if (d.offset > d.end || d.size != d.end - d.offset)
+    return bad(what + ": the zip directory does not lie where it says");
+  if (d.size > kMostDirectory || d.count > d.size / 46)
+    return bad(what + ": the zip directory has an impossible number of entries");
   return d;
 }
 
 }  // namespace
 
-Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t base, uint64_t length, const std::string& what) {
-  if (base > file.size() || length > file.size() - base) return bad(what + ": lies beyond the end of " + file.name());
+Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t base, uint64_t length,
+                                        const std::string& what) {
+  if (base > file.size() || length > file.size() - base)
+    return bad(what + ": lies beyond the end of " + file.name());
   LB_TRY(directory, find_directory(file, base, length, what));
   std::string bytes(directory.size, '\0');
   LB_CHECK(file.read(base + directory.offset, bytes.data(), bytes.size()));
@@ -134,29 +149,36 @@ Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t base, uint64_
     entries.push_back(std::move(entry));
   }
   if (b.at != bytes.size()) return bad(what + ": the zip directory has bytes behind its entries");
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& c) { return a.header < c.header; });
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& c) { return a.header < c.header; });
 
   std::vector<ZipRecord> records;
   std::string folder;
   uint64_t end = 0;  // of the record before
   for (const Entry& e : entries) {
     const std::string record = what + ": record " + printable(e.name);
-    if (e.header != end) return bad(record + (e.header < end ? " overlaps another" : " leaves a gap"));
+    if (e.header != end)
+      return bad(record + (e.header < end ? " overlaps another" : " leaves a gap"));
     std::string local(30, '\0');
-    if (directory.offset - e.header < 30 || e.header > directory.offset) return bad(record + " lies in the zip directory");
+    if (directory.offset - e.header < 30 || e.header > directory.offset)
+      return bad(record + " lies in the zip directory");
     LB_CHECK(file.read(base + e.header, local.data(), local.size()));
     Bytes l{local};
     const bool is_local = l.take(4) == kLocal;
     l.take(2);
     const uint64_t flags = l.take(2), method = l.take(2);
     l.take(4);
-    const uint64_t crc = l.take(4), packed = l.take(4), size = l.take(4), name = l.take(2), extra = l.take(2);
+    const uint64_t crc = l.take(4), packed = l.take(4), size = l.take(4), name = l.take(2),
+                   extra = l.take(2);
     const uint64_t start = e.header + 30 + name + extra;
-    if (!is_local || method != 0 || flags != e.flags || name != e.name.size()) return bad(record + " has a local header that says something else");
-    if (start > directory.offset || e.size > directory.offset - start) return bad(record + " lies beyond the data");
+    if (!is_local || method != 0 || flags != e.flags || name != e.name.size())
+      return bad(record + " has a local header that says something else");
+    if (start > directory.offset || e.size > directory.offset - start)
+      return bad(record + " lies beyond the data");
     std::string local_name(name, '\0');
     LB_CHECK(file.read(base + e.header + 30, local_name.data(), name));
-    if (local_name != e.name) return bad(record + " is called " + printable(local_name) + " by its local header");
+    if (local_name != e.name)
+      return bad(record + " is called " + printable(local_name) + " by its local header");
     end = start + e.size;
     if (flags & 8) {  // sizes and CRC follow the data
       const uint64_t width = e.size >= kMax32 || e.header >= kMax32 ? 8 : 4;
@@ -164,25 +186,30 @@ Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t base, uint64_
       if (directory.offset - end < trailer.size()) return bad(record + " has no descriptor");
       LB_CHECK(file.read(base + end, trailer.data(), trailer.size()));
       Bytes t{trailer};
-      if (t.take(4) != kDescriptor || t.take(4) != e.crc || t.take(static_cast<int>(width)) != e.size ||
-          t.take(static_cast<int>(width)) != e.size) {
+      if (t.take(4) != kDescriptor || t.take(4) != e.crc ||
+          t.take(static_cast<int>(width)) != e.size || t.take(static_cast<int>(width)) != e.size) {
         return bad(record + " has a descriptor that says something else");
       }
       end += trailer.size();
-    } else if (crc != e.crc || (size != e.size && size != kMax32) || (packed != e.size && packed != kMax32)) {
+    } else if (crc != e.crc || (size != e.size && size != kMax32) ||
+               (packed != e.size && packed != kMax32)) {
       return bad(record + " has a local header that says something else");
     }
     const size_t slash = e.name.find('/');
     if (slash == std::string::npos || slash == 0) return bad(record + " lies in no folder");
     if (folder.empty()) folder = e.name.substr(0, slash);
-    if (e.name.compare(0, slash, folder) != 0) return bad(record + " lies in another folder than the rest");
-    records.push_back({e.name.substr(slash + 1), base + start, e.size, static_cast<uint32_t>(e.crc)});
+    if (e.name.compare(0, slash, folder) != 0)
+      return bad(record + " lies in another folder than the rest");
+    records.push_back(
+        {e.name.substr(slash + 1), base + start, e.size, static_cast<uint32_t>(e.crc)});
   }
-  if (end != directory.offset) return bad(what + ": the zip has bytes between its records and its directory");
+  if (end != directory.offset)
+    return bad(what + ": the zip has bytes between its records and its directory");
   std::vector<std::string> names;
   for (const ZipRecord& r : records) names.push_back(r.name);
   std::sort(names.begin(), names.end());
-  if (std::adjacent_find(names.begin(), names.end()) != names.end()) return bad(what + ": the zip has two records of one name");
+  if (std::adjacent_find(names.begin(), names.end()) != names.end())
+    return bad(what + ": the zip has two records of one name");
   return records;
 }
 
@@ -193,8 +220,9 @@ const ZipRecord* find_record(const std::vector<ZipRecord>& records, const std::s
   return nullptr;
 }
 
-// Headers as PyTorchStreamWriter writes them: UTF-8 names, sizes in a descriptor behind the data (none where it is empty), and padding in an extra field
-// 'FB' so that data starts at a multiple of 64 from the archive's start.
+// Headers as PyTorchStreamWriter writes them: UTF-8 names, sizes in a descriptor behind the data
+// (none where it is empty), and padding in an extra field 'FB' so that data starts at a multiple of
+// 64 from the archive's start.
 Status ZipWriter::begin(const std::string& name, uint64_t size) {
   using emit::little;
   const std::string full = folder_ + "/" + name;
@@ -210,8 +238,8 @@ Status ZipWriter::begin(const std::string& name, uint64_t size) {
   extra += "FB" + little(padding, 2) + std::string(padding, 'Z');
   const auto flags = static_cast<uint16_t>(0x0800 | (size > 0 ? 8 : 0));
   entries_.push_back({full, flags, 0, size, at});
-  return out_.write(little(kLocal, 4) + little(0, 2) + little(flags, 2) + std::string(18, '\0') + little(full.size(), 2) +
-                    little(extra.size(), 2) + full + extra);
+  return out_.write(little(kLocal, 4) + little(0, 2) + little(flags, 2) + std::string(18, '\0') +
+                    little(full.size(), 2) + little(extra.size(), 2) + full + extra);
 }
 
 Status ZipWriter::data(const void* bytes, uint64_t count) {
@@ -224,7 +252,8 @@ Status ZipWriter::end() {
   const Entry& e = entries_.back();
   if (e.size == 0) return fine();
   const int width = e.size >= kMax32 || e.offset >= kMax32 ? 8 : 4;
-  return out_.write(little(kDescriptor, 4) + little(e.crc, 4) + little(e.size, width) + little(e.size, width));
+  return out_.write(little(kDescriptor, 4) + little(e.crc, 4) + little(e.size, width) +
+                    little(e.size, width));
 }
 
 Status ZipWriter::record(const std::string& name, const std::string& bytes) {
@@ -244,16 +273,19 @@ Status ZipWriter::close() {
     if (e.size >= kMax32) extra += little(e.size, 8) + little(e.size, 8);
     if (e.offset >= kMax32) extra += little(e.offset, 8);
     if (!extra.empty()) extra = little(1, 2) + little(extra.size(), 2) + extra;
-    bytes += little(kCentral, 4) + little(0, 4) + little(e.flags, 2) + little(0, 6) + little(e.crc, 4) + little(std::min(e.size, kMax32), 4) +
-             little(std::min(e.size, kMax32), 4) + little(e.name.size(), 2) + little(extra.size(), 2) + std::string(10, '\0') +
+    bytes += little(kCentral, 4) + little(0, 4) + little(e.flags, 2) + little(0, 6) +
+             little(e.crc, 4) + little(std::min(e.size, kMax32), 4) +
+             little(std::min(e.size, kMax32), 4) + little(e.name.size(), 2) +
+             little(extra.size(), 2) + std::string(10, '\0') +
              little(std::min(e.offset, kMax32), 4) + e.name + extra;
   }
   const uint64_t size = bytes.size(), end = start + size, n = entries_.size();
-  bytes += little(kEnd64, 4) + little(44, 8) + little(0x031e, 2) + little(45, 2) + little(0, 8) + little(n, 8) + little(n, 8) + little(size, 8) +
-           little(start, 8);
+  bytes += little(kEnd64, 4) + little(44, 8) + little(0x031e, 2) + little(45, 2) + little(0, 8) +
+           little(n, 8) + little(n, 8) + little(size, 8) + little(start, 8);
   bytes += little(kLocator64, 4) + little(0, 4) + little(end, 8) + little(1, 4);
-  bytes += little(kEnd, 4) + little(0, 4) + little(std::min<uint64_t>(n, 0xffff), 2) + little(std::min<uint64_t>(n, 0xffff), 2) +
-           little(std::min(size, kMax32), 4) + little(std::min(start, kMax32), 4) + little(0, 2);
+  bytes += little(kEnd, 4) + little(0, 4) + little(std::min<uint64_t>(n, 0xffff), 2) +
+           little(std::min<uint64_t>(n, 0xffff), 2) + little(std::min(size, kMax32), 4) +
+           little(std::min(start, kMax32), 4) + little(0, 2);
   return out_.write(bytes);
 }
 

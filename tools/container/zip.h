@@ -1,4 +1,5 @@
-// The stored-only zip of torch.save, to the byte: index of one inside a file, and a writer that gives torch's own bytes.
+// The stored-only zip of torch.save, to the byte: index of one inside a file, and a writer that
+// gives torch's own bytes.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +14,23 @@ struct ZipRecord {
   std::string name;     // without the archive's folder
   uint64_t offset = 0;  // of the data, in the file
   uint64_t size = 0;
-  uint32_t crc = 0;     // 0 for all records where the writer computed none
+  uint32_t crc = 0;  // 0 for all records where the writer computed none
 };
 
-/// The records of the zip that is bytes [offset, offset + length) of `file`, local headers, descriptors and directory held against each other: no
-/// compression, encryption, duplicate, overlap, gap at the ends, or second opinion.
-Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t offset, uint64_t length, const std::string& what);
+/// The records of the zip that is bytes [offset, offset + length) of `file`, local headers,
+/// descriptors and directory held against each other: no compression, encryption, duplicate,
+/// overlap, gap at the ends, or second opinion.
+Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t offset, uint64_t length,
+                                        const std::string& what);
 
 const ZipRecord* find_record(const std::vector<ZipRecord>& records, const std::string& name);
 
-/// Writes one archive at the output's position. Records must be announced with their size; data follows in pieces.
+/// Writes one archive at the output's position. Records must be announced with their size; data
+/// follows in pieces.
 class ZipWriter {
  public:
-  explicit ZipWriter(Output& out, std::string folder = "archive") : out_(out), base_(out.position()), folder_(std::move(folder)) {}
+  explicit ZipWriter(Output& out, std::string folder = "archive")
+      : out_(out), base_(out.position()), folder_(std::move(folder)) {}
   Status begin(const std::string& name, uint64_t size);
   Status data(const void* bytes, uint64_t count);
   Status end();

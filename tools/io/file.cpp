@@ -18,7 +18,8 @@ namespace {
 std::string reason() { return std::strerror(errno); }
 
 bool plain(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
 }
 
 Status sync_folder(const std::string& path) {
@@ -37,15 +38,19 @@ Result<std::shared_ptr<File>> File::of_bytes(std::string_view bytes, std::string
   const int fd = ::memfd_create("lowbit-ckpt", MFD_CLOEXEC);
   if (fd < 0) return failed(name + ": cannot make a file in memory: " + reason());
   std::shared_ptr<File> file(new File(fd, bytes.size(), std::move(name)));
-  if (::write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) return failed(file->name() + ": cannot write: " + reason());
+  if (::write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
+    return failed(file->name() + ": cannot write: " + reason());
   return file;
 }
 
 Status File::read(uint64_t offset, void* out, uint64_t bytes) const {
-  if (offset > size_ || bytes > size_ - offset) return bad(name_ + ": bytes " + std::to_string(offset) + ".." + std::to_string(offset + bytes) + " of a file of " + std::to_string(size_));
+  if (offset > size_ || bytes > size_ - offset)
+    return bad(name_ + ": bytes " + std::to_string(offset) + ".." + std::to_string(offset + bytes) +
+               " of a file of " + std::to_string(size_));
   char* to = static_cast<char*>(out);
   while (bytes > 0) {
-    const ssize_t got = ::pread(fd_, to, std::min<uint64_t>(bytes, 1u << 30), static_cast<off_t>(offset));
+    const ssize_t got =
+        ::pread(fd_, to, std::min<uint64_t>(bytes, 1u << 30), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return failed(name_ + ": cannot read: " + reason());
     if (got == 0) return bad(name_ + ": became shorter while it was read");
@@ -81,9 +86,11 @@ bool Directory::has(const std::string& name) const {
 }
 
 Result<std::shared_ptr<File>> Directory::file(const std::string& name) const {
-  if (!plain(name)) return bad(path_ + ": the file name " + printable(name) + " leads out of the folder");
+  if (!plain(name))
+    return bad(path_ + ": the file name " + printable(name) + " leads out of the folder");
   const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0 && errno == ELOOP) return bad(path_ + "/" + printable(name) + ": is a link, which is not followed");
+  if (fd < 0 && errno == ELOOP)
+    return bad(path_ + "/" + printable(name) + ": is a link, which is not followed");
   if (fd < 0) return bad(path_ + "/" + printable(name) + ": cannot be opened: " + reason());
   struct stat info;
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
@@ -95,7 +102,9 @@ Result<std::shared_ptr<File>> Directory::file(const std::string& name) const {
 
 Result<std::string> Directory::content(const std::string& name, uint64_t limit) const {
   LB_TRY(f, file(name));
-  if (f->size() > limit) return bad(f->name() + ": has " + std::to_string(f->size()) + " bytes, more than the limit of " + std::to_string(limit));
+  if (f->size() > limit)
+    return bad(f->name() + ": has " + std::to_string(f->size()) +
+               " bytes, more than the limit of " + std::to_string(limit));
   std::string bytes(f->size(), '\0');
   LB_CHECK(f->read(0, bytes.data(), bytes.size()));
   return bytes;
@@ -154,11 +163,13 @@ Result<std::shared_ptr<NewDirectory>> NewDirectory::create(const std::string& gi
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
   if (exists && !replace) return Error{Exit::kUsage, path + " exists; --force replaces it"};
-  if (exists && !S_ISDIR(info.st_mode)) return Error{Exit::kUsage, path + " exists and is not a folder"};
+  if (exists && !S_ISDIR(info.st_mode))
+    return Error{Exit::kUsage, path + " exists and is not a folder"};
   const size_t slash = path.find_last_of('/');
   const std::string parent = slash == std::string::npos ? "" : path.substr(0, slash + 1);
   std::string temporary = parent + "." + path.substr(parent.size()) + ".partial-XXXXXX";
-  if (::mkdtemp(temporary.data()) == nullptr) return failed("cannot make a folder beside " + path + ": " + reason());
+  if (::mkdtemp(temporary.data()) == nullptr)
+    return failed("cannot make a folder beside " + path + ": " + reason());
   ::chmod(temporary.c_str(), 0755);
   return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists));
 }
@@ -185,7 +196,8 @@ Status NewDirectory::commit() {
   const size_t slash = path_.find_last_of('/');
   LB_CHECK(sync_folder(slash == std::string::npos ? "." : path_.substr(0, slash + 1)));
   std::error_code ignored;
-  if (replace_) std::filesystem::remove_all(temporary_, ignored);  // the old one, after the exchange
+  if (replace_)
+    std::filesystem::remove_all(temporary_, ignored);  // the old one, after the exchange
   return fine();
 }
 

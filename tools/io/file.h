@@ -1,5 +1,5 @@
-// The only place that opens files. Reading never follows a link and never leaves the folder that was named; what is written appears whole or
-// not at all.
+// The only place that opens files. Reading never follows a link and never leaves the folder that
+// was named; what is written appears whole or not at all.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,8 @@ class Directory {
   /// Names of the entries, sorted.
   Result<std::vector<std::string>> list() const;
   bool has(const std::string& name) const;
-  /// `name` must be a plain name: no '/', not '.' or '..'. Links, and anything but a regular file, are refused.
+  /// `name` must be a plain name: no '/', not '.' or '..'. Links, and anything but a regular file,
+  /// are refused.
   Result<std::shared_ptr<File>> file(const std::string& name) const;
   /// The whole of a file of at most `limit` bytes.
   Result<std::string> content(const std::string& name, uint64_t limit) const;
@@ -77,7 +78,8 @@ class Output {
   uint64_t position_ = 0;
 };
 
-/// A folder that comes into being under a temporary name beside its place and takes its place when `commit` is called; removed where it never is.
+/// A folder that comes into being under a temporary name beside its place and takes its place when
+/// `commit` is called; removed where it never is.
 class NewDirectory {
  public:
   /// Refuses a place that exists, unless `replace`.

@@ -39,14 +39,15 @@ inline Status fine() { return Nothing{}; }
 
 #define LB_JOIN2(a, b) a##b
 #define LB_JOIN(a, b) LB_JOIN2(a, b)
-/// `LB_TRY(name, expression)`: name is the result's value; where it is an error, the function returns it.
+/// `LB_TRY(name, expression)`: name is the result's value; where it is an error, the function
+/// returns it.
 #define LB_TRY(name, ...) LB_TRY_(LB_JOIN(result_, __LINE__), name, __VA_ARGS__)
-#define LB_TRY_(result, name, ...)          \
-  auto result = (__VA_ARGS__);              \
-  if (!result.ok()) return result.error();  \
+#define LB_TRY_(result, name, ...)         \
+  auto result = (__VA_ARGS__);             \
+  if (!result.ok()) return result.error(); \
   auto name = std::move(result.value())
 /// `LB_CHECK(expression)`: returns the error of a Status.
-#define LB_CHECK(...)                                         \
+#define LB_CHECK(...) \
   if (auto status_ = (__VA_ARGS__); !status_.ok()) return status_.error()
 
 }  // namespace lowbit::ckpt

@@ -1,5 +1,5 @@
-// Reads a pickle into inert values. Opcodes and globals are an allowlist, every length is checked against what is left before anything is allocated, and
-// everything has a limit.
+// Reads a pickle into inert values. Opcodes and globals are an allowlist, every length is checked
+// against what is left before anything is allocated, and everything has a limit.
 #pragma once
 
 #include <string>
@@ -20,6 +20,7 @@ struct PickleLimits {
 using AllowFn = bool (*)(std::string_view module, std::string_view name);
 
 /// `what` names the input in errors.
-Result<Pickle> read_pickle(std::string_view bytes, AllowFn allow, const std::string& what, const PickleLimits& limits = {});
+Result<Pickle> read_pickle(std::string_view bytes, AllowFn allow, const std::string& what,
+                           const PickleLimits& limits = {});
 
 }  // namespace lowbit::ckpt

@@ -31,7 +31,10 @@ inline std::string tuple(const std::vector<std::string>& items) {
   if (items.empty()) return ")";
   std::string s = items.size() > 3 ? "(" : "";
   for (const std::string& item : items) s += item;
-  return s + (items.size() == 1 ? "\x85" : items.size() == 2 ? "\x86" : items.size() == 3 ? "\x87" : "t");
+  return s + (items.size() == 1   ? "\x85"
+              : items.size() == 2 ? "\x86"
+              : items.size() == 3 ? "\x87"
+                                  : "t");
 }
 inline std::string integers(const std::vector<int64_t>& values) {
   std::vector<std::string> items;
@@ -39,10 +42,18 @@ inline std::string integers(const std::vector<int64_t>& values) {
   return tuple(items);
 }
 /// A dict of pickled keys and values, alternating.
-inline std::string dict(const std::string& items) { return items.empty() ? "}" : "}(" + items + "u"; }
-inline std::string list(const std::string& items) { return items.empty() ? "]" : "](" + items + "e"; }
-inline std::string call(const std::string& callable, const std::string& arguments) { return callable + arguments + "R"; }
+inline std::string dict(const std::string& items) {
+  return items.empty() ? "}" : "}(" + items + "u";
+}
+inline std::string list(const std::string& items) {
+  return items.empty() ? "]" : "](" + items + "e";
+}
+inline std::string call(const std::string& callable, const std::string& arguments) {
+  return callable + arguments + "R";
+}
 /// cls.__new__(cls) with a state.
-inline std::string object(const std::string& cls, const std::string& state) { return cls + ")\x81" + state + "b"; }
+inline std::string object(const std::string& cls, const std::string& state) {
+  return cls + ")\x81" + state + "b";
+}
 
 }  // namespace lowbit::ckpt::emit

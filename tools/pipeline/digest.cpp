@@ -9,7 +9,8 @@
 namespace lowbit::ckpt {
 
 Result<std::string> digest(const Manifest& manifest, const Progress& progress) {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
+                                                                       XXH3_freeState);
   XXH3_128bits_reset(state.get());
   const uint64_t total = tensor_bytes(manifest);
   uint64_t done = 0;
@@ -20,7 +21,8 @@ Result<std::string> digest(const Manifest& manifest, const Progress& progress) {
     XXH3_128bits_update(state.get(), head.data(), head.size() + 1);
     const uint64_t row = RowReader::row_bytes(tensor);
     const int64_t rows = row == 0 ? 0 : RowReader::rows(tensor);
-    const auto at_once = static_cast<int64_t>(std::max<uint64_t>(1, (4u << 20) / std::max<uint64_t>(row, 1)));
+    const auto at_once =
+        static_cast<int64_t>(std::max<uint64_t>(1, (4u << 20) / std::max<uint64_t>(row, 1)));
     for (int64_t at = 0; at < rows; at += at_once) {
       const int64_t stop = std::min(at + at_once, rows);
       buffer.resize(static_cast<uint64_t>(stop - at) * row);

@@ -24,7 +24,8 @@ Status copy_item(const File& from, const Place& place, Output& to) {
 
 /// Calls `use` with the rows [begin, end) of a tensor in pieces.
 template <class Use>
-Status for_pieces(RowReader& reader, const Tensor& tensor, int64_t begin, int64_t end, const Use& use) {
+Status for_pieces(RowReader& reader, const Tensor& tensor, int64_t begin, int64_t end,
+                  const Use& use) {
   const uint64_t row = RowReader::row_bytes(tensor);
   if (row == 0 || begin == end) return fine();
   const auto at_once = static_cast<int64_t>(std::max<uint64_t>(1, kPiece / row));
@@ -42,11 +43,13 @@ Status for_pieces(RowReader& reader, const Tensor& tensor, int64_t begin, int64_
 
 uint64_t tensor_bytes(const Manifest& m) {
   uint64_t bytes = 0;
-  for (const Tensor& t : m.tensors) bytes += static_cast<uint64_t>(RowReader::rows(t)) * RowReader::row_bytes(t);
+  for (const Tensor& t : m.tensors)
+    bytes += static_cast<uint64_t>(RowReader::rows(t)) * RowReader::row_bytes(t);
   return bytes;
 }
 
-Result<ReshardReport> reshard(const Manifest& from, const std::string& path, int64_t ranks, bool replace, const Progress& progress) {
+Result<ReshardReport> reshard(const Manifest& from, const std::string& path, int64_t ranks,
+                              bool replace, const Progress& progress) {
   LB_TRY(folder, NewDirectory::create(path, replace));
   ReshardReport report{.tensors = from.tensors.size(), .blobs = from.blobs.size()};
   const uint64_t total = tensor_bytes(from);
@@ -70,22 +73,27 @@ Result<ReshardReport> reshard(const Manifest& from, const std::string& path, int
       const int64_t n = RowReader::rows(tensor), part = (n + ranks - 1) / ranks;
       const int64_t begin = tensor.shape.empty() ? 0 : std::min(rank * part, n);
       const int64_t end = tensor.shape.empty() ? (rank == 0 ? 1 : 0) : std::min(begin + part, n);
-      if (begin == end && !(rank == 0 && n == 0)) continue;  // nothing of it is this rank's; an empty tensor keeps one box
+      if (begin == end && !(rank == 0 && n == 0))
+        continue;  // nothing of it is this rank's; an empty tensor keeps one box
       Chunk chunk{Shape(tensor.shape.size(), 0), tensor.shape, {name, file->position(), 0}};
       if (!tensor.shape.empty()) {
         chunk.offset[0] = begin;
         chunk.shape[0] = end - begin;
       }
-      const auto same = std::find_if(tensor.chunks.begin(), tensor.chunks.end(),
-                                     [&](const Chunk& c) { return c.offset == chunk.offset && c.shape == chunk.shape; });
+      const auto same = std::find_if(
+          tensor.chunks.begin(), tensor.chunks.end(),
+          [&](const Chunk& c) { return c.offset == chunk.offset && c.shape == chunk.shape; });
       if (same != tensor.chunks.end()) {
-        LB_CHECK(for_pieces(reader, tensor, begin, std::min(begin + 1, end), [](const std::string&) { return fine(); }));  // checks the item
+        LB_CHECK(for_pieces(reader, tensor, begin, std::min(begin + 1, end),
+                            [](const std::string&) { return fine(); }));  // checks the item
         LB_CHECK(copy_item(*from.files.at(same->place.file), same->place, *file));
         ++report.copied;
       } else {
         ZipWriter zip(*file);
         LB_CHECK(begin_tensor(zip, *tensor.dtype, chunk.shape));
-        LB_CHECK(for_pieces(reader, tensor, begin, end, [&](const std::string& bytes) { return zip.data(bytes.data(), bytes.size()); }));
+        LB_CHECK(for_pieces(reader, tensor, begin, end, [&](const std::string& bytes) {
+          return zip.data(bytes.data(), bytes.size());
+        }));
         LB_CHECK(finish_tensor(zip));
       }
       chunk.place.length = file->position() - chunk.place.offset;

@@ -9,7 +9,8 @@
 
 namespace lowbit::ckpt {
 
-/// Reads rows of one tensor after another. Every item is checked on first touch: its shape and dtype against the manifest, its bytes against its CRC.
+/// Reads rows of one tensor after another. Every item is checked on first touch: its shape and
+/// dtype against the manifest, its bytes against its CRC.
 class RowReader {
  public:
   explicit RowReader(const Manifest& manifest) : manifest_(manifest) {}

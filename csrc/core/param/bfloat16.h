@@ -1,11 +1,15 @@
-// bfloat16 parameters without a master copy: decay and update are applied in float32, then rounded once.
+// bfloat16 parameters without a master copy: decay and update are applied in float32, then rounded
+// once.
 //
 //   nearest     ties to even
-//   stochastic  (bits + r) >> 16 with r uniform in [0, 2^16): up with probability (low 16 bits) / 2^16, so the mean is exact and an update
-//               smaller than half a step is kept on average instead of being lost (arXiv:2010.06192)
+//   stochastic  (bits + r) >> 16 with r uniform in [0, 2^16): up with probability (low 16 bits) /
+//   2^16, so the mean is exact and an update
+//               smaller than half a step is kept on average instead of being lost
+//               (arXiv:2010.06192)
 //
-// Both keep infinities, write every NaN as 0x7fc0, and leave values that are exact in bfloat16 alone. Stochastic rounding never turns a finite
-// value into an infinity: it stays at the largest finite value.
+// Both keep infinities, write every NaN as 0x7fc0, and leave values that are exact in bfloat16
+// alone. Stochastic rounding never turns a finite value into an infinity: it stays at the largest
+// finite value.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +32,7 @@ LB_HD uint16_t bfloat16_stochastic(float x, uint32_t random16) {
   const uint32_t b = float_bits(x);
   const uint32_t magnitude = b & 0x7fffffffu;
   uint32_t rounded = (magnitude + random16) >> 16;
-  if (rounded > 0x7f7fu) rounded = 0x7f7fu;                      // finite stays finite
+  if (rounded > 0x7f7fu) rounded = 0x7f7fu;  // finite stays finite
   if (magnitude >= kInfinityBits) rounded = kInfinityBits >> 16;
   rounded |= (b >> 16) & 0x8000u;
   return static_cast<uint16_t>(is_nan_bits(b) ? kCanonicalNanBFloat16 : rounded);
@@ -49,7 +53,9 @@ struct BFloat16Stochastic {
   static constexpr bool kRandom = true;
   using Storage = uint16_t;
   LB_HD static float load(uint16_t stored) { return bfloat16_to_float(stored); }
-  LB_HD static uint16_t store(float x, uint32_t random16) { return bfloat16_stochastic(x, random16); }
+  LB_HD static uint16_t store(float x, uint32_t random16) {
+    return bfloat16_stochastic(x, random16);
+  }
 };
 
 }  // namespace lowbit

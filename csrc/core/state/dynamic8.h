@@ -1,14 +1,17 @@
 // 8-bit codes of the dynamic map of arXiv:2110.02861, with one float32 scale per block of a row.
 //
-// The map is a float with a unary exponent. Decade i = 0..6 holds n = 2^i magnitudes (signed) or 2^(i+1) (unsigned), the centres of n equal parts
-// of [0.1, 1] * 10^(i-6); below all decades lies 0, above them 1:
+// The map is a float with a unary exponent. Decade i = 0..6 holds n = 2^i magnitudes (signed) or
+// 2^(i+1) (unsigned), the centres of n equal parts of [0.1, 1] * 10^(i-6); below all decades lies
+// 0, above them 1:
 //     10^(i-6) * (0.1 + 0.9 * (2 j + 1) / (2 n)),  j = 0..n-1
-// Magnitudes in ascending order have the ordinals 0 (zero) .. kTop (one). Unsigned: code = ordinal. Signed: code = 127 +- ordinal; there is no -1,
-// -0.99296875 is the lowest. The entries are rounded the way linspace rounds them in the peers, so they are the bits of bitsandbytes' and torchao's
+// Magnitudes in ascending order have the ordinals 0 (zero) .. kTop (one). Unsigned: code = ordinal.
+// Signed: code = 127 +- ordinal; there is no -1, -0.99296875 is the lowest. The entries are rounded
+// the way linspace rounds them in the peers, so they are the bits of bitsandbytes' and torchao's
 // maps, and their state relabels without loss.
 //
-// A code is the nearest entry; a tie goes to the larger value. One exception, unsigned: a positive value never becomes zero but the smallest
-// step, since a second moment of zero would divide by eps alone.
+// A code is the nearest entry; a tie goes to the larger value. One exception, unsigned: a positive
+// value never becomes zero but the smallest step, since a second moment of zero would divide by eps
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +26,10 @@ struct Dynamic8Tables {
   static constexpr int kTop = kExtra ? 255 : 128;
   static constexpr int kDecades = 7;
   float magnitude[kTop + 1] = {};
-  float from[kDecades + 1] = {};  // the smallest value that belongs to decade i or above; [kDecades]: to one
-  // Inside decade i the ordinal of a is floor(a * slope + offset), at most `last`, up to an error far below kUnsure.
+  float from[kDecades + 1] =
+      {};  // the smallest value that belongs to decade i or above; [kDecades]: to one
+  // Inside decade i the ordinal of a is floor(a * slope + offset), at most `last`, up to an error
+  // far below kUnsure.
   float slope[kDecades] = {}, offset[kDecades] = {};
   int last[kDecades] = {};
 
@@ -49,7 +54,8 @@ struct Dynamic8Tables {
   }
 
  private:
-  /// Point j of n + 1 points from 0.1 to 1, each rounded once (the products and sums are exact in double).
+  /// Point j of n + 1 points from 0.1 to 1, each rounded once (the products and sums are exact in
+  /// double).
   static constexpr float point(int j, int n) {
     const float h = (1.0f - 0.1f) / static_cast<float>(n);
     return 2 * j < (n + 1) / 2 * 2 ? static_cast<float>(static_cast<double>(h) * j + 0.1f)
@@ -72,7 +78,8 @@ struct Dynamic8Code {
   using Storage = uint8_t;
   static constexpr float kUnsure = 0x1p-12f;
 
-  /// The ordinal of the entry nearest to a >= 0, from a guess: exact, since sums of two floats are exact in double here.
+  /// The ordinal of the entry nearest to a >= 0, from a guess: exact, since sums of two floats are
+  /// exact in double here.
   LB_HD static int nearest(float a, bool negative, int guess, const Tables& t) {
     int m = guess;
     while (m < Tables::kTop && beyond(a, negative, m, t)) ++m;
@@ -80,23 +87,27 @@ struct Dynamic8Code {
     return kExtra && m == 0 && a > 0.0f ? 1 : m;
   }
 
-  /// The ordinal of the entry nearest to a >= 0: by arithmetic, and by `nearest` within kUnsure of a boundary.
+  /// The ordinal of the entry nearest to a >= 0: by arithmetic, and by `nearest` within kUnsure of
+  /// a boundary.
   LB_HD static int ordinal(float a, bool negative, const Tables& t) {
     int decade = -1;
     for (int i = 0; i <= Tables::kDecades; ++i) decade += a >= t.from[i];
     if (decade < 0) return 0;
-    if (decade == Tables::kDecades) return negative && a == t.from[decade] ? nearest(a, negative, Tables::kTop, t) : Tables::kTop;
+    if (decade == Tables::kDecades)
+      return negative && a == t.from[decade] ? nearest(a, negative, Tables::kTop, t) : Tables::kTop;
     const float u = a * t.slope[decade] + t.offset[decade];
     int m = static_cast<int>(u);
     const float within = u - static_cast<float>(m);
     if (m > t.last[decade]) m = t.last[decade];
     if (m < 1) m = 1;  // unsigned values below the first step
-    if (within < kUnsure || within > 1.0f - kUnsure || a == t.from[decade]) m = nearest(a, negative, m, t);
+    if (within < kUnsure || within > 1.0f - kUnsure || a == t.from[decade])
+      m = nearest(a, negative, m, t);
     return m;
   }
 
  private:
-  /// Whether a lies past the middle of entries m and m + 1; on it, the larger value wins: up where positive, down where negative.
+  /// Whether a lies past the middle of entries m and m + 1; on it, the larger value wins: up where
+  /// positive, down where negative.
   LB_HD static bool beyond(float a, bool negative, int m, const Tables& t) {
     const double twice = 2.0 * a, sum = static_cast<double>(t.magnitude[m]) + t.magnitude[m + 1];
     return negative ? twice > sum : twice >= sum;

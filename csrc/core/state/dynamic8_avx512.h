@@ -1,11 +1,14 @@
-// The same bits as dynamic8.h, sixteen values to a register and 64 to a turn, with every table in registers.
+// The same bits as dynamic8.h, sixteen values to a register and 64 to a turn, with every table in
+// registers.
 //
-// decode: a float is two 16-bit halves, each looked up among 64 at a time; lookups, selection and sign work on 32 values an instruction.
+// decode: a float is two 16-bit halves, each looked up among 64 at a time; lookups, selection and
+// sign work on 32 values an instruction.
 //
-// encode: two neighbouring binades hold at most one boundary between decades. So the halved exponent names a segment, the distance from
-// that segment's boundary to its end is added to the bits, and the carry moves a value past the boundary into the next segment. The
-// segment's line slope * z + offset, limited to its last ordinal, rounds to the ordinal. Values closer than kUnsure to a rounding
-// boundary, about 3 in 100 turns, are asked of the scalar definition.
+// encode: two neighbouring binades hold at most one boundary between decades. So the halved
+// exponent names a segment, the distance from that segment's boundary to its end is added to the
+// bits, and the carry moves a value past the boundary into the next segment. The segment's line
+// slope * z + offset, limited to its last ordinal, rounds to the ordinal. Values closer than
+// kUnsure to a rounding boundary, about 3 in 100 turns, are asked of the scalar definition.
 #pragma once
 
 #include <immintrin.h>
@@ -22,23 +25,25 @@ struct Dynamic8Registers {
   static constexpr int kHalves = kExtra ? 256 : 128;
   alignas(64) uint16_t low[kHalves] = {}, high[kHalves] = {};  // of the magnitudes
   // By the low 4 bits of exponent / 2:
-  alignas(64) uint32_t carry[16] = {};                             // added to a key (below) it moves those past the boundary up by one
+  alignas(64)
+      uint32_t carry[16] = {};  // added to a key (below) it moves those past the boundary up by one
   alignas(64) float slope[16] = {}, offset[16] = {}, last[16] = {};
 
-  /// What is added: the bits of z >= 0 (unsigned); the bits of |z| doubled, plus one where z is positive (signed), so that a negative
-  /// value on a tie stays below it.
+  /// What is added: the bits of z >= 0 (unsigned); the bits of |z| doubled, plus one where z is
+  /// positive (signed), so that a negative value on a tie stays below it.
   static constexpr uint32_t key(float from, bool tie) {
     return kExtra ? float_bits(from) : 2 * float_bits(from) + (tie ? 1 : 0);
   }
   static constexpr int kShift = kExtra ? 24 : 25;  // of a key, to exponent / 2
-  static constexpr uint32_t kLowest = 49;          // exponent / 2 of the lowest segment, 2^-29, which smaller values share
+  static constexpr uint32_t kLowest =
+      49;  // exponent / 2 of the lowest segment, 2^-29, which smaller values share
 
   constexpr explicit Dynamic8Registers(const Tables& t) {
     for (int m = 0; m < kHalves; ++m) {
       low[m] = static_cast<uint16_t>(float_bits(t.magnitude[m]));
       high[m] = static_cast<uint16_t>(float_bits(t.magnitude[m]) >> 16);
     }
-    line(0, Tables::kDecades, t);  // where the carry out of the last segment leads
+    line(0, Tables::kDecades, t);              // where the carry out of the last segment leads
     for (uint32_t e = kLowest; e < 64; ++e) {  // values [2^(2e-127), 2^(2e-125))
       const float begin = bits_float(e << 24), end = bits_float((e + 1) << 24);
       int decade = -1;
@@ -47,7 +52,8 @@ struct Dynamic8Registers {
       const int next = decade < 0 ? 1 : decade + 1;  // the lowest two lines are one
       if (next > Tables::kDecades || t.from[next] >= end) continue;
       const int m = next < Tables::kDecades ? t.last[next - 1] : Tables::kTop - 1;
-      const bool tie = 2.0 * t.from[next] == static_cast<double>(t.magnitude[m]) + t.magnitude[m + 1];
+      const bool tie =
+          2.0 * t.from[next] == static_cast<double>(t.magnitude[m]) + t.magnitude[m + 1];
       carry[e & 15] = ((e + 1) << kShift) - key(t.from[next], tie);
     }
   }
@@ -94,7 +100,8 @@ struct Halves {
  private:
   LB_HD __m512i pair(int i, __m512i index, __mmask32 bit6) const {
     const __m512i v = _mm512_permutex2var_epi16(table[i], index, table[i + 1]);
-    return _mm512_mask_mov_epi16(v, bit6, _mm512_permutex2var_epi16(table[i + 2], index, table[i + 3]));
+    return _mm512_mask_mov_epi16(v, bit6,
+                                 _mm512_permutex2var_epi16(table[i + 2], index, table[i + 3]));
   }
 };
 
@@ -105,10 +112,12 @@ struct Dynamic8Decoder {
   LB_HD void operator()(__m512i code, __m512i* l, __m512i* h) const {
     const __m512i k = _mm512_sub_epi16(code, _mm512_set1_epi16(127)), m = _mm512_abs_epi16(k);
     const __mmask32 bit6 = _mm512_test_epi16_mask(m, _mm512_set1_epi16(64));
-    const __mmask32 one = _mm512_test_epi16_mask(m, _mm512_set1_epi16(128));  // not in the tables; finds the halves of zero there
+    const __mmask32 one = _mm512_test_epi16_mask(
+        m, _mm512_set1_epi16(128));  // not in the tables; finds the halves of zero there
     *l = low(m, bit6, 0);
     const __m512i v = _mm512_mask_mov_epi16(high(m, bit6, 0), one, _mm512_set1_epi16(0x3f80));
-    *h = _mm512_ternarylogic_epi32(v, k, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xF8);  // v | (k & sign)
+    *h = _mm512_ternarylogic_epi32(v, k, _mm512_set1_epi16(static_cast<int16_t>(0x8000)),
+                                   0xF8);  // v | (k & sign)
   }
 };
 
@@ -130,8 +139,10 @@ LB_HD void decode32(const Decoder& decoder, const uint8_t* codes, __m512 scale, 
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
   __m512i low, high;
   decoder(_mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, order)), &low, &high);
-  _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high)), scale));
-  _mm512_storeu_ps(out + 16, _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high)), scale));
+  _mm512_storeu_ps(out,
+                   _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high)), scale));
+  _mm512_storeu_ps(out + 16,
+                   _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high)), scale));
 }
 
 template <class Decoder>
@@ -157,10 +168,12 @@ LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, float scale, flo
   decode_all<Dynamic8UnsignedDecoder>(codes, scale, out, n);
 }
 
-/// The operand of larger magnitude; the first operand, limited in magnitude by the second. For _mm512_range_ps.
+/// The operand of larger magnitude; the first operand, limited in magnitude by the second. For
+/// _mm512_range_ps.
 constexpr int kLargerMagnitude = 0xB, kLimited = 0x2;
 
-/// The encoders work on four registers in step: one value's chain of instructions is long, and the processor sees only some sixty ahead.
+/// The encoders work on four registers in step: one value's chain of instructions is long, and the
+/// processor sees only some sixty ahead.
 struct Four {
   __m512 v[4];
 };
@@ -173,8 +186,11 @@ struct Dynamic8Lines {
   __m512 slope, offset, last, inverse;
 
   LB_HD Dynamic8Lines(const Registers& r, float inverse)
-      : carry(_mm512_load_si512(r.carry)), slope(_mm512_load_ps(r.slope)), offset(_mm512_load_ps(r.offset)),
-        last(_mm512_load_ps(r.last)), inverse(_mm512_set1_ps(inverse)) {}
+      : carry(_mm512_load_si512(r.carry)),
+        slope(_mm512_load_ps(r.slope)),
+        offset(_mm512_load_ps(r.offset)),
+        last(_mm512_load_ps(r.last)),
+        inverse(_mm512_set1_ps(inverse)) {}
 
   LB_HD Four scaled(const float* x) const {
     Four z;
@@ -184,7 +200,8 @@ struct Dynamic8Lines {
 
   /// The segments of the keys, in the low 4 bits.
   LB_HD void segments(__m512i (&key)[4]) const {
-    const __m512i lowest = _mm512_set1_epi32(static_cast<int>(Registers::kLowest << Registers::kShift));
+    const __m512i lowest =
+        _mm512_set1_epi32(static_cast<int>(Registers::kLowest << Registers::kShift));
     __m512i half[4];
     for (int j = 0; j < 4; ++j) key[j] = _mm512_max_epu32(key[j], lowest);
     for (int j = 0; j < 4; ++j) half[j] = _mm512_srli_epi32(key[j], Registers::kShift);
@@ -195,7 +212,8 @@ struct Dynamic8Lines {
 };
 
 struct Dynamic8Encoder : Dynamic8Lines<0> {
-  /// Negated, so that the one code that does not exist, -128 here, is where packing with signed saturation stops.
+  /// Negated, so that the one code that does not exist, -128 here, is where packing with signed
+  /// saturation stops.
   LB_HD explicit Dynamic8Encoder(float inverse) : Dynamic8Lines<0>(kDynamic8Registers, -inverse) {}
 
   /// 127 - code before it is rounded.
@@ -208,10 +226,13 @@ struct Dynamic8Encoder : Dynamic8Lines<0> {
     segments(at);
     for (int j = 0; j < 4; ++j) {
       const __m512i start = _mm512_castps_si512(_mm512_permutexvar_ps(at[j], offset));
-      u.v[j] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(start, _mm512_castps_si512(w.v[j]), sign, 0xF8));  // start | (w & sign)
+      u.v[j] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(start, _mm512_castps_si512(w.v[j]),
+                                                             sign, 0xF8));  // start | (w & sign)
     }
-    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_fmadd_ps(w.v[j], _mm512_permutexvar_ps(at[j], slope), u.v[j]);
-    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_range_ps(u.v[j], _mm512_permutexvar_ps(at[j], last), kLimited);
+    for (int j = 0; j < 4; ++j)
+      u.v[j] = _mm512_fmadd_ps(w.v[j], _mm512_permutexvar_ps(at[j], slope), u.v[j]);
+    for (int j = 0; j < 4; ++j)
+      u.v[j] = _mm512_range_ps(u.v[j], _mm512_permutexvar_ps(at[j], last), kLimited);
     return u;
   }
   LB_HD static __m512i pack(__m512i a, __m512i b, __m512i c, __m512i d) {
@@ -221,7 +242,8 @@ struct Dynamic8Encoder : Dynamic8Lines<0> {
 };
 
 struct Dynamic8UnsignedEncoder : Dynamic8Lines<1> {
-  LB_HD explicit Dynamic8UnsignedEncoder(float inverse) : Dynamic8Lines<1>(kDynamic8UnsignedRegisters, inverse) {}
+  LB_HD explicit Dynamic8UnsignedEncoder(float inverse)
+      : Dynamic8Lines<1>(kDynamic8UnsignedRegisters, inverse) {}
 
   /// The code before it is rounded.
   LB_HD Four operator()(const float* x) const {
@@ -231,10 +253,13 @@ struct Dynamic8UnsignedEncoder : Dynamic8Lines<1> {
     Four u;
     for (int j = 0; j < 4; ++j) at[j] = _mm512_castps_si512(z.v[j]);
     segments(at);
-    for (int j = 0; j < 4; ++j) positive[j] = _mm512_cmp_ps_mask(z.v[j], _mm512_setzero_ps(), _CMP_GT_OQ);
+    for (int j = 0; j < 4; ++j)
+      positive[j] = _mm512_cmp_ps_mask(z.v[j], _mm512_setzero_ps(), _CMP_GT_OQ);
     for (int j = 0; j < 4; ++j) u.v[j] = _mm512_permutexvar_ps(at[j], offset);
-    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_fmadd_ps(z.v[j], _mm512_permutexvar_ps(at[j], slope), u.v[j]);
-    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_maskz_min_ps(positive[j], u.v[j], _mm512_permutexvar_ps(at[j], last));
+    for (int j = 0; j < 4; ++j)
+      u.v[j] = _mm512_fmadd_ps(z.v[j], _mm512_permutexvar_ps(at[j], slope), u.v[j]);
+    for (int j = 0; j < 4; ++j)
+      u.v[j] = _mm512_maskz_min_ps(positive[j], u.v[j], _mm512_permutexvar_ps(at[j], last));
     return u;
   }
   LB_HD static __m512i pack(__m512i a, __m512i b, __m512i c, __m512i d) {
@@ -242,8 +267,9 @@ struct Dynamic8UnsignedEncoder : Dynamic8Lines<1> {
   }
 };
 
-/// The scalar definition where u, about to be rounded, lies next to the middle of two integers. u is taken again: kept for so rare a
-/// case it would be written to memory every time, which the barrier makes the compiler see.
+/// The scalar definition where u, about to be rounded, lies next to the middle of two integers. u
+/// is taken again: kept for so rare a case it would be written to memory every time, which the
+/// barrier makes the compiler see.
 template <class Format, class Encoder>
 LB_HD void encode_unsure(const Encoder& encoder, const float* x, float inverse, uint8_t* codes) {
   asm volatile("" ::: "memory");
@@ -251,7 +277,8 @@ LB_HD void encode_unsure(const Encoder& encoder, const float* x, float inverse, 
   for (int j = 0; j < 4; ++j) {
     const __m512 d = _mm512_reduce_ps(u.v[j], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 sure = _mm512_set1_ps(0.5f - Format::kUnsure);
-    for (unsigned left = _mm512_cmp_ps_mask(_mm512_abs_ps(d), sure, _CMP_GT_OQ); left != 0; left &= left - 1) {
+    for (unsigned left = _mm512_cmp_ps_mask(_mm512_abs_ps(d), sure, _CMP_GT_OQ); left != 0;
+         left &= left - 1) {
       const int i = 16 * j + __builtin_ctz(left);
       codes[i] = static_cast<uint8_t>(Format::encode(x[i] * inverse));
     }
@@ -264,14 +291,19 @@ LB_HD void encode64(const Encoder& encoder, const float* x, float inverse, uint8
   __m512i k[4];
   __m512 d[4];
   for (int j = 0; j < 4; ++j) k[j] = _mm512_cvtps_epi32(u.v[j]);
-  for (int j = 0; j < 4; ++j) d[j] = _mm512_sub_ps(u.v[j], _mm512_roundscale_ps(u.v[j], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  for (int j = 0; j < 4; ++j)
+    d[j] = _mm512_sub_ps(
+        u.v[j], _mm512_roundscale_ps(u.v[j], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   // Packing works inside lanes; here the lanes' fours of bytes return to order.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(codes, _mm512_permutexvar_epi32(order, Encoder::pack(k[0], k[1], k[2], k[3])));
-  const __m512 most = _mm512_range_ps(_mm512_range_ps(d[0], d[1], kLargerMagnitude), _mm512_range_ps(d[2], d[3], kLargerMagnitude),
-                                      kLargerMagnitude);
+  _mm512_storeu_si512(codes,
+                      _mm512_permutexvar_epi32(order, Encoder::pack(k[0], k[1], k[2], k[3])));
+  const __m512 most =
+      _mm512_range_ps(_mm512_range_ps(d[0], d[1], kLargerMagnitude),
+                      _mm512_range_ps(d[2], d[3], kLargerMagnitude), kLargerMagnitude);
   const __m512 sure = _mm512_set1_ps(0.5f - Format::kUnsure);
-  if (__builtin_expect(_mm512_cmp_ps_mask(most, sure, _CMP_GT_OQ) != 0, 0)) encode_unsure<Format>(encoder, x, inverse, codes);
+  if (__builtin_expect(_mm512_cmp_ps_mask(most, sure, _CMP_GT_OQ) != 0, 0))
+    encode_unsure<Format>(encoder, x, inverse, codes);
 }
 
 template <class Format, class Encoder>

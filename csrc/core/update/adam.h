@@ -1,4 +1,5 @@
-// Adam (arXiv:1412.6980) with L2 decay, AdamW (arXiv:1711.05101) with decoupled decay, each also as AMSGrad; torch's definitions.
+// Adam (arXiv:1412.6980) with L2 decay, AdamW (arXiv:1711.05101) with decoupled decay, each also as
+// AMSGrad; torch's definitions.
 //
 //   g  = g * g_scale                                  g_scale = (maximize ? -1 : 1) / grad_scale
 //   Adam:   g = g + weight_decay * p
@@ -8,7 +9,8 @@
 //   AMSGrad:  u = u max v,  and u in the place of v below
 //   p  = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //
-// in float32, each operation rounded once and never fused, with factors that are constant over the tensor taken in double.
+// in float32, each operation rounded once and never fused, with factors that are constant over the
+// tensor taken in double.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +23,23 @@ namespace lowbit {
 
 template <bool kDecoupled, bool kAmsgrad>
 struct AdamRule {
-  static constexpr const char* kName = kDecoupled ? (kAmsgrad ? "adamw_amsgrad" : "adamw") : (kAmsgrad ? "adam_amsgrad" : "adam");
+  static constexpr const char* kName =
+      kDecoupled ? (kAmsgrad ? "adamw_amsgrad" : "adamw") : (kAmsgrad ? "adam_amsgrad" : "adam");
   static constexpr int kSlots = kAmsgrad ? 3 : 2;
-  static constexpr Slot kSlot[3] = {{"exp_avg", true}, {"exp_avg_sq", false}, {"max_exp_avg_sq", false}};
+  static constexpr Slot kSlot[3] = {
+      {"exp_avg", true}, {"exp_avg_sq", false}, {"max_exp_avg_sq", false}};
   static constexpr int kHypers = 5;
   static constexpr const char* kHyper[kHypers] = {"lr", "beta1", "beta2", "eps", "weight_decay"};
 
   struct Coef {
-    float g_scale, decay, weight_decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_bc2, eps;
+    float g_scale, decay, weight_decay, one_minus_beta1, beta2, one_minus_beta2, step_size,
+        inv_sqrt_bc2, eps;
   };
 
   /// `hyper` as kHyper lists it, `step` counted from 1. On the host, once per tensor.
   static Coef prepare(const double* hyper, int64_t step, double g_scale) {
-    const double lr = hyper[0], beta1 = hyper[1], beta2 = hyper[2], eps = hyper[3], weight_decay = hyper[4];
+    const double lr = hyper[0], beta1 = hyper[1], beta2 = hyper[2], eps = hyper[3],
+                 weight_decay = hyper[4];
     const double bc1 = 1.0 - power(beta1, step), bc2 = 1.0 - power(beta2, step);
     Coef c;
     c.g_scale = static_cast<float>(g_scale);

@@ -11,13 +11,16 @@
 
 namespace lowbit::ckpt {
 
-/// True where the input was accepted. It may be anything; nothing may crash, leak, or take more than its limits.
+/// True where the input was accepted. It may be anything; nothing may crash, leak, or take more
+/// than its limits.
 inline bool read_untrusted(std::string_view input) {
   if (input.empty()) return false;
   const std::string body(input.substr(1));
   switch (input[0] % 4) {
     case 0:
-      return read_pickle(body, [](std::string_view, std::string_view) { return true; }, "fuzz", {.bytes = 1u << 20, .nodes = 1u << 16, .stack = 1u << 16}).ok();
+      return read_pickle(body, [](std::string_view, std::string_view) { return true; }, "fuzz",
+                         {.bytes = 1u << 20, .nodes = 1u << 16, .stack = 1u << 16})
+          .ok();
     case 1: {
       const auto manifest = parse_metadata(body, "fuzz");
       return manifest.ok() && check_coverage(manifest.value()).ok();

@@ -1,5 +1,6 @@
-// The checkpoint readers on broken input, in memory: valid files are made by our own writers, then cut, flipped, spliced and repeated. Every mutant
-// must be read or refused; under the sanitizers a stray byte would show. The same seeds every time.
+// The checkpoint readers on broken input, in memory: valid files are made by our own writers, then
+// cut, flipped, spliced and repeated. Every mutant must be read or refused; under the sanitizers a
+// stray byte would show. The same seeds every time.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -25,7 +26,8 @@ void expect(bool ok, const std::string& what) {
 /// Bytes that a writer leaves in a file.
 template <class Write>
 std::string written(const Write& write) {
-  const std::string path = std::filesystem::temp_directory_path() / ("lowbit-test-" + std::to_string(std::random_device{}()));
+  const std::string path = std::filesystem::temp_directory_path() /
+                           ("lowbit-test-" + std::to_string(std::random_device{}()));
   std::string bytes;
   {
     auto folder = NewDirectory::create(path, false);
@@ -54,7 +56,11 @@ std::string value_item() {
   return written([](Output& out) {
     ZipWriter zip(out);
     using namespace emit;
-    expect(zip.record("data.pkl", "\x80\x02" + tuple({integer(1 << 20), boolean(true), none(), text("lr"), list(integer(-7) + integer(1ll << 40))}) + ".").ok() &&
+    expect(zip.record("data.pkl", "\x80\x02" +
+                                      tuple({integer(1 << 20), boolean(true), none(), text("lr"),
+                                             list(integer(-7) + integer(1ll << 40))}) +
+                                      ".")
+                   .ok() &&
                zip.close().ok(),
            "value");
   });
@@ -64,23 +70,38 @@ std::string metadata() {
   Manifest m;
   m.has_paths = true;
   const Dtype* f32 = find_dtype("float32");
-  m.tensors.push_back({"a.weight", f32, {6, 4}, {{{0, 0}, {3, 4}, {"__0_0.distcp", 0, 100}}, {{3, 0}, {3, 4}, {"__1_0.distcp", 0, 100}}}});
+  m.tensors.push_back(
+      {"a.weight",
+       f32,
+       {6, 4},
+       {{{0, 0}, {3, 4}, {"__0_0.distcp", 0, 100}}, {{3, 0}, {3, 4}, {"__1_0.distcp", 0, 100}}}});
   m.tensors.push_back({"b", find_dtype("uint8"), {}, {{{}, {}, {"__0_0.distcp", 100, 50}}}});
   m.blobs.push_back({"lr", {"__0_0.distcp", 150, 20}});
   m.paths = {{"a.weight", {"model", "a.weight"}}, {"lr", {"optim", int64_t{0}, "lr"}}};
   return metadata_bytes(m, "x");
 }
 
-std::string mutant(const std::string& from, const std::vector<std::string>& all, std::mt19937& rng) {
+std::string mutant(const std::string& from, const std::vector<std::string>& all,
+                   std::mt19937& rng) {
   std::string s = from;
   const auto below = [&](size_t n) { return n == 0 ? 0 : rng() % n; };
   for (size_t edits = 1 + below(3); edits > 0 && !s.empty(); --edits) {
     switch (below(6)) {
-      case 0: s[below(s.size())] ^= static_cast<char>(1u << below(8)); break;
-      case 1: s[below(s.size())] = static_cast<char>(rng()); break;
-      case 2: s.resize(below(s.size())); break;
-      case 3: s.insert(below(s.size()), s.substr(below(s.size()), below(40))); break;
-      case 4: s.erase(below(s.size()), below(20)); break;
+      case 0:
+        s[below(s.size())] ^= static_cast<char>(1u << below(8));
+        break;
+      case 1:
+        s[below(s.size())] = static_cast<char>(rng());
+        break;
+      case 2:
+        s.resize(below(s.size()));
+        break;
+      case 3:
+        s.insert(below(s.size()), s.substr(below(s.size()), below(40)));
+        break;
+      case 4:
+        s.erase(below(s.size()), below(20));
+        break;
       default: {
         const std::string& other = all[below(all.size())];
         s.replace(below(s.size()), below(30), other.substr(below(other.size()), below(30)));
@@ -91,28 +112,37 @@ std::string mutant(const std::string& from, const std::vector<std::string>& all,
 }
 
 void test_mutants() {
-  std::vector<std::string> seeds = {std::string(1, 1) + metadata(), std::string(1, 2) + value_item(), std::string(1, 3) + tensor_item("float32", {3, 5}),
-                                    std::string(1, 3) + tensor_item("float8_e4m3fn", {7}), std::string(1, 3) + tensor_item("bfloat16", {0, 4}),
+  std::vector<std::string> seeds = {std::string(1, 1) + metadata(),
+                                    std::string(1, 2) + value_item(),
+                                    std::string(1, 3) + tensor_item("float32", {3, 5}),
+                                    std::string(1, 3) + tensor_item("float8_e4m3fn", {7}),
+                                    std::string(1, 3) + tensor_item("bfloat16", {0, 4}),
                                     std::string(1, 3) + tensor_item("uint8", {})};
   seeds.push_back(std::string(1, 0) + seeds[0].substr(1));
-  for (const std::string& seed : seeds) expect(read_untrusted(seed), "what our writers write is read, kind " + std::to_string(seed[0]));
+  for (const std::string& seed : seeds)
+    expect(read_untrusted(seed), "what our writers write is read, kind " + std::to_string(seed[0]));
   std::mt19937 rng(1);
   size_t accepted = 0;
   constexpr size_t kMutants = 30000;
-  for (size_t i = 0; i < kMutants; ++i) accepted += read_untrusted(mutant(seeds[i % seeds.size()], seeds, rng));
+  for (size_t i = 0; i < kMutants; ++i)
+    accepted += read_untrusted(mutant(seeds[i % seeds.size()], seeds, rng));
   std::printf("%zu mutants: %zu accepted, %zu refused\n", kMutants, accepted, kMutants - accepted);
-  expect(accepted > 0 && accepted < kMutants / 3, "most mutants are refused, and a few are harmless");
+  expect(accepted > 0 && accepted < kMutants / 3,
+         "most mutants are refused, and a few are harmless");
 }
 
 void test_every_cut() {
-  const std::string item = std::string(1, 3) + tensor_item("float32", {3, 5}), meta = std::string(1, 1) + metadata();
+  const std::string item = std::string(1, 3) + tensor_item("float32", {3, 5}),
+                    meta = std::string(1, 1) + metadata();
   for (const std::string& whole : {item, meta}) {
     bool all = true;
     for (size_t n = 0; n < whole.size(); ++n) all = all && !read_untrusted(whole.substr(0, n));
     expect(all, "a file that is cut anywhere is refused");
   }
   bool all = true;
-  for (size_t n = 1; n < 40; ++n) all = all && !read_untrusted(item + std::string(n, '\0')) && !read_untrusted(item.substr(0, 1) + std::string(n, 'x') + item.substr(1));
+  for (size_t n = 1; n < 40; ++n)
+    all = all && !read_untrusted(item + std::string(n, '\0')) &&
+          !read_untrusted(item.substr(0, 1) + std::string(n, 'x') + item.substr(1));
   expect(all, "junk before or behind a zip is refused");
 }
 
@@ -125,10 +155,13 @@ void test_zip_tricks() {
     return std::string(1, 3) + s.replace(at, to.size(), to);
   };
   expect(read_untrusted(std::string(1, 3) + item), "the item itself");
-  expect(!read_untrusted(with("archive/byteorder", "archive/data.pkl\0", 1)), "a second name in the directory only");
+  expect(!read_untrusted(with("archive/byteorder", "archive/data.pkl\0", 1)),
+         "a second name in the directory only");
   expect(!read_untrusted(with("data/0", "data/1", 0)), "a local name that is another");
-  expect(!read_untrusted(with("FloatStorage", "MixedStorage", 0)), "a storage class outside the allowlist");
-  expect(!read_untrusted(with("_rebuild_tensor_v2", "_rebuild_sparse_v2", 0)), "a function outside the allowlist");
+  expect(!read_untrusted(with("FloatStorage", "MixedStorage", 0)),
+         "a storage class outside the allowlist");
+  expect(!read_untrusted(with("_rebuild_tensor_v2", "_rebuild_sparse_v2", 0)),
+         "a function outside the allowlist");
   std::string packed = item;
   const size_t central = packed.find(std::string("PK\x01\x02", 4));
   packed[central + 10] = 8;
@@ -147,7 +180,8 @@ void test_depth() {
   cyclic += '\0';
   cyclic += "h";
   cyclic += '\0';
-  expect(read_untrusted(std::string(1, 0) + cyclic + "a."), "a list that holds itself is no danger");
+  expect(read_untrusted(std::string(1, 0) + cyclic + "a."),
+         "a list that holds itself is no danger");
 }
 
 }  // namespace
