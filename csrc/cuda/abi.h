@@ -1,5 +1,6 @@
-// What ops.cpp and the CUDA library agree on: plain structs over a C interface, so the library is built without torch, opened on first use, and
-// missing where no CUDA compiler was. Every function returns null, or a sentence about what went wrong.
+// What ops.cpp and the CUDA library agree on: plain structs over a C interface, so the library is
+// built without torch, opened on first use, and missing where no CUDA compiler was. Every function
+// returns null, or a sentence about what went wrong.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +11,23 @@ namespace lowbit {
 
 constexpr int kCudaAbi = 1;
 
-/// One step over `count` jobs whose pointers are device pointers. Steps, learning rate, scale and found_inf are read on the device, so nothing waits
-/// for the device and a CUDA graph may capture the call. Job::coef, Job::random.step and Job::write_param are set on the device.
+/// One step over `count` jobs whose pointers are device pointers. Steps, learning rate, scale and
+/// found_inf are read on the device, so nothing waits for the device and a CUDA graph may capture
+/// the call. Job::coef, Job::random.step and Job::write_param are set on the device.
 struct CudaStep {
   int device;
   void* stream;
-  const Job* jobs;             // host memory
+  const Job* jobs;  // host memory
   int64_t count;
-  float* const* steps;         // host array of device pointers, one for each job; incremented unless found_inf
-  const double* hyper;         // host, as the rule lists them
+  float* const*
+      steps;  // host array of device pointers, one for each job; incremented unless found_inf
+  const double* hyper;  // host, as the rule lists them
   int hypers;
-  const float* lr;             // device, or null: hyper[0]
-  const float* grad_scale;     // device, or null: 1
-  const float* found_inf;      // device, or null: 0
+  const float* lr;          // device, or null: hyper[0]
+  const float* grad_scale;  // device, or null: 1
+  const float* found_inf;   // device, or null: 0
   int maximize;
-  void* workspace;             // device, lowbit_cuda_workspace(count) bytes, 256-byte aligned
+  void* workspace;  // device, lowbit_cuda_workspace(count) bytes, 256-byte aligned
 };
 
 /// Float32 values [rows, cols] to codes and scales, or back.
@@ -39,8 +42,8 @@ struct CudaCode {
 };
 
 extern "C" {
-using CudaAbiFn = int (*)();                         // lowbit_cuda_abi
-using CudaWorkspaceFn = int64_t (*)(int64_t count);  // lowbit_cuda_workspace
+using CudaAbiFn = int (*)();                          // lowbit_cuda_abi
+using CudaWorkspaceFn = int64_t (*)(int64_t count);   // lowbit_cuda_workspace
 using CudaStepFn = const char* (*)(const CudaStep*);  // lowbit_cuda_step
 using CudaCodeFn = const char* (*)(const CudaCode*);  // lowbit_cuda_encode, lowbit_cuda_decode
 }

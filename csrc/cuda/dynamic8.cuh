@@ -1,14 +1,16 @@
 // dynamic8 on the device: the codes and values of core/state/dynamic8.h without a search, a branch
 // or a double.
 //
-// Codes are in the order of their values, so code c begins at `from[c]`, half way between entries c
-// - 1 and c, and
-//     code = c - (z < from[c])    for any c within one of the answer.
-// c comes from the ordinal as a function of a = |z|: inside decade i it lies on the line slope[i] *
-// a + offset[i], neighbouring lines cross at the power of ten between their decades, and slopes
-// fall, so the ordinal is the smaller of two lines. Two neighbouring binades hold at most one power
-// of ten: the exponent, halved, says which two. Rounding errors there do not matter: `from`
-// decides.
+// Codes are in the order of their values, so code c begins at from[c], half way between entries
+// c - 1 and c, and for any c within one of the answer
+//
+//     code = c - (z < from[c])
+//
+// c comes from the ordinal as a function of a = |z|: inside decade i it lies on the line
+// slope[i] * a + offset[i], neighbouring lines cross at the power of ten between their decades, and
+// slopes fall, so the ordinal is the smaller of two lines. Two neighbouring binades hold at most
+// one power of ten: the exponent, halved, says which two. Rounding errors there do not matter,
+// `from` decides.
 #pragma once
 
 #include "cuda/format.cuh"

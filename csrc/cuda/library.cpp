@@ -7,7 +7,8 @@
 namespace lowbit::cuda {
 namespace {
 
-// Declared by torch since 2.11 and exported by libtorch_cuda, which a CPU build of torch lacks: so it is looked up, not linked.
+// Declared by torch since 2.11 and exported by libtorch_cuda, which a CPU build of torch lacks: so
+// it is looked up, not linked.
 using TorchStreamFn = int32_t (*)(int32_t device, void** stream);
 TorchStreamFn torch_stream = nullptr;
 
@@ -24,23 +25,29 @@ bool find(void* handle, const char* name, Fn& fn) {
 
 const char* open(Library& library) {
   Dl_info here;
-  if (dladdr(reinterpret_cast<void*>(&open), &here) == 0) return "the lowbit operators cannot find their own file";
+  if (dladdr(reinterpret_cast<void*>(&open), &here) == 0)
+    return "the lowbit operators cannot find their own file";
   const std::string path(here.dli_fname);
   const std::string beside = path.substr(0, path.find_last_of('/') + 1) + "_cuda.so";
   void* handle = dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    static std::string text = "lowbit was built without CUDA, or its CUDA library does not load (" + std::string(dlerror()) +
+    static std::string text = "lowbit was built without CUDA, or its CUDA library does not load (" +
+                              std::string(dlerror()) +
                               "); install a CUDA toolkit (nvcc) and build again";
     return text.c_str();
   }
   CudaAbiFn abi = nullptr;
-  if (!find(handle, "lowbit_cuda_abi", abi) || abi() != kCudaAbi) return "_cuda.so is of another lowbit version; build again";
-  if (!find(handle, "lowbit_cuda_workspace", library.workspace) || !find(handle, "lowbit_cuda_step", library.step) ||
-      !find(handle, "lowbit_cuda_encode", library.encode) || !find(handle, "lowbit_cuda_decode", library.decode)) {
+  if (!find(handle, "lowbit_cuda_abi", abi) || abi() != kCudaAbi)
+    return "_cuda.so is of another lowbit version; build again";
+  if (!find(handle, "lowbit_cuda_workspace", library.workspace) ||
+      !find(handle, "lowbit_cuda_step", library.step) ||
+      !find(handle, "lowbit_cuda_encode", library.encode) ||
+      !find(handle, "lowbit_cuda_decode", library.decode)) {
     return "_cuda.so lacks a function of its interface; build again";
   }
   void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
-  if (torch_cuda == nullptr || !find(torch_cuda, "aoti_torch_get_current_cuda_stream", torch_stream)) {
+  if (torch_cuda == nullptr ||
+      !find(torch_cuda, "aoti_torch_get_current_cuda_stream", torch_stream)) {
     return "this torch has no CUDA (libtorch_cuda.so is not loaded)";
   }
   library.current_stream = current_stream;

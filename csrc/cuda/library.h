@@ -1,4 +1,5 @@
-// The CUDA library, opened on first use: `_cuda.so` beside this one. A machine without it, or without a GPU, loses nothing but CUDA.
+// The CUDA library, opened on first use: `_cuda.so` beside this one. A machine without it, or
+// without a GPU, loses nothing but CUDA.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,12 @@
 // The walk on a GPU, with the bits of cpu/step.cpp: one warp for each tile of 256 values, tiles of
 // all jobs of a batch in one launch.
 //
-//   step_fast  formats fixed at compile time, 8 neighbouring values a lane in registers; for jobs
-//   whose rows start on a multiple of 8 values
-//              (cuda/step.cu decides), so a lane's 8 are all there or all absent, aligned, and one
-//              Philox group
-//   step_any   every combination: each lane takes every 32nd value, formats are switched per tile,
-//   values wait in shared memory
+// step_fast: formats fixed at compile time, 8 neighbouring values a lane in registers; for jobs
+// whose rows start on a multiple of 8 values (cuda/step.cu decides), so a lane's 8 are all there or
+// all absent, aligned, and one Philox group.
+//
+// step_any: every combination. Each lane takes every 32nd value, formats are switched per tile,
+// values wait in shared memory.
 #pragma once
 
 #include "core/scale/block.h"

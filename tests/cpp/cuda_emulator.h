@@ -1,6 +1,7 @@
-// Runs CUDA kernel source on the CPU: include before it. Every thread of a block is a fiber that runs until it waits for others, so
-// barriers, shuffles and ballots act as on a GPU, one block after another. A warp runs as far as it gets before the next one begins, so
-// that a missing barrier shows. Shared memory starts as garbage. Only what our kernels use.
+// Runs CUDA kernel source on the CPU: include before it. Every thread of a block is a fiber that
+// runs until it waits for others, so barriers, shuffles and ballots act as on a GPU, one block
+// after another. A warp runs as far as it gets before the next one begins, so that a missing
+// barrier shows. Shared memory starts as garbage. Only what our kernels use.
 #pragma once
 
 #include <math.h>
@@ -71,7 +72,8 @@ struct Machine {
     while (block_generation == mine) yield();
   }
 
-  /// Hands a value to the other lanes of the warp, and waits for theirs. Two buffers: a lane may be one exchange ahead.
+  /// Hands a value to the other lanes of the warp, and waits for theirs. Two buffers: a lane may be
+  /// one exchange ahead.
   const uint32_t* exchange(uint32_t mask, uint32_t value) {
     if (mask != 0xffffffffu) fail("only whole warps are emulated");
     Warp& warp = warps[running / 32];
@@ -167,7 +169,8 @@ inline void __syncwarp() {
 }
 inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int span) {
   if (emulator::machine.faults.short_shuffle && span == 16) span = 8;
-  return emulator::machine.exchange(mask, value)[(emulator::machine.running % 32) ^ static_cast<unsigned>(span)];
+  return emulator::machine.exchange(
+      mask, value)[(emulator::machine.running % 32) ^ static_cast<unsigned>(span)];
 }
 inline uint32_t __ballot_sync(uint32_t mask, bool yes) {
   const uint32_t* values = emulator::machine.exchange(mask, yes);
@@ -205,7 +208,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, i
   return cudaSuccess;
 }
 template <class... Expected, class... Given>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... given) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...),
+                               Given&&... given) {
   emulator::machine.launch(config->gridDim, config->blockDim, [&] { kernel(given...); });
   return cudaSuccess;
 }
