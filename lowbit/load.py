@@ -36,7 +36,7 @@ def load_optimizer(
     """
     path = os.fspath(path)
     if os.path.isdir(path):
-        saved = _read_directory(opt, path, _names(opt, model))
+        saved: Mapping[str, Any] = _read_directory(opt, path, _names(opt, model))
     elif os.path.exists(path):
         saved = _find(torch.load(path, map_location="cpu", weights_only=True, mmap=True), path)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -203,7 +204,7 @@ class LowbitOptimizer(Optimizer):
             raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
         ids = [key for group in saved_groups for key in group["params"]]
         by_id = dict(zip(ids, self._laid_out(), strict=True))
-        state: dict[Any, Any] = {}
+        state: defaultdict[Any, Any] = defaultdict(dict)
         for key, value in state_dict["state"].items():
             if key not in by_id:
                 state[key] = value
@@ -220,8 +221,8 @@ class LowbitOptimizer(Optimizer):
             names = {"param_names": group["param_names"]} if "param_names" in group else {}
             groups.append({**group, **saved, **own, **names, "params": group["params"]})
         self.__setstate__({"state": state, "param_groups": groups})
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
-            hook(self)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
 
 
 class _Batch:

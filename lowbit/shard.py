@@ -99,7 +99,8 @@ def like(p: Tensor, value: Tensor, shape: Sequence[int]) -> Tensor:
     """`value`, the local part of a state tensor of global `shape`, placed as p is: plain beside a plain parameter, else a DTensor."""
     if not isinstance(p, DTensor):
         return value
-    stride, run = [], 1
+    stride: list[int] = []
+    run = 1
     for size in reversed(shape):
         stride.insert(0, run)
         run *= size

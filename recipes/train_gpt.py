@@ -11,6 +11,7 @@ number of ranks. The batch of a step is drawn from (seed, step) alone, so it is 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import math
@@ -241,9 +242,6 @@ def main() -> None:
         if args.plot:
             plot(lines, args.plot, args.optimizer)
         print(json.dumps(summary))
-    if ranks > 1:
-        dist.barrier()
-        dist.destroy_process_group()
 
 
 def plot(lines: list[dict], path: str, label: str) -> None:
@@ -264,3 +262,7 @@ def plot(lines: list[dict], path: str, label: str) -> None:
 
 if __name__ == "__main__":
     main()
+    if dist.is_initialized():
+        gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
+        dist.barrier()
+        dist.destroy_process_group()

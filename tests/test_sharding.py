@@ -1,0 +1,108 @@
+"""The same bits for any number of ranks, any sharding and any instruction set, in real processes over gloo; checkpoints cross between them."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import lowbit
+
+WORKER = pathlib.Path(__file__).parent / "distributed_worker.py"
+
+
+def launch(tmp_path, mode, ranks, *arguments):
+    """Runs the worker on so many ranks; returns what it wrote."""
+    out = tmp_path / f"{mode}{ranks}.json"
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *start, str(WORKER), str(out), mode, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, f"{mode} on {ranks} ranks:\n{done.stderr[-4000:]}"
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    return launch(tmp_path_factory.mktemp("single"), "single", 1)
+
+
+def test_every_isa_gives_the_same_bits(single):
+    for dtype in ("torch.bfloat16", "torch.float32"):
+        digests = {name: digest for name, digest in single.items() if name.startswith(dtype) and "scalar" in name}
+        assert len(digests) == len(lowbit.catalog()["isas"]) and len(set(digests.values())) == 1
+
+
+@pytest.mark.parametrize("mode, ranks", [("ddp", 2), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4)])
+def test_every_sharding_gives_the_same_bits(single, tmp_path, mode, ranks):
+    got = launch(tmp_path, mode, ranks)
+    assert got == {name: single[name] for name in got}
+    print(f"{mode} on {ranks} ranks: {len(got)} digests equal those of one process")
+
+
+def test_checkpoints_cross_between_shardings(tmp_path):
+    path = tmp_path / "checkpoint"
+    first = launch(tmp_path, "fsdp", 2, path)
+    assert len(set(first.values())) == 2, "nested, flattened and asynchronous saves hold the same state"
+    for ranks in (1, 3):
+        assert launch(tmp_path, "fsdp" if ranks > 1 else "plain", ranks, path) == first
+    assert launch(tmp_path, "fsdp", 2, path) == first
+
+
+# What cannot be served is refused at construction, with the numbers.
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_dtensors_on_one_rank(mesh):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    torch.manual_seed(0)
+    value, grad = torch.randn(64, 512), torch.randn(64, 512)
+    results = []
+    for placement in (None, Shard(0), Shard(1), Replicate()):
+        p = nn.Parameter(value.clone() if placement is None else distribute_tensor(value, mesh, [placement]))
+        opt = lowbit.AdamW([("w", p)])
+        p.grad = grad if placement is None else distribute_tensor(grad, mesh, [placement])
+        opt.step()
+        full = [t if placement is None else t.full_tensor() for t in (p.detach(), opt.state[p]["exp_avg_dynamic8_scale"])]
+        results.append(full)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_a_cut_inside_a_block_is_refused_with_the_numbers():
+    from lowbit import layout, shard
+
+    class Cut:
+        dtype = torch.float32
+        is_meta = False
+
+    group = {"state_format": "8bit", "param_format": "auto", "wide": ()}
+    original = shard.part
+    try:
+        shard.part = lambda p, what: shard.Part((64, 600), (64, 300), (0, 300))
+        with pytest.raises(ValueError, match=r"'w' of 600 columns is cut at columns 300\.\.600, inside a block of 256"):
+            layout.layout_of("adamw", group, Cut(), "w", 0)
+    finally:
+        shard.part = original
+
+
+def test_fsdp1_is_refused_by_name(mesh):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(nn.Linear(64, 64), device_id=torch.device("cpu"))
+    with pytest.raises(ValueError, match="FSDP1"):
+        lowbit.AdamW(model.parameters())
