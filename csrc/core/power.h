@@ -4,9 +4,11 @@
 
 #include <cstdint>
 
+#include "core/macros.h"
+
 namespace lowbit {
 
-constexpr double power(double x, int64_t n) {
+LB_HD constexpr double power(double x, int64_t n) {
   double result = 1.0;
   for (; n > 0; n >>= 1, x *= x) {
     if (n & 1) result *= x;

@@ -3,12 +3,6 @@
 // tables in shared memory.
 #pragma once
 
-// `prepare` of a rule is computed on the device too (batch.cuh). Its header does not say so itself.
-#if defined(__CUDACC__)
-#define prepare __host__ __device__ prepare
-#include "core/update/adam.h"
-#undef prepare
-#endif
 #include "core/registry.h"
 
 namespace lowbit::cuda {

@@ -36,8 +36,8 @@ struct AdamRule {
         inv_sqrt_bc2, eps;
   };
 
-  /// `hyper` as kHyper lists it, `step` counted from 1. On the host, once per tensor.
-  static Coef prepare(const double* hyper, int64_t step, double g_scale) {
+  /// `hyper` as kHyper lists it, `step` counted from 1. Once per tensor.
+  LB_HD static Coef prepare(const double* hyper, int64_t step, double g_scale) {
     const double lr = hyper[0], beta1 = hyper[1], beta2 = hyper[2], eps = hyper[3],
                  weight_decay = hyper[4];
     const double bc1 = 1.0 - power(beta1, step), bc2 = 1.0 - power(beta2, step);
