@@ -371,9 +371,34 @@ class Adam(AdamW):
         eps: float = 1e-8,
         weight_decay: float = 0,
         amsgrad: bool = False,
-        **options: Any,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_format: str | Mapping[str, str] = "8bit",
+        param_format: str = "auto",
+        wide: bool | Sequence[str] = (),
+        seed: int = 0,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            state_format=state_format,
+            param_format=param_format,
+            wide=wide,
+            seed=seed,
+        )
 
 
 class AdamW8bit(AdamW):
