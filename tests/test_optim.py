@@ -91,9 +91,11 @@ def test_cases_of_torchs_own_suite(ours, torchs):
         if case.error_on.name != "CONSTRUCTION_ERROR":
             continue
         given = case.optimizer_error_input
+        if given.kwargs.get("foreach") or any(isinstance(b, torch.Tensor) for b in given.kwargs.get("betas", ())):
+            continue  # limits of torch's foreach code, which lowbit does not have
         expect = pytest.warns if issubclass(case.error_type, Warning) else pytest.raises
         with expect(case.error_type):
-            ours(given.params, **given.kwargs)
+            ours(given.params or model().parameters(), **given.kwargs)
         tried += 1
     assert tried > 10
     print(f"{tried} cases of torch's suite for {torchs.__name__}")

@@ -1,0 +1,133 @@
+"""A float32 run goes on in 8 bits: torch AdamW for 100 steps, its file or its directory loaded into lowbit, 100 more."""
+
+import pathlib
+import sysconfig
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+import lowbit
+
+CONTEXT, STEPS = 16, 100
+
+
+class NextByte(nn.Module):
+    """The next byte of text from the last sixteen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(256, 24)
+        self.up, self.mid, self.head = nn.Linear(24 * CONTEXT, 192), nn.Linear(192, 192), nn.Linear(192, 256)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = F.gelu(self.up(self.tokens(ids).flatten(1)))
+        return self.head(F.gelu(self.mid(x)))
+
+
+@pytest.fixture(scope="module")
+def text():
+    stdlib = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    content = b"".join((stdlib / name).read_bytes() for name in ("argparse.py", "typing.py", "datetime.py"))
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
+
+
+def train(net, opt, text, first, seed):
+    """STEPS steps from step `first` on; returns the mean loss of the last twenty."""
+    losses = []
+    for step in range(first, first + STEPS):
+        generator = torch.Generator().manual_seed(1000 * seed + step)
+        at = torch.randint(len(text) - CONTEXT - 1, (128,), generator=generator)
+        rows = torch.stack([text[i : i + CONTEXT + 1] for i in at.tolist()])
+        loss = F.cross_entropy(net(rows[:, :-1]).float(), rows[:, -1])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    return sum(losses[-20:]) / 20
+
+
+OPTIONS = {"lr": 3e-3, "weight_decay": 0.05}
+
+
+def float32_run(seed):
+    torch.manual_seed(seed)
+    net = NextByte()
+    return net, torch.optim.AdamW(net.named_parameters(), **OPTIONS)
+
+
+def load(kind, tmp_path, net, old, opt):
+    if kind == "torch.save":
+        torch.save({"model": net.state_dict(), "optimizer": old.state_dict()}, tmp_path / "run.pt")
+        lowbit.load_optimizer(opt, tmp_path / "run.pt")
+    elif kind.startswith("directory"):
+        options = StateDictOptions(flatten_optimizer_state_dict="flattened" in kind)
+        state = get_optimizer_state_dict(net, old, options=options)
+        dcp.save({"optim": state}, checkpoint_id=tmp_path / "run", no_dist=True)
+        lowbit.load_optimizer(opt, tmp_path / "run")
+    elif kind == "raw directory":
+        dcp.save({"optim": old.state_dict()}, checkpoint_id=tmp_path / "run", no_dist=True)
+        lowbit.load_optimizer(opt, tmp_path / "run")
+    else:
+        opt.load_state_dict(old.state_dict())
+
+
+KINDS = ["load_state_dict", "torch.save", "directory", "directory, flattened", "raw directory"]
+
+
+def test_the_loss_goes_on(text, tmp_path):
+    """The resumed loss lies within the spread of three float32 runs, widened by half of it on each side: three runs show two thirds of a spread."""
+    straight, before = [], []
+    for seed in range(3):
+        net, opt = float32_run(seed)
+        before.append(train(net, opt, text, 0, seed=0))
+        straight.append(train(net, opt, text, STEPS, seed=0))
+    low, high = min(straight), max(straight)
+    print(f"\nfloat32, 3 seeds: after 100 steps {[f'{x:.3f}' for x in before]}, after 200 {[f'{x:.3f}' for x in straight]}")
+    for kind in KINDS:
+        for dtype in (torch.float32, torch.bfloat16):
+            net, old = float32_run(0)
+            train(net, old, text, 0, seed=0)
+            net.to(dtype)
+            opt = lowbit.AdamW(net.named_parameters(), **OPTIONS)
+            folder = tmp_path / f"{kind} {dtype}"
+            folder.mkdir()
+            load(kind, folder, net, old, opt)
+            assert opt.state[net.up.weight]["step"] == STEPS and "exp_avg_dynamic8" in opt.state[net.up.weight]
+            assert opt.param_groups[0]["lr"] == OPTIONS["lr"] and opt.param_groups[0]["weight_decay"] == OPTIONS["weight_decay"]
+            loss = train(net, opt, text, STEPS, seed=0)
+            print(f"{kind}, {dtype}: 8-bit after 200 {loss:.5f}")
+            margin = (high - low) / 2
+            assert low - margin <= loss <= high + margin, f"{kind}: {loss} outside {low}..{high}"
+
+
+def test_moments_are_encoded_to_the_nearest_code(text):
+    net, old = float32_run(0)
+    train(net, old, text, 0, seed=0)
+    opt = lowbit.AdamW(net.named_parameters(), **OPTIONS)
+    opt.load_state_dict(old.state_dict())
+    for slot, format in (("exp_avg", "dynamic8"), ("exp_avg_sq", "dynamic8_unsigned")):
+        want = lowbit.ops.encode(old.state[net.mid.weight][slot], format, 256)
+        got = [opt.state[net.mid.weight][f"{slot}_{format}{end}"] for end in ("", "_scale")]
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+    assert torch.equal(opt.state[net.head.bias]["exp_avg"], old.state[net.head.bias]["exp_avg"])
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path):
+    net, old = float32_run(0)
+    opt = lowbit.AdamW(net.named_parameters())
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        lowbit.load_optimizer(opt, tmp_path / "nothing")
+    torch.save({"model": net.state_dict()}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="holds no optimizer state dict"):
+        lowbit.load_optimizer(opt, tmp_path / "model.pt")
+    dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / "model", no_dist=True)
+    with pytest.raises(ValueError, match="holds no optimizer state"):
+        lowbit.load_optimizer(opt, tmp_path / "model")
+    dcp.save({"optim": get_optimizer_state_dict(net, old)}, checkpoint_id=tmp_path / "optim", no_dist=True)
+    with pytest.raises(ValueError, match="names its parameters"):
+        lowbit.load_optimizer(lowbit.AdamW(net.parameters()), tmp_path / "optim")
+    lowbit.load_optimizer(lowbit.AdamW(net.parameters()), tmp_path / "optim", model=net)
