@@ -27,7 +27,9 @@ import torch
 
 import lowbit
 
-STEP_BYTES = 10.06  # read and written by an 8-bit step on bfloat16 weights and gradients, per parameter
+STEP_BYTES = (
+    10.06  # read and written by an 8-bit step on bfloat16 weights and gradients, per parameter
+)
 
 
 @dataclass
@@ -38,7 +40,9 @@ class Contender:
     weight_bytes: float = 0
 
 
-def parameters(count: int, shape: tuple[int, int], dtype: torch.dtype, device: str) -> list[torch.nn.Parameter]:
+def parameters(
+    count: int, shape: tuple[int, int], dtype: torch.dtype, device: str
+) -> list[torch.nn.Parameter]:
     params = []
     for _ in range(count):
         p = torch.nn.Parameter(torch.randn(shape, device=device).mul_(0.02).to(dtype))
@@ -47,12 +51,19 @@ def parameters(count: int, shape: tuple[int, int], dtype: torch.dtype, device: s
     return params
 
 
-def optimizer(name: str, dtype: torch.dtype, make: Callable, count: int, shape: tuple[int, int], device: str) -> Contender:
+def optimizer(
+    name: str, dtype: torch.dtype, make: Callable, count: int, shape: tuple[int, int], device: str
+) -> Contender:
     params = parameters(count, shape, dtype, device)
     opt = make(params)
     opt.step()
     numel = sum(p.numel() for p in params)
-    tensors = [t for p in params for key, t in opt.state[p].items() if isinstance(t, torch.Tensor) and t.ndim > 0 and "qmap" not in key]
+    tensors = [
+        t
+        for p in params
+        for key, t in opt.state[p].items()
+        if isinstance(t, torch.Tensor) and t.ndim > 0 and "qmap" not in key
+    ]
     state = sum(tensor_bytes(t) for t in tensors) / numel
     if any("__bnb_optimizer_quant_state__" in opt.state[p] for p in params):
         state = float("nan")
@@ -61,7 +72,11 @@ def optimizer(name: str, dtype: torch.dtype, make: Callable, count: int, shape: 
 
 def tensor_bytes(t: torch.Tensor) -> int:
     codes = getattr(t, "codes", None)  # torchao's subclasses
-    return codes.numel() * codes.element_size() + t.scale.numel() * 4 if codes is not None else t.numel() * t.element_size()
+    return (
+        codes.numel() * codes.element_size() + t.scale.numel() * 4
+        if codes is not None
+        else t.numel() * t.element_size()
+    )
 
 
 def copy(count: int, shape: tuple[int, int], device: str) -> Contender:
@@ -71,14 +86,20 @@ def copy(count: int, shape: tuple[int, int], device: str) -> Contender:
     return Contender("copy of the same bytes", lambda: target.copy_(source))
 
 
-def contenders(count: int, shape: tuple[int, int], device: str, peers: bool) -> tuple[list[Contender], list[str]]:
+def contenders(
+    count: int, shape: tuple[int, int], device: str, peers: bool
+) -> tuple[list[Contender], list[str]]:
     bf16, f32 = torch.bfloat16, torch.float32
     case = (count, shape, device)
     found = [
-        optimizer("torch AdamW fused, float32", f32, lambda p: torch.optim.AdamW(p, fused=True), *case),
+        optimizer(
+            "torch AdamW fused, float32", f32, lambda p: torch.optim.AdamW(p, fused=True), *case
+        ),
         optimizer("lowbit 8-bit, bfloat16 stochastic", bf16, lambda p: lowbit.AdamW(p), *case),
         optimizer("lowbit 8-bit, float32", f32, lambda p: lowbit.AdamW(p), *case),
-        optimizer("torch AdamW fused, bfloat16", bf16, lambda p: torch.optim.AdamW(p, fused=True), *case),
+        optimizer(
+            "torch AdamW fused, bfloat16", bf16, lambda p: torch.optim.AdamW(p, fused=True), *case
+        ),
         copy(*case),
     ]
     missing = []
@@ -93,7 +114,9 @@ def contenders(count: int, shape: tuple[int, int], device: str, peers: bool) -> 
             try:
                 found.append(optimizer(label, bf16, make, *case))
             except Exception as error:
-                missing.append(f"{package}: does not run here: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                missing.append(
+                    f"{package}: does not run here: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+                )
     return found, missing
 
 
@@ -119,7 +142,9 @@ def clock(run: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
-def measure(entries: list[Contender], rounds: int, budget: float, device: str) -> dict[str, list[float]]:
+def measure(
+    entries: list[Contender], rounds: int, budget: float, device: str
+) -> dict[str, list[float]]:
     """Seconds of each step. A contender that has used up its seconds sits out the later rounds."""
     times: dict[str, list[float]] = {c.name: [] for c in entries}
     for c in entries:
@@ -135,7 +160,11 @@ def machine(device: str) -> dict[str, str | int]:
     cpu = platform.processor()
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
-        fields = dict(line.split(":", 1) for line in info.read_text().split("\n\n")[0].splitlines() if ":" in line)
+        fields = dict(
+            line.split(":", 1)
+            for line in info.read_text().split("\n\n")[0].splitlines()
+            if ":" in line
+        )
         fields = {key.strip(): value.strip() for key, value in fields.items()}
         cpu = f"{fields.get('model name', cpu)} (family {fields.get('cpu family')}, model {fields.get('model')})"
     versions = {}
@@ -152,12 +181,22 @@ def machine(device: str) -> dict[str, str | int]:
 def table(results: list[dict]) -> str:
     lines = []
     for r in results:
-        lines += ["", f"### {r['case']}, {r['threads']} thread{'s' if r['threads'] > 1 else ''}", ""]
-        lines += ["| step | ns per parameter | to torch fused float32 | to the copy | state B/param | weight + gradient + state |"]
+        lines += [
+            "",
+            f"### {r['case']}, {r['threads']} thread{'s' if r['threads'] > 1 else ''}",
+            "",
+        ]
+        lines += [
+            "| step | ns per parameter | to torch fused float32 | to the copy | state B/param | weight + gradient + state |"
+        ]
         lines += ["|---|---|---|---|---|---|"]
         for row in r["rows"]:
             state = "" if row["state_bytes"] is None else f"{row['state_bytes']:.2f}"
-            total = "" if row["state_bytes"] is None else f"{row['state_bytes'] + row['weight_bytes']:.2f}"
+            total = (
+                ""
+                if row["state_bytes"] is None
+                else f"{row['state_bytes'] + row['weight_bytes']:.2f}"
+            )
             lines.append(
                 f"| {row['name']} | {row['ns_per_parameter']:.2f} | {row['to_torch']:.2f} | {row['to_copy']:.2f} | {state} | {total} |"
             )
@@ -166,13 +205,19 @@ def table(results: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The optimizer step alone, beside peers and a copy of the same bytes.")
+    parser = argparse.ArgumentParser(
+        description="The optimizer step alone, beside peers and a copy of the same bytes."
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=20, help="of steps, for each contender and case")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="of steps, for each contender and case"
+    )
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="small sizes, two rounds, no peers: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, two rounds, no peers: does it run?"
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     args = parser.parse_args()
@@ -205,7 +250,12 @@ def main() -> None:
             results.append({"case": case, "threads": threads, "rows": rows, "missing": missing})
         del entries
     report = {"machine": machine(args.device), "results": results}
-    text = "# The optimizer step\n\n" + ", ".join(f"{k} {v}" for k, v in report["machine"].items()) + "\n" + table(results)
+    text = (
+        "# The optimizer step\n\n"
+        + ", ".join(f"{k} {v}" for k, v in report["machine"].items())
+        + "\n"
+        + table(results)
+    )
     print(text)
     for path, content in ((args.json, json.dumps(report, indent=1)), (args.markdown, text)):
         if path:

@@ -43,7 +43,10 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
     stream = int(shard.local(stream)) if isinstance(stream, Tensor) else int(stream)
     state: dict[str, Tensor] = {
         # copies: torch hands out references, and two optimizers would count one step twice
-        "step": step.detach().to(torch.float32).reshape(()).to(device if device.type == "cuda" else "cpu", copy=True),
+        "step": step.detach()
+        .to(torch.float32)
+        .reshape(())
+        .to(device if device.type == "cuda" else "cpu", copy=True),
         "stream": torch.tensor(stream, dtype=torch.int64),
     }
     for slot in lay.slots:
@@ -56,13 +59,17 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
     return state
 
 
-def _as_kept(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any) -> list[Tensor] | None:
+def _as_kept(
+    p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any
+) -> list[Tensor] | None:
     """The slot's local tensors where the saved state has them in the very format, else None."""
     if not all(isinstance(saved.get(name), Tensor) for name in slot.keys):
         return None
     dtype = getattr(torch, ops.state_format(slot.format)["dtype"])
     out = []
-    for name, shape, wanted in zip(slot.keys, lay.local_shapes(slot), (dtype, torch.float32), strict=False):
+    for name, shape, wanted in zip(
+        slot.keys, lay.local_shapes(slot), (dtype, torch.float32), strict=False
+    ):
         if saved[name].dtype != wanted:
             if name == slot.name and saved[name].is_floating_point():
                 return None  # a wide moment in another float dtype: converted, as values
@@ -72,7 +79,9 @@ def _as_kept(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: 
             )
         tensor = shard.take(saved[name], p, lay.part, f"state[{key!r}][{name!r}]")
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"state[{key!r}][{name!r}] has the local shape {tuple(tensor.shape)}, expected {shape}")
+            raise ValueError(
+                f"state[{key!r}][{name!r}] has the local shape {tuple(tensor.shape)}, expected {shape}"
+            )
         out.append(tensor)
     return out
 
@@ -90,7 +99,9 @@ def _values(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: A
         first = shard.take(saved[source.keys[0]], p, part, what)
         if not source.coded:
             if not first.is_floating_point() or tuple(first.shape) != part.local:
-                raise ValueError(f"{what} is {first.dtype} {tuple(first.shape)} here, expected floating point {part.local}")
+                raise ValueError(
+                    f"{what} is {first.dtype} {tuple(first.shape)} here, expected floating point {part.local}"
+                )
             return first.to(torch.float32)
         scales = shard.take(saved[source.keys[1]], p, part, what).contiguous()
         values = ops.decode(first.contiguous(), scales, source.format, source.block, part.cols)
@@ -105,7 +116,9 @@ def _encode(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
     return list(ops.encode(matrix, slot.format, slot.block))
 
 
-def _unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:
+def _unknown(
+    saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None
+) -> ValueError:
     peer = peer or next((name for mark, name in PEERS.items() if mark in saved), None)
     origin = f"; it looks like the state of {peer}" if peer else ""
     return ValueError(

@@ -56,7 +56,9 @@ class Layout:
     param_format: str
     stream: int
 
-    def shapes(self, slot: Slot, rows: int, cols: int, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def shapes(
+        self, slot: Slot, rows: int, cols: int, shape: tuple[int, ...]
+    ) -> list[tuple[int, ...]]:
         """Shapes of the slot's tensors for a parameter of `rows` x `cols` and `shape`, local or global."""
         if not slot.coded:
             return [shape]
@@ -77,7 +79,9 @@ class Layout:
         blocks = [slot.block for slot in self.slots] + [0] * gap
         rows, cols, global_cols = part.rows, part.cols, part.global_cols
         first = part.row_offset * global_cols + part.col_offset
-        if part.whole_rows and not any(blocks):  # one long row: nothing but the element index counts
+        if part.whole_rows and not any(
+            blocks
+        ):  # one long row: nothing but the element index counts
             rows, cols = 1, rows * cols
             global_cols = max(cols, part.global_rows * global_cols)
         index = ops.param_format(self.param_format)["index"]
@@ -101,7 +105,9 @@ def is_wide(shape: Sequence[int], name: str | None, wide: bool | Sequence[str]) 
         numel *= size
     if len(shape) < 2 or numel < MIN_NUMEL or numel // max(shape[0], 1) < MIN_COLS or wide is True:
         return True
-    return bool(wide) and any(fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in wide or ())
+    return bool(wide) and any(
+        fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in wide or ()
+    )
 
 
 def slots_of(rule: str, state_format: str | Mapping[str, str], wide: bool) -> tuple[Slot, ...]:
@@ -116,7 +122,9 @@ def slots_of(rule: str, state_format: str | Mapping[str, str], wide: bool) -> tu
         raise ValueError(f"state_format names {sorted(unknown)}, but {rule} keeps {names}")
     for slot in ops.rule(rule)["slots"]:
         name = slot["name"]
-        choice = state_format.get(name, "float32") if isinstance(state_format, Mapping) else state_format
+        choice = (
+            state_format.get(name, "float32") if isinstance(state_format, Mapping) else state_format
+        )
         if choice in PRESETS:
             choice = PRESETS[choice][0 if slot["signed"] else 1]
         try:
@@ -124,7 +132,9 @@ def slots_of(rule: str, state_format: str | Mapping[str, str], wide: bool) -> tu
         except ValueError as error:
             raise ValueError(f"{error}; presets are {', '.join(PRESETS)}") from None
         if slot["signed"] and not entry["signed"]:
-            raise ValueError(f"{name} has negative values, which the unsigned format {choice} cannot hold")
+            raise ValueError(
+                f"{name} has negative values, which the unsigned format {choice} cannot hold"
+            )
         if wide and entry["scaled"]:
             entry = ops.state_format("float32")
         slots.append(Slot(name, entry["name"], entry["block"]))
@@ -145,13 +155,19 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     return param_format
 
 
-def layout_of(rule: str, group: Mapping[str, Any], p: Tensor, name: str | None, index: int) -> Layout:
+def layout_of(
+    rule: str, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+) -> Layout:
     """The layout of parameter p of an optimizer group."""
     what = f"parameter {name!r}" if name else f"parameter {index}"
     part = shard.part(p, what)
     slots = slots_of(rule, group["state_format"], is_wide(part.shape, name, group["wide"]))
     for slot in slots:
-        if slot.coded and not part.whole_rows and (part.col_offset % slot.block or part.cols % slot.block):
+        if (
+            slot.coded
+            and not part.whole_rows
+            and (part.col_offset % slot.block or part.cols % slot.block)
+        ):
             raise ValueError(
                 f"{what} of {part.global_cols} columns is cut at columns {part.col_offset}..{part.col_offset + part.cols}, inside a block of "
                 f"{slot.block}; shard it on dimension 0, or keep its state wide with wide=[{name!r}]"

@@ -53,7 +53,9 @@ def _names(opt: LowbitOptimizer, model: nn.Module | None) -> list[str] | None:
         return None
     of = {id(p): clean_name(name) for name, p in model.named_parameters()}
     if missing := sum(id(p) not in of for p in params):
-        raise ValueError(f"{missing} of the optimizer's parameters are not in the model that was given")
+        raise ValueError(
+            f"{missing} of the optimizer's parameters are not in the model that was given"
+        )
     return [of[id(p)] for p in params]
 
 
@@ -71,18 +73,26 @@ def _find(content: Any, path: str) -> Mapping[str, Any]:
     )
 
 
-def _by_index(opt: LowbitOptimizer, saved: Mapping[str, Any], names: list[str] | None) -> dict[str, Any]:
+def _by_index(
+    opt: LowbitOptimizer, saved: Mapping[str, Any], names: list[str] | None
+) -> dict[str, Any]:
     """A state dict whose parameters are keyed 0, 1, ... in the optimizer's order, from one keyed by number or by name."""
     ids = [key for group in saved["param_groups"] for key in group["params"]]
     count = sum(len(group["params"]) for group in opt.param_groups)
     state: dict[int, Any] = {}
     if all(isinstance(key, str) for key in [*ids, *saved["state"]]) and ids:
         if names is None:
-            raise ValueError("the checkpoint names its parameters; pass model=, or build the optimizer from named parameters")
+            raise ValueError(
+                "the checkpoint names its parameters; pass model=, or build the optimizer from named parameters"
+            )
         clean = {clean_name(key): value for key, value in saved["state"].items()}
-        origin = {clean_name(key): group for group in saved["param_groups"] for key in group["params"]}
+        origin = {
+            clean_name(key): group for group in saved["param_groups"] for key in group["params"]
+        }
         if missing := [name for name in names if name not in origin]:
-            raise ValueError(f"the checkpoint has no parameter {missing[0]!r} ({len(missing)} missing of {count})")
+            raise ValueError(
+                f"the checkpoint has no parameter {missing[0]!r} ({len(missing)} missing of {count})"
+            )
         state = {i: clean[name] for i, name in enumerate(names) if name in clean}
         firsts, at = [], 0
         for group in opt.param_groups:
@@ -90,7 +100,9 @@ def _by_index(opt: LowbitOptimizer, saved: Mapping[str, Any], names: list[str] |
             at += len(group["params"])
     else:
         if len(ids) != count:
-            raise ValueError(f"the checkpoint's optimizer has {len(ids)} parameters, this one {count}")
+            raise ValueError(
+                f"the checkpoint's optimizer has {len(ids)} parameters, this one {count}"
+            )
         state = {i: saved["state"][key] for i, key in enumerate(ids) if key in saved["state"]}
         # torch numbers parameters group by group; the groups themselves may be cut elsewhere here
         origin_of = [group for group in saved["param_groups"] for _ in group["params"]]
@@ -114,7 +126,10 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    prefixes = sorted({match[1] for key in metadata if (match := re.match(r"((?:.*\.)?)state\..+\.step$", key))}, key=len)
+    prefixes = sorted(
+        {match[1] for key in metadata if (match := re.match(r"((?:.*\.)?)state\..+\.step$", key))},
+        key=len,
+    )
     if not prefixes:
         raise ValueError(f"{path} holds no optimizer state (no '...state.<parameter>.step')")
     prefix = prefixes[0]
@@ -128,8 +143,14 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
     clean = {clean_name(name): name for name in saved_names}
     numbered = all(name.isdigit() for name in saved_names)
     if names is None and not numbered:
-        raise ValueError("the checkpoint names its parameters; pass model=, or build the optimizer from named parameters")
-    wanted = [str(i) for i in range(len(params))] if numbered else [clean.get(name, "") for name in names or ()]
+        raise ValueError(
+            "the checkpoint names its parameters; pass model=, or build the optimizer from named parameters"
+        )
+    wanted = (
+        [str(i) for i in range(len(params))]
+        if numbered
+        else [clean.get(name, "") for name in names or ()]
+    )
     target: dict[str, Any] = {}
     state: dict[int, dict[str, str]] = {}
     for i, (name, p) in enumerate(zip(wanted, params, strict=True)):
@@ -145,7 +166,9 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
                 target[key] = None
             state.setdefault(i, {})[leaf] = key
     if not state:
-        raise ValueError(f"{path} holds state of {len(saved_names)} parameters, but of none that this optimizer has")
+        raise ValueError(
+            f"{path} holds state of {len(saved_names)} parameters, but of none that this optimizer has"
+        )
     group_keys = _group_keys(metadata, prefix, wanted, opt)
     for keys in group_keys:
         target.update({key: None for key in keys.values()})
@@ -154,7 +177,12 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
     groups, at = [], 0
     for keys, group in zip(group_keys, opt.param_groups, strict=True):
         size = len(group["params"])
-        groups.append({**{name: target[key] for name, key in keys.items()}, "params": list(range(at, at + size))})
+        groups.append(
+            {
+                **{name: target[key] for name, key in keys.items()},
+                "params": list(range(at, at + size)),
+            }
+        )
         at += size
     return {"state": loaded, "param_groups": groups}
 
@@ -164,10 +192,14 @@ def _room(p: Tensor, part: shard.Part, size: tuple[int, ...], dtype: torch.dtype
     if not shard.is_sharded(p) or not size or size[0] != part.global_rows or len(part.shape) == 0:
         return torch.empty(size, dtype=dtype)
     tail = part.local[1:] if size == part.shape else size[1:]
-    return shard.like(p, torch.empty((part.rows, *tail), dtype=dtype, device=shard.local(p).device), size)
+    return shard.like(
+        p, torch.empty((part.rows, *tail), dtype=dtype, device=shard.local(p).device), size
+    )
 
 
-def _group_keys(metadata: Iterable[str], prefix: str, wanted: list[str], opt: LowbitOptimizer) -> list[dict[str, str]]:
+def _group_keys(
+    metadata: Iterable[str], prefix: str, wanted: list[str], opt: LowbitOptimizer
+) -> list[dict[str, str]]:
     """For each of the optimizer's groups, where its hyperparameters are in the checkpoint: nested by number, or flattened by parameter."""
     present = set(metadata)
     found, at = [], 0

@@ -114,7 +114,21 @@ def set_isa(name: str) -> None:
 
 
 @torch.library.register_fake("lowbit::step")
-def _(rule, params, grads, state, steps, plan, hyper, *, lr=None, grad_scale=None, found_inf=None, maximize=False, seed=0):  # type: ignore[no-untyped-def] # noqa: E501
+def _(
+    rule,
+    params,
+    grads,
+    state,
+    steps,
+    plan,
+    hyper,
+    *,
+    lr=None,
+    grad_scale=None,
+    found_inf=None,
+    maximize=False,
+    seed=0,
+):  # type: ignore[no-untyped-def]
     return None
 
 

@@ -25,7 +25,9 @@ class LowbitOptimizer(Optimizer):
     a gradient; see docs/formats.md for the keys. A subclass says which update rule a group takes and with which hyperparameters.
     """
 
-    _step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf instead of unscaling
+    _step_supports_amp_scaling = (
+        True  # GradScaler hands over grad_scale and found_inf instead of unscaling
+    )
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._layouts: dict[Tensor, layout.Layout] = {}
@@ -72,12 +74,16 @@ class LowbitOptimizer(Optimizer):
     def _fresh(self, group: Mapping[str, Any], p: Tensor, lay: layout.Layout) -> dict[str, Tensor]:
         device = shard.local(p).device
         state = {
-            "step": torch.zeros((), dtype=torch.float32, device=device if device.type == "cuda" else "cpu"),
+            "step": torch.zeros(
+                (), dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
+            ),
             "stream": torch.tensor(lay.stream, dtype=torch.int64),
         }
         for slot in lay.slots:
             entry = ops.state_format(slot.format)
-            values = torch.zeros(lay.local_shapes(slot)[0], dtype=getattr(torch, entry["dtype"]), device=device)
+            values = torch.zeros(
+                lay.local_shapes(slot)[0], dtype=getattr(torch, entry["dtype"]), device=device
+            )
             tensors = [values]
             if slot.coded:
                 zeros = torch.zeros((lay.part.rows, lay.part.cols), device=device)
@@ -95,7 +101,9 @@ class LowbitOptimizer(Optimizer):
             names = group.get("param_names")
             for i, p in enumerate(group["params"]):
                 if not complete and p not in self._layouts:
-                    self._layouts[p] = layout.layout_of(self.rule(group), group, p, names[i] if names else None, index)
+                    self._layouts[p] = layout.layout_of(
+                        self.rule(group), group, p, names[i] if names else None, index
+                    )
                 if not complete and names:
                     stream = self._layouts[p].stream
                     other = streams.setdefault(stream, names[i])
@@ -169,12 +177,19 @@ class LowbitOptimizer(Optimizer):
         count it. With state that exists at construction that step never runs; where it does run, it creates state and counts nothing.
         """
         if len(self._layouts) == sum(len(group["params"]) for group in self.param_groups) and all(
-            self.state.get(p) or not p.requires_grad for group in self.param_groups for p in group["params"]
+            self.state.get(p) or not p.requires_grad
+            for group in self.param_groups
+            for p in group["params"]
         ):
             return False
         fresh = not any(self.state.values())
         self.init_state()
-        grads = [shard.local(p.grad) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        grads = [
+            shard.local(p.grad)
+            for g in self.param_groups
+            for p in g["params"]
+            if p.grad is not None
+        ]
         zero_lr = all(float(group["lr"]) == 0.0 for group in self.param_groups)
         return fresh and zero_lr and not any(bool(grad.any()) for grad in grads)
 
@@ -199,9 +214,14 @@ class LowbitOptimizer(Optimizer):
         saved_groups = deepcopy(state_dict["param_groups"])
         if len(saved_groups) != len(self.param_groups):
             raise ValueError("loaded state dict has a different number of parameter groups")
-        lengths = [(len(a["params"]), len(b["params"])) for a, b in zip(saved_groups, self.param_groups, strict=True)]
+        lengths = [
+            (len(a["params"]), len(b["params"]))
+            for a, b in zip(saved_groups, self.param_groups, strict=True)
+        ]
         if any(a != b for a, b in lengths):
-            raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
+            )
         ids = [key for group in saved_groups for key in group["params"]]
         by_id = dict(zip(ids, self._laid_out(), strict=True))
         state: defaultdict[Any, Any] = defaultdict(dict)
@@ -240,7 +260,9 @@ class _Batch:
     def add(self, p: Tensor, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
         grad = shard.local(p.grad)  # type: ignore[arg-type]
         if grad.layout != torch.strided:
-            raise RuntimeError("lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False")
+            raise RuntimeError(
+                "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
+            )
         if value.is_contiguous():
             self.params.append(value)
         else:  # such as channels_last: stepped in a copy
@@ -325,7 +347,9 @@ class AdamW(LowbitOptimizer):
         if not weight_decay >= 0.0:
             raise ValueError(f"Invalid weight_decay value: {weight_decay}")
         if differentiable:
-            raise ValueError("differentiable=True is not supported: the state is not differentiable. Use torch.optim for that")
+            raise ValueError(
+                "differentiable=True is not supported: the state is not differentiable. Use torch.optim for that"
+            )
         if fused and foreach:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         if isinstance(wide, str):

@@ -83,15 +83,21 @@ def part(p: Tensor, what: str) -> Part:
     for placement in p.placements:
         dim = getattr(placement, "dim", None)
         if placement.is_partial():
-            raise ValueError(f"{what} has the placement {placement}; a parameter must be sharded or replicated")
+            raise ValueError(
+                f"{what} has the placement {placement}; a parameter must be sharded or replicated"
+            )
         if type(placement).__name__ == "_StridedShard":
             raise ValueError(
                 f"{what} has the placement {placement} (FSDP over tensor parallelism on the same dimension), whose local rows are "
                 "not one run of the global rows; shard the two on different dimensions"
             )
         if dim is not None and dim > 1:
-            raise ValueError(f"{what} is sharded on dimension {dim}; state follows dimensions 0 and 1")
-    local_shape, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
+            raise ValueError(
+                f"{what} is sharded on dimension {dim}; state follows dimensions 0 and 1"
+            )
+    local_shape, offset = compute_local_shape_and_global_offset(
+        p.shape, p.device_mesh, p.placements
+    )
     return Part(shape, tuple(local_shape), tuple(offset))
 
 
@@ -105,7 +111,12 @@ def like(p: Tensor, value: Tensor, shape: Sequence[int]) -> Tensor:
         stride.insert(0, run)
         run *= size
     return DTensor.from_local(
-        value, p.device_mesh, p.placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+        value,
+        p.device_mesh,
+        p.placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=tuple(stride),
     )
 
 
@@ -120,13 +131,17 @@ def take(value: Tensor, p: Tensor, box: Part, what: str) -> Tensor:
         if value.device_mesh == p.device_mesh and tuple(value.placements) != tuple(p.placements):
             value = value.redistribute(p.device_mesh, p.placements)
         return value.to_local()
-    if not isinstance(p, DTensor) or tuple(value.shape) == box.local and box.local != box.shape:
+    if not isinstance(p, DTensor) or (tuple(value.shape) == box.local and box.local != box.shape):
         return value
     if value.ndim == 0 or value.shape[0] != box.global_rows:
-        raise ValueError(f"{what} has the shape {tuple(value.shape)}, which is neither the whole nor this rank's part of {box.shape}")
+        raise ValueError(
+            f"{what} has the shape {tuple(value.shape)}, which is neither the whole nor this rank's part of {box.shape}"
+        )
     value = value.narrow(0, box.row_offset, box.rows)
     if not box.whole_rows:
         if tuple(value.shape[1:]) != box.shape[1:]:
-            raise ValueError(f"{what} is whole, but this rank holds columns of it; save and load it sharded")
+            raise ValueError(
+                f"{what} is whole, but this rank holds columns of it; save and load it sharded"
+            )
         value = value.narrow(1, box.offset[1], box.local[1])
     return value

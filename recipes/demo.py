@@ -25,7 +25,11 @@ def run(command: list[str]) -> str:
     """Runs a command, its progress on our terminal; its standard output is returned. Exits with its message where it fails."""
     print("$ " + " ".join(command).replace(sys.executable, "python"), flush=True)
     # The two cores are shared by the ranks; torchrun would say so at length.
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode != 0:
         print(done.stdout)
@@ -35,7 +39,11 @@ def run(command: list[str]) -> str:
 
 def train(ranks: int, *options: str) -> dict:
     """Runs the recipe on so many ranks; returns the summary that it prints."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else ["-W", "ignore"]
+    launch = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if ranks > 1
+        else ["-W", "ignore"]
+    )
     output = run([sys.executable, *launch, str(HERE / "train_gpt.py"), "--digest", *options])
     return json.loads(output.strip().splitlines()[-1])
 
@@ -52,12 +60,22 @@ def draw(path: pathlib.Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7.5, 4.2))
     for name, label, style in (
-        ("torch", "torch AdamW, everything float32: 16 bytes a parameter", {"color": "#888", "lw": 3}),
-        ("lowbit", "lowbit AdamW, bfloat16 weights without a copy, 8-bit state", {"color": "#c2410c", "lw": 1.3}),
+        (
+            "torch",
+            "torch AdamW, everything float32: 16 bytes a parameter",
+            {"color": "#888", "lw": 3},
+        ),
+        (
+            "lowbit",
+            "lowbit AdamW, bfloat16 weights without a copy, 8-bit state",
+            {"color": "#c2410c", "lw": 1.3},
+        ),
         ("resumed", "resharded from 2 to 3 ranks and resumed", {"color": "#1d4ed8", "lw": 1.3}),
     ):
         lines = losses(OUT / f"{name}.jsonl")
-        axes.plot([line["step"] for line in lines], [line["loss"] for line in lines], label=label, **style)
+        axes.plot(
+            [line["step"] for line in lines], [line["loss"] for line in lines], label=label, **style
+        )
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per byte")
     axes.set_title("A small GPT on Python's standard library, 2 ranks, FSDP2")
@@ -79,29 +97,51 @@ def main() -> None:
     plain = train(2, "--optimizer", "torch", "--steps", str(STEPS), "--metrics", "out/torch.jsonl")
     say("2. lowbit on 2 ranks: 8-bit state, bfloat16 weights that have no master copy")
     schedule = ("--schedule", str(STEPS))
-    ours = train(2, "--steps", str(STEPS), "--metrics", "out/lowbit.jsonl", "--save", "out/two", *schedule)
+    ours = train(
+        2, "--steps", str(STEPS), "--metrics", "out/lowbit.jsonl", "--save", "out/two", *schedule
+    )
     say("3. What is in the checkpoint")
     lines = run([tool, "inspect", "out/two"]).rstrip().splitlines()
-    print("\n".join(lines if len(lines) <= 40 else [*lines[:22], f"    ... {len(lines) - 34} lines more ...", *lines[-12:]]))
+    print(
+        "\n".join(
+            lines
+            if len(lines) <= 40
+            else [*lines[:22], f"    ... {len(lines) - 34} lines more ...", *lines[-12:]]
+        )
+    )
     say("4. From 2 ranks to 3, as bytes")
     print(run([tool, "reshard", "out/two", "out/three", "--world-size", "3"]), end="")
-    before, after = (json.loads(run([tool, "inspect", path, "--json", "--digest"]))["digest"] for path in ("out/two", "out/three"))
+    before, after = (
+        json.loads(run([tool, "inspect", path, "--json", "--digest"]))["digest"]
+        for path in ("out/two", "out/three")
+    )
     say("5. Resume on 3 ranks, and on 1")
     more = ("--steps", str(STEPS + MORE), *schedule)
     three = train(3, "--resume", "out/three", "--metrics", "out/resumed.jsonl", *more)
     one = train(1, "--resume", "out/three", "--steps", str(STEPS), *schedule)
     draw(OUT / "loss.png")
 
-    bytes_of = {"float32 AdamW": plain["bytes_per_parameter"], "lowbit": ours["bytes_per_parameter"]}
-    say(f"{ours['parameters']:,} parameters, {STEPS} steps, {time.perf_counter() - start:.0f} s in all")
+    bytes_of = {
+        "float32 AdamW": plain["bytes_per_parameter"],
+        "lowbit": ours["bytes_per_parameter"],
+    }
+    say(
+        f"{ours['parameters']:,} parameters, {STEPS} steps, {time.perf_counter() - start:.0f} s in all"
+    )
     print(f"{'bytes per parameter':<22}{'weights':>9}{'gradient':>10}{'state':>8}{'sum':>8}")
     for name, b in bytes_of.items():
-        print(f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}{sum(b.values()):>8.2f}")
-    print("  (of lowbit's state, embeddings and head are kept in float32: small models have a large share of them)")
+        print(
+            f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}{sum(b.values()):>8.2f}"
+        )
+    print(
+        "  (of lowbit's state, embeddings and head are kept in float32: small models have a large share of them)"
+    )
     print(f"{'loss':<22}{'last 20':>9}{'held out':>10}")
     print(f"  {'float32 AdamW':<20}{plain['train_loss']:>9.4f}{plain['held_out_loss']:>10.4f}")
     print(f"  {'lowbit':<20}{ours['train_loss']:>9.4f}{ours['held_out_loss']:>10.4f}")
-    print(f"  {f'resumed, {MORE} more':<20}{three['train_loss']:>9.4f}{three['held_out_loss']:>10.4f}")
+    print(
+        f"  {f'resumed, {MORE} more':<20}{three['train_loss']:>9.4f}{three['held_out_loss']:>10.4f}"
+    )
     print("digest of weights and state")
     rows = {
         "2 ranks, trained": ours["digest"],

@@ -77,7 +77,9 @@ class Text:
     """The bytes of text files; the last twentieth is held out."""
 
     def __init__(self, files: list[str], context: int, limit: int = 8 << 20) -> None:
-        paths = [pathlib.Path(f) for f in files] or sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        paths = [pathlib.Path(f) for f in files] or sorted(
+            pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py")
+        )
         content = bytearray()
         for path in paths:
             content += path.read_bytes()
@@ -89,7 +91,9 @@ class Text:
         cut = len(whole) * 19 // 20
         self.train, self.held_out, self.context = whole[:cut], whole[cut:], context
 
-    def batch(self, seed: int, step: int, size: int, rank: int, ranks: int, held_out: bool = False) -> torch.Tensor:
+    def batch(
+        self, seed: int, step: int, size: int, rank: int, ranks: int, held_out: bool = False
+    ) -> torch.Tensor:
         """This rank's rows of the batch of `step`: int64 [size / ranks, context + 1]."""
         text = self.held_out if held_out else self.train
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
@@ -124,7 +128,9 @@ def footprint(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
     params = list(model.parameters())
     count = sum(p.numel() for p in params)
     weights = sum(p.numel() * p.element_size() for p in params)
-    tensors = [t for p in params for key, t in opt.state[p].items() if key not in ("step", "stream")]
+    tensors = [
+        t for p in params for key, t in opt.state[p].items() if key not in ("step", "stream")
+    ]
     state = sum(t.numel() * t.element_size() for t in tensors)
     return {"weights": weights / count, "gradient": weights / count, "state": state / count}
 
@@ -139,11 +145,19 @@ def state_dicts(model: nn.Module, opt: torch.optim.Optimizer, step: int) -> dict
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", help="text files (default: Python's own standard library)")
+    parser.add_argument(
+        "files", nargs="*", help="text files (default: Python's own standard library)"
+    )
     parser.add_argument("--optimizer", choices=["lowbit", "torch"], default="lowbit")
-    parser.add_argument("--parallel", choices=["fsdp", "ddp"], default="fsdp", help="with more than one rank")
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those before a resume included")
-    parser.add_argument("--schedule", type=int, help="steps of the learning rate schedule (default: --steps)")
+    parser.add_argument(
+        "--parallel", choices=["fsdp", "ddp"], default="fsdp", help="with more than one rank"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=200, help="steps in all, those before a resume included"
+    )
+    parser.add_argument(
+        "--schedule", type=int, help="steps of the learning rate schedule (default: --steps)"
+    )
     parser.add_argument("--batch", type=int, default=24, help="sequences in a step, over all ranks")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
@@ -152,19 +166,31 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--save", metavar="DIR", help="write a checkpoint at the end")
-    parser.add_argument("--resume", metavar="DIR", help="start from a checkpoint, of any number of ranks")
-    parser.add_argument("--metrics", metavar="FILE", help="write one JSON line a step, and a last one with a summary")
+    parser.add_argument(
+        "--resume", metavar="DIR", help="start from a checkpoint, of any number of ranks"
+    )
+    parser.add_argument(
+        "--metrics",
+        metavar="FILE",
+        help="write one JSON line a step, and a last one with a summary",
+    )
     parser.add_argument("--plot", metavar="PNG", help="draw the loss")
-    parser.add_argument("--digest", action="store_true", help="put digests of weights and state into the summary")
+    parser.add_argument(
+        "--digest", action="store_true", help="put digests of weights and state into the summary"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    device = torch.device(args.device, int(os.environ.get("LOCAL_RANK", "0")) if args.device == "cuda" else None)
+    device = torch.device(
+        args.device, int(os.environ.get("LOCAL_RANK", "0")) if args.device == "cuda" else None
+    )
     if ranks > 1:
         dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     torch.manual_seed(args.seed)
@@ -182,7 +208,9 @@ def main() -> None:
         forward = nn.parallel.DistributedDataParallel(model)
     options = {"lr": args.lr, "betas": (0.9, 0.95), "weight_decay": args.weight_decay}
     if args.optimizer == "lowbit":
-        opt: torch.optim.Optimizer = lowbit.AdamW(lowbit.param_groups(model), seed=args.seed, **options)
+        opt: torch.optim.Optimizer = lowbit.AdamW(
+            lowbit.param_groups(model), seed=args.seed, **options
+        )
     else:
         opt = torch.optim.AdamW(model.named_parameters(), **options)
 

@@ -1,6 +1,6 @@
 """What a rank does in test_sharding.py: train on the same global gradients and put the digest of everything into a file.
 
-    torchrun --nproc-per-node N tests/distributed_worker.py OUT MODE [CHECKPOINT]
+torchrun --nproc-per-node N tests/distributed_worker.py OUT MODE [CHECKPOINT]
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def set_grads(model: nn.Module, step: int) -> None:
             continue
         generator = torch.Generator().manual_seed(1000 * step + int(name[1:]))
         grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-        p.grad = distribute_tensor(grad, p.device_mesh, p.placements) if isinstance(p, DTensor) else grad
+        p.grad = (
+            distribute_tensor(grad, p.device_mesh, p.placements) if isinstance(p, DTensor) else grad
+        )
 
 
 def whole(t: torch.Tensor) -> torch.Tensor:
@@ -80,7 +82,9 @@ def digest(model: nn.Module, opt: torch.optim.Optimizer, without: tuple[str, ...
     return h.hexdigest()
 
 
-def build(dtype: torch.dtype, mode: str, ranks: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(
+    dtype: torch.dtype, mode: str, ranks: int, seed: int = 0
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     model: nn.Module = Shapes(dtype, scalar=mode in ("single", "ddp"), seed=seed)
     if mode == "fsdp":  # refuses scalars
         fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
@@ -96,13 +100,17 @@ def run_bits(mode: str, ranks: int) -> dict[str, str]:
     for dtype in (torch.bfloat16, torch.float32):
         for isa in ops.catalog()["isas"]:
             ops.set_isa(isa)
-            torch.manual_seed(100 + (dist.get_rank() if dist.is_initialized() else 0))  # must not matter
+            torch.manual_seed(
+                100 + (dist.get_rank() if dist.is_initialized() else 0)
+            )  # must not matter
             model, opt = build(dtype, mode, ranks)
             state = torch.random.get_rng_state()
             for step in range(STEPS):
                 set_grads(model, step)
                 opt.step()
-            assert torch.equal(state, torch.random.get_rng_state()), "torch's random state was touched"
+            assert torch.equal(state, torch.random.get_rng_state()), (
+                "torch's random state was touched"
+            )
             out[f"{dtype} {isa}"] = digest(model, opt, without=(f"p{len(SHAPES)}",))
             if mode != "fsdp":
                 out[f"{dtype} {isa} with scalar"] = digest(model, opt)
@@ -112,14 +120,19 @@ def run_bits(mode: str, ranks: int) -> dict[str, str]:
                 assert len(set(digests)) == 1, "replicas differ"
             if mode == "fsdp":
                 clipped = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                assert whole(clipped).isfinite() and opt.state[model.p3]["step"] == STEPS, "7 rows: some ranks hold none"
+                assert whole(clipped).isfinite() and opt.state[model.p3]["step"] == STEPS, (
+                    "7 rows: some ranks hold none"
+                )
     ops.set_isa(before)
     return out
 
 
 def state_of(model: nn.Module, opt: torch.optim.Optimizer, flat: bool) -> dict:
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
-    return {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt, options=options)}
+    return {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, opt, options=options),
+    }
 
 
 def run_checkpoint(mode: str, ranks: int, path: pathlib.Path) -> dict[str, str]:
@@ -146,14 +159,18 @@ def run_checkpoint(mode: str, ranks: int, path: pathlib.Path) -> dict[str, str]:
             for p in model.parameters():
                 for key, t in opt.state[p].items():
                     wanted = {"step": torch.float32, "stream": torch.int64}.get(key)
-                    wanted = wanted or (torch.uint8 if key.endswith(("dynamic8", "unsigned")) else torch.float32)
+                    wanted = wanted or (
+                        torch.uint8 if key.endswith(("dynamic8", "unsigned")) else torch.float32
+                    )
                     assert t.dtype == wanted, f"{key} became {t.dtype}"
         out[kind] = digest(model, opt)
         again, opt2 = build(torch.bfloat16, mode, ranks, seed=2)
         lowbit.load_optimizer(opt2, target)  # the optimizer alone, by its own reader
         for p, q in zip(again.parameters(), model.parameters(), strict=True):
             assert set(opt2.state[p]) == set(opt.state[q])
-            assert all(torch.equal(whole(t), whole(opt.state[q][key])) for key, t in opt2.state[p].items())
+            assert all(
+                torch.equal(whole(t), whole(opt.state[q][key])) for key, t in opt2.state[p].items()
+            )
         for step in range(5, 10):
             set_grads(model, step)
             opt.step()
@@ -168,7 +185,11 @@ def main() -> None:
     torch.set_num_threads(1)
     if ranks > 1:
         dist.init_process_group("gloo")
-    result = run_bits(mode, ranks) if len(sys.argv) == 3 else run_checkpoint(mode, ranks, pathlib.Path(sys.argv[3]))
+    result = (
+        run_bits(mode, ranks)
+        if len(sys.argv) == 3
+        else run_checkpoint(mode, ranks, pathlib.Path(sys.argv[3]))
+    )
     if ranks == 1 or dist.get_rank() == 0:
         out.write_text(json.dumps(result))
 

@@ -15,7 +15,12 @@ import torch.distributed.checkpoint as dcp
 from conftest import need
 
 TOOL = shutil.which("lowbit-ckpt") or ""
-need("ckpt", bool(TOOL), "lowbit-ckpt is not on PATH: run make where its libraries are installed", module=True)
+need(
+    "ckpt",
+    bool(TOOL),
+    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
+    module=True,
+)
 
 
 def run(*arguments, code=0):
@@ -76,8 +81,13 @@ def leaves(value, path=()):
 
 def same(a, b):
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(
-            a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)
+        return (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and torch.equal(
+                a.contiguous().reshape(-1).view(torch.uint8),
+                b.contiguous().reshape(-1).view(torch.uint8),
+            )
         )
     return type(a) is type(b) and a == b
 
@@ -119,7 +129,9 @@ def test_inspect_tells_what_is_there(tmp_path):
     assert report["values"]["optim.param_groups.0.betas"] == [0.9, 0.99]
     shapes = {t["name"]: (t["shape"], t["dtype"]) for t in report["tensors"]}
     assert shapes["model.bfloat16"] == ([37, 19], "bfloat16")
-    assert report["bytes"] == sum(t.numel() * t.element_size() for _, t in leaves(content()) if isinstance(t, torch.Tensor))
+    assert report["bytes"] == sum(
+        t.numel() * t.element_size() for _, t in leaves(content()) if isinstance(t, torch.Tensor)
+    )
     text = run("inspect", tmp_path / "a").stdout
     assert "optim.state.a.b.weight.exp_avg" in text and "step 7" in text
 
@@ -131,7 +143,10 @@ def test_columns_and_grids_of_chunks(tmp_path):
     whole = torch.arange(12 * 10, dtype=torch.int32).reshape(12, 10)
     saved(tmp_path / "a", {f"x{i}": torch.zeros(1) for i in range(1)})
     boxes = [((0, 0), (5, 4)), ((0, 4), (5, 6)), ((5, 0), (7, 4)), ((5, 4), (7, 6))]
-    pieces = {f"p{i}": whole[o[0] : o[0] + s[0], o[1] : o[1] + s[1]].contiguous() for i, (o, s) in enumerate(boxes)}
+    pieces = {
+        f"p{i}": whole[o[0] : o[0] + s[0], o[1] : o[1] + s[1]].contiguous()
+        for i, (o, s) in enumerate(boxes)
+    }
     saved(tmp_path / "b", pieces)
     metadata = pickle.loads((tmp_path / "b" / ".metadata").read_bytes())
     entry = metadata.state_dict_metadata["p0"]
@@ -139,7 +154,9 @@ def test_columns_and_grids_of_chunks(tmp_path):
     entry.chunks = [ChunkStorageMetadata(torch.Size(o), torch.Size(s)) for o, s in boxes]
     infos = {index.fqn: info for index, info in metadata.storage_data.items()}
     metadata.state_dict_metadata = {"x": entry}
-    metadata.storage_data = {MetadataIndex("x", torch.Size(o)): infos[f"p{i}"] for i, (o, _) in enumerate(boxes)}
+    metadata.storage_data = {
+        MetadataIndex("x", torch.Size(o)): infos[f"p{i}"] for i, (o, _) in enumerate(boxes)
+    }
     metadata.planner_data = {"x": ("x",)}
     (tmp_path / "b" / ".metadata").write_bytes(pickle.dumps(metadata))
     for ranks in (1, 3, 5):
@@ -158,30 +175,43 @@ def test_metadata_of_each_rank(tmp_path):
         part = pickle.loads(pickle.dumps(metadata))
         entry = part.state_dict_metadata["x"]
         entry.chunks = [entry.chunks[rank]]
-        part.storage_data = {i: s for i, s in part.storage_data.items() if s.relative_path.startswith(f"__{rank}_")}
+        part.storage_data = {
+            i: s for i, s in part.storage_data.items() if s.relative_path.startswith(f"__{rank}_")
+        }
         (tmp_path / "b" / f"__{rank}.metadata").write_bytes(pickle.dumps(part))
     (tmp_path / "b" / ".metadata").unlink()
     run("reshard", tmp_path / "b", tmp_path / "c", "--world-size", 1)
     assert_torch_reads(tmp_path / "c", state)
     (tmp_path / "b" / "__1.metadata").unlink()
-    assert "missing" in run("reshard", tmp_path / "b", tmp_path / "d", "--world-size", 1, code=3).stderr
+    assert (
+        "missing"
+        in run("reshard", tmp_path / "b", tmp_path / "d", "--world-size", 1, code=3).stderr
+    )
 
 
 # Broken and hostile input: one line, exit 3, no output.
 
 
 def refused(tmp_path, *words):
-    for command in (("inspect", tmp_path / "a", "--digest"), ("reshard", tmp_path / "a", tmp_path / "out", "--world-size", 2)):
+    for command in (
+        ("inspect", tmp_path / "a", "--digest"),
+        ("reshard", tmp_path / "a", tmp_path / "out", "--world-size", 2),
+    ):
         done = run(*command, code=3)
         assert done.stderr.startswith("lowbit-ckpt: ") and done.stderr.count("\n") == 1, done.stderr
         assert all(word in done.stderr for word in words), done.stderr
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "out"))) == [], "something was left behind"
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".", "out"))) == [], (
+        "something was left behind"
+    )
     return done.stderr
 
 
 @pytest.fixture
 def source(tmp_path):
-    saved(tmp_path / "a", {"x": torch.arange(4096.0).reshape(64, 64), "y": torch.arange(10), "lr": 0.5})
+    saved(
+        tmp_path / "a",
+        {"x": torch.arange(4096.0).reshape(64, 64), "y": torch.arange(10), "lr": 0.5},
+    )
     return tmp_path
 
 
@@ -201,7 +231,12 @@ def test_a_callable_in_the_metadata_is_named_and_not_called(source):
     marker = source / "executed"
     path = source / "a" / ".metadata"
     body = path.read_bytes()
-    evil = b"\x80\x04cposix\nsystem\n(X" + struct.pack("<I", len(f"touch {marker}")) + f"touch {marker}".encode() + b"tR0"
+    evil = (
+        b"\x80\x04cposix\nsystem\n(X"
+        + struct.pack("<I", len(f"touch {marker}"))
+        + f"touch {marker}".encode()
+        + b"tR0"
+    )
     path.write_bytes(evil + body[2:])
     refused(source, "posix.system", "allowlist")
     assert not marker.exists()
@@ -249,17 +284,24 @@ def test_a_hole_in_the_chunk_map(source):
 def test_overlapping_chunks(source):
     def overlap(metadata):
         entry = metadata.state_dict_metadata["x"]
-        entry.chunks = [type(entry.chunks[0])(torch.Size([o, 0]), torch.Size([n, 64])) for o, n in ((0, 40), (30, 24))]
+        entry.chunks = [
+            type(entry.chunks[0])(torch.Size([o, 0]), torch.Size([n, 64]))
+            for o, n in ((0, 40), (30, 24))
+        ]
         info = first(metadata)
         metadata.storage_data = {i: s for i, s in metadata.storage_data.items() if i.fqn != "x"}
         for chunk in entry.chunks:
-            metadata.storage_data[type(next(iter(metadata.storage_data)))("x", chunk.offsets)] = info
+            metadata.storage_data[type(next(iter(metadata.storage_data)))("x", chunk.offsets)] = (
+                info
+            )
 
     edit(source, overlap)
     refused(source, "overlap")
 
 
-@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "..", "", "a/b", "sub/../__0_0.distcp", "link"])
+@pytest.mark.parametrize(
+    "path", ["../secret", "/etc/passwd", "..", "", "a/b", "sub/../__0_0.distcp", "link"]
+)
 def test_paths_out_of_the_folder(source, path):
     (source / "secret").write_bytes(b"secret" * 1000)
     (source / "a" / "link").symlink_to(source / "secret")
@@ -270,7 +312,13 @@ def test_paths_out_of_the_folder(source, path):
 
 @pytest.mark.parametrize(
     "field, value, words",
-    [("offset", 10**12, "cut off"), ("length", 10**15, "cut off"), ("offset", -1, "offset"), ("offset", 1, ""), ("length", 22, "")],
+    [
+        ("offset", 10**12, "cut off"),
+        ("length", 10**15, "cut off"),
+        ("offset", -1, "offset"),
+        ("offset", 1, ""),
+        ("length", 22, ""),
+    ],
 )
 def test_items_that_are_not_where_they_are_said_to_be(source, field, value, words):
     edit(source, lambda m: setattr(first(m), field, value))
@@ -279,7 +327,9 @@ def test_items_that_are_not_where_they_are_said_to_be(source, field, value, word
 
 def test_metadata_that_disagrees_with_the_items(source):
     before = (source / "a" / ".metadata").read_bytes()
-    edit(source, lambda m: m.state_dict_metadata["x"].properties.__setattr__("dtype", torch.float16))
+    edit(
+        source, lambda m: m.state_dict_metadata["x"].properties.__setattr__("dtype", torch.float16)
+    )
     refused(source, "float32", "float16")
     (source / "a" / ".metadata").write_bytes(before)
 
@@ -299,7 +349,9 @@ def test_every_flipped_byte_of_the_data_is_noticed_or_harmless(source):
     refusals = 0
     for at in range(0, len(whole), 211):
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        done = subprocess.run([TOOL, "inspect", source / "a", "--digest"], capture_output=True, text=True)
+        done = subprocess.run(
+            [TOOL, "inspect", source / "a", "--digest"], capture_output=True, text=True
+        )
         assert done.returncode in (0, 3), (at, done.stderr)
         refusals += done.returncode == 3
         assert done.returncode == 3 or digest in done.stdout, at
@@ -349,12 +401,18 @@ def test_usage(tmp_path, source):
 
 
 def test_a_killed_reshard_leaves_the_old_folder_whole(tmp_path):
-    saved(tmp_path / "a", {"x": torch.zeros(64 << 20, dtype=torch.uint8).reshape(8192, -1), "y": torch.ones(4)})
+    saved(
+        tmp_path / "a",
+        {"x": torch.zeros(64 << 20, dtype=torch.uint8).reshape(8192, -1), "y": torch.ones(4)},
+    )
     run("reshard", tmp_path / "a", tmp_path / "b", "--world-size", 2)
     before = inspect(tmp_path / "b")["digest"]
     for delay in (0.0, 0.01, 0.03):
         for target, force in ((tmp_path / "new", []), (tmp_path / "b", ["--force"])):
-            process = subprocess.Popen([TOOL, "reshard", tmp_path / "a", target, "--world-size", "3", *force], stdout=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [TOOL, "reshard", tmp_path / "a", target, "--world-size", "3", *force],
+                stdout=subprocess.DEVNULL,
+            )
             time.sleep(delay)
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -367,4 +425,3 @@ def test_the_version_is_the_packages():
     import lowbit
 
     assert run("--version").stdout.strip() == f"lowbit-ckpt {lowbit.__version__}"
-

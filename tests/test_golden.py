@@ -92,9 +92,7 @@ def ours(rule, p0, grads, state=None, first=1):
         state = [torch.full((16, 256), 127, dtype=torch.uint8), *zeros]
     steps = [torch.tensor(float(first - 1))]
     for g in grads:
-        ops.step(
-            rule, [p], [torch.tensor(g)], state, steps, plan, [LR, BETA1, BETA2, EPS, DECAY]
-        )
+        ops.step(rule, [p], [torch.tensor(g)], state, steps, plan, [LR, BETA1, BETA2, EPS, DECAY])
     return p.numpy(), [s.numpy() for s in state]
 
 
@@ -114,7 +112,9 @@ def explain(name, differ, reasons):
         if hit.any():
             places = ", ".join(f"({r},{c})" for r, c in np.argwhere(hit)[:6])
             print(f"{name}: {hit.sum()} codes differ by the {reason} rule, first at {places}")
-    assert not left.any(), f"{name}: {left.sum()} codes differ without a reason at {np.argwhere(left)[:6]}"
+    assert not left.any(), (
+        f"{name}: {left.sum()} codes differ without a reason at {np.argwhere(left)[:6]}"
+    )
 
 
 @pytest.mark.parametrize("cls, rule", [("AdamW8bit", "adamw"), ("Adam8bit", "adam")])
@@ -140,7 +140,9 @@ def test_torchao_8bit(arrays, maps, cls, rule):
     np.testing.assert_allclose(p[settled], golden_p[settled], rtol=2e-6, atol=atol)
     for k, name in enumerate(names):
         codes, golden = state[2 * k].astype(np.int64), arrays[f"{prefix}/{name}.codes"]
-        scale_rtol = 3e-7 if rule == "adamw" else 3e-4  # a row's largest may be where the zero rule moved p
+        scale_rtol = (
+            3e-7 if rule == "adamw" else 3e-4
+        )  # a row's largest may be where the zero rule moved p
         golden_scale = arrays[f"{prefix}/{name}.scale"]
         np.testing.assert_allclose(state[2 * k + 1][:, 0], golden_scale, rtol=scale_rtol)
         reasons = {"midpoint": near_midpoint(peer.z[k], peer.map[k])}
@@ -175,9 +177,13 @@ def test_bitsandbytes_8bit(arrays, maps):
     np.testing.assert_allclose(p, arrays[prefix + "/p3"], rtol=2e-6, atol=5e-7)
     for k, name in enumerate(("state1", "state2")):
         golden, codes = arrays[f"{prefix}/{name}"].astype(np.int64), state[2 * k].astype(np.int64)
-        np.testing.assert_allclose(state[2 * k + 1][:, 0], arrays[f"{prefix}/absmax{k + 1}"], rtol=3e-7)
+        np.testing.assert_allclose(
+            state[2 * k + 1][:, 0], arrays[f"{prefix}/absmax{k + 1}"], rtol=3e-7
+        )
         z, table = peer.z[k], peer.map[k]
-        lut = (nearest_lut(z, table) == golden) & (np.abs(table[codes] - z) <= np.abs(table[golden] - z))
+        lut = (nearest_lut(z, table) == golden) & (
+            np.abs(table[codes] - z) <= np.abs(table[golden] - z)
+        )
         reasons = {"midpoint": near_midpoint(z, table), "lut": lut}
         reasons["zero"] = (golden == 0) & (codes == 1) if k == 1 else np.zeros_like(lut)
         explain(name, codes != golden, reasons)

@@ -21,7 +21,11 @@ class NextByte(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(256, 24)
-        self.up, self.mid, self.head = nn.Linear(24 * CONTEXT, 192), nn.Linear(192, 192), nn.Linear(192, 256)
+        self.up, self.mid, self.head = (
+            nn.Linear(24 * CONTEXT, 192),
+            nn.Linear(192, 192),
+            nn.Linear(192, 256),
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = F.gelu(self.up(self.tokens(ids).flatten(1)))
@@ -31,7 +35,9 @@ class NextByte(nn.Module):
 @pytest.fixture(scope="module")
 def text():
     stdlib = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    content = b"".join((stdlib / name).read_bytes() for name in ("argparse.py", "typing.py", "datetime.py"))
+    content = b"".join(
+        (stdlib / name).read_bytes() for name in ("argparse.py", "typing.py", "datetime.py")
+    )
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
 
 
@@ -86,7 +92,9 @@ def test_the_loss_goes_on(text, tmp_path):
         before.append(train(net, opt, text, 0, seed=0))
         straight.append(train(net, opt, text, STEPS, seed=0))
     low, high = min(straight), max(straight)
-    print(f"\nfloat32, 3 seeds: after 100 steps {[f'{x:.3f}' for x in before]}, after 200 {[f'{x:.3f}' for x in straight]}")
+    print(
+        f"\nfloat32, 3 seeds: after 100 steps {[f'{x:.3f}' for x in before]}, after 200 {[f'{x:.3f}' for x in straight]}"
+    )
     for kind in KINDS:
         for dtype in (torch.float32, torch.bfloat16):
             net, old = float32_run(0)
@@ -96,8 +104,14 @@ def test_the_loss_goes_on(text, tmp_path):
             folder = tmp_path / f"{kind} {dtype}"
             folder.mkdir()
             load(kind, folder, net, old, opt)
-            assert opt.state[net.up.weight]["step"] == STEPS and "exp_avg_dynamic8" in opt.state[net.up.weight]
-            assert opt.param_groups[0]["lr"] == OPTIONS["lr"] and opt.param_groups[0]["weight_decay"] == OPTIONS["weight_decay"]
+            assert (
+                opt.state[net.up.weight]["step"] == STEPS
+                and "exp_avg_dynamic8" in opt.state[net.up.weight]
+            )
+            assert (
+                opt.param_groups[0]["lr"] == OPTIONS["lr"]
+                and opt.param_groups[0]["weight_decay"] == OPTIONS["weight_decay"]
+            )
             loss = train(net, opt, text, STEPS, seed=0)
             print(f"{kind}, {dtype}: 8-bit after 200 {loss:.5f}")
             margin = (high - low) / 2
@@ -127,7 +141,11 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
     dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / "model", no_dist=True)
     with pytest.raises(ValueError, match="holds no optimizer state"):
         lowbit.load_optimizer(opt, tmp_path / "model")
-    dcp.save({"optim": get_optimizer_state_dict(net, old)}, checkpoint_id=tmp_path / "optim", no_dist=True)
+    dcp.save(
+        {"optim": get_optimizer_state_dict(net, old)},
+        checkpoint_id=tmp_path / "optim",
+        no_dist=True,
+    )
     with pytest.raises(ValueError, match="names its parameters"):
         lowbit.load_optimizer(lowbit.AdamW(net.parameters()), tmp_path / "optim")
     lowbit.load_optimizer(lowbit.AdamW(net.parameters()), tmp_path / "optim", model=net)

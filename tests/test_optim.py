@@ -43,24 +43,39 @@ def bits(opt):
 
 
 def same(a, b):
-    return len(a) == len(b) and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
+    )
 
 
-@pytest.mark.parametrize("ours, torchs", [*PAIRS, (lowbit.AdamW8bit, torch.optim.AdamW), (lowbit.Adam8bit, torch.optim.Adam)])
+@pytest.mark.parametrize(
+    "ours, torchs",
+    [*PAIRS, (lowbit.AdamW8bit, torch.optim.AdamW), (lowbit.Adam8bit, torch.optim.Adam)],
+)
 def test_signature_is_torchs_then_ours(ours, torchs):
     mine = list(inspect.signature(ours).parameters.values())
     for theirs in inspect.signature(torchs).parameters.values():
         if theirs.name == "decoupled_weight_decay":  # torch's way to say AdamW in Adam
             continue
         match = next((p for p in mine if p.name == theirs.name), None)
-        assert match is not None and match.default == theirs.default and match.kind == theirs.kind, theirs.name
+        assert (
+            match is not None and match.default == theirs.default and match.kind == theirs.kind
+        ), theirs.name
     names = [p.name for p in mine]
     assert names[-4:] == ["state_format", "param_format", "wide", "seed"]
 
 
 @pytest.mark.parametrize("ours, torchs", PAIRS)
 @pytest.mark.parametrize(
-    "bad", [{"lr": -1.0}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1e-9}, {"weight_decay": -0.1}, {"lr": torch.ones(2)}]
+    "bad",
+    [
+        {"lr": -1.0},
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, -0.1)},
+        {"eps": -1e-9},
+        {"weight_decay": -0.1},
+        {"lr": torch.ones(2)},
+    ],
 )
 def test_bad_hyperparameters_raise_torchs_words(ours, torchs, bad):
     texts = []
@@ -91,7 +106,9 @@ def test_cases_of_torchs_own_suite(ours, torchs):
         if case.error_on.name != "CONSTRUCTION_ERROR":
             continue
         given = case.optimizer_error_input
-        if given.kwargs.get("foreach") or any(isinstance(b, torch.Tensor) for b in given.kwargs.get("betas", ())):
+        if given.kwargs.get("foreach") or any(
+            isinstance(b, torch.Tensor) for b in given.kwargs.get("betas", ())
+        ):
             continue  # limits of torch's foreach code, which lowbit does not have
         expect = pytest.warns if issubclass(case.error_type, Warning) else pytest.raises
         with expect(case.error_type):
@@ -117,7 +134,10 @@ def test_8bit_state_stays_near_float32():
     a, b = model(torch.float32), model(torch.float32)
     train(a, lowbit.AdamW(a.parameters(), lr=1e-3), 30)
     train(b, torch.optim.AdamW(b.parameters(), lr=1e-3), 30)
-    moved = sum((x - y).norm() for x, y in zip(model(torch.float32).parameters(), b.parameters(), strict=True))
+    moved = sum(
+        (x - y).norm()
+        for x, y in zip(model(torch.float32).parameters(), b.parameters(), strict=True)
+    )
     apart = sum((x - y).norm() for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert apart < 0.1 * moved
 
@@ -126,7 +146,13 @@ def test_tensor_and_float_lr_and_names_and_group_dicts():
     results = []
     for lr in (1e-3, torch.tensor(1e-3, dtype=torch.float64)):
         net = model()
-        opt = lowbit.AdamW([{"params": list(net[0].named_parameters()), "lr": lr}, {"params": list(net[2].named_parameters())}], lr=lr)
+        opt = lowbit.AdamW(
+            [
+                {"params": list(net[0].named_parameters()), "lr": lr},
+                {"params": list(net[2].named_parameters())},
+            ],
+            lr=lr,
+        )
         assert opt.param_groups[0]["param_names"] == ["weight", "bias"]
         train(net, opt)
         results.append([p.detach().clone() for p in net.parameters()])
@@ -189,7 +215,9 @@ def test_schedulers(name):
         scheduler.step()
         lrs.add(opt.param_groups[0]["lr"])
     assert len(lrs) > 1 or name == "ConstantLR"
-    again = getattr(lr_scheduler, name)(lowbit.AdamW(model().parameters(), lr=1e-3), **SCHEDULERS[name])
+    again = getattr(lr_scheduler, name)(
+        lowbit.AdamW(model().parameters(), lr=1e-3), **SCHEDULERS[name]
+    )
     again.load_state_dict(scheduler.state_dict())
 
 
@@ -242,7 +270,11 @@ def test_state_dict_survives_copies_files_and_weights_only():
     buffer = io.BytesIO()
     torch.save(opt.state_dict(), buffer)
     buffer.seek(0)
-    for state in (copy.deepcopy(opt.state_dict()), pickle.loads(pickle.dumps(opt.state_dict())), torch.load(buffer, weights_only=True)):
+    for state in (
+        copy.deepcopy(opt.state_dict()),
+        pickle.loads(pickle.dumps(opt.state_dict())),
+        torch.load(buffer, weights_only=True),
+    ):
         net2 = copy.deepcopy(net)
         opt2 = lowbit.AdamW(lowbit.param_groups(net2), lr=1e-2)
         opt2.load_state_dict(state)
@@ -283,7 +315,10 @@ def test_dtypes_never_change_on_load():
     before = {k: t.dtype for k, t in opt.state[net[0].weight].items()}
     opt.load_state_dict(opt.state_dict())
     assert {k: t.dtype for k, t in opt.state[net[0].weight].items()} == before
-    assert before["exp_avg_dynamic8"] == torch.uint8 and before["exp_avg_dynamic8_scale"] == torch.float32
+    assert (
+        before["exp_avg_dynamic8"] == torch.uint8
+        and before["exp_avg_dynamic8_scale"] == torch.float32
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,8 +328,22 @@ def test_dtypes_never_change_on_load():
         ({"step": torch.tensor(1.0), "exp_avg": torch.zeros(128, 96)}, "no exp_avg_sq"),
         ({"step": torch.tensor(1.0), "momentum_buffer": torch.zeros(128, 96)}, "SGD"),
         ({"exp_avg": torch.zeros(128, 96)}, "no 'step'"),
-        ({"step": torch.tensor(1.0), "exp_avg": torch.zeros(96, 128), "exp_avg_sq": torch.zeros(96, 128)}, "expected floating point"),
-        ({"step": torch.tensor(1.0), "exp_avg_dynamic8": torch.zeros(128, 96).bfloat16(), "exp_avg_dynamic8_scale": torch.zeros(128, 1)}, "cast"),
+        (
+            {
+                "step": torch.tensor(1.0),
+                "exp_avg": torch.zeros(96, 128),
+                "exp_avg_sq": torch.zeros(96, 128),
+            },
+            "expected floating point",
+        ),
+        (
+            {
+                "step": torch.tensor(1.0),
+                "exp_avg_dynamic8": torch.zeros(128, 96).bfloat16(),
+                "exp_avg_dynamic8_scale": torch.zeros(128, 1),
+            },
+            "cast",
+        ),
     ],
 )
 def test_unknown_layouts_raise_and_say_what_to_do(state, word):
@@ -315,8 +364,12 @@ def test_state_of_another_format_is_decoded_and_encoded():
     opt = lowbit.AdamW(net.parameters())
     opt.load_state_dict(wide.state_dict())
     state = opt.state[net[0].weight]
-    values = ops.decode(state["exp_avg_dynamic8"], state["exp_avg_dynamic8_scale"], "dynamic8", 256, 96)
-    torch.testing.assert_close(values, wide.state[net[0].weight]["exp_avg_bfloat16"].float(), rtol=0.2, atol=2e-3)
+    values = ops.decode(
+        state["exp_avg_dynamic8"], state["exp_avg_dynamic8_scale"], "dynamic8", 256, 96
+    )
+    torch.testing.assert_close(
+        values, wide.state[net[0].weight]["exp_avg_bfloat16"].float(), rtol=0.2, atol=2e-3
+    )
     assert opt.param_groups[0]["state_format"] == "8bit"
 
 
@@ -358,17 +411,38 @@ def test_a_step_that_only_initialises_counts_nothing():
 
 
 def test_wide_rules():
-    net = nn.ModuleDict({"tokens": nn.Embedding(300, 64), "body": nn.Linear(64, 96), "lm_head": nn.Linear(64, 300, bias=False)})
+    net = nn.ModuleDict(
+        {
+            "tokens": nn.Embedding(300, 64),
+            "body": nn.Linear(64, 96),
+            "lm_head": nn.Linear(64, 300, bias=False),
+        }
+    )
     net["lm_head"].weight = net["tokens"].weight
     groups = lowbit.param_groups(net, lr=2e-3)
     assert [g["param_names"] for g in groups] == [["body.weight", "body.bias"], ["tokens.weight"]]
     opt = lowbit.AdamW(groups)
-    assert "exp_avg" in opt.state[net["tokens"].weight] and "exp_avg_dynamic8" in opt.state[net["body"].weight]
+    assert (
+        "exp_avg" in opt.state[net["tokens"].weight]
+        and "exp_avg_dynamic8" in opt.state[net["body"].weight]
+    )
     opt = lowbit.AdamW(net.named_parameters(), wide=["body.*"])
-    assert "exp_avg" in opt.state[net["body"].weight] and "exp_avg_dynamic8" in opt.state[net["tokens"].weight]
-    for shape, wide in (((4096,), True), ((63, 64), True), ((64, 64), False), ((512, 15), True), ((256, 16), False), ((2, 3, 1024), False)):
+    assert (
+        "exp_avg" in opt.state[net["body"].weight]
+        and "exp_avg_dynamic8" in opt.state[net["tokens"].weight]
+    )
+    for shape, wide in (
+        ((4096,), True),
+        ((63, 64), True),
+        ((64, 64), False),
+        ((512, 15), True),
+        ((256, 16), False),
+        ((2, 3, 1024), False),
+    ):
         assert layout.is_wide(shape, None, ()) == wide
-    mixed = lowbit.AdamW([net["body"].weight], state_format={"exp_avg": "dynamic8", "exp_avg_sq": "float32"})
+    mixed = lowbit.AdamW(
+        [net["body"].weight], state_format={"exp_avg": "dynamic8", "exp_avg_sq": "float32"}
+    )
     assert {"exp_avg_dynamic8", "exp_avg_sq"} < set(mixed.state[net["body"].weight])
 
 
@@ -400,7 +474,12 @@ def test_sparse_gradients_are_refused():
 
 
 def test_gradients_that_are_strided_otherwise_and_channels_last():
-    a, b = (nn.Parameter(torch.randn(64, 32, 3, 3, generator=torch.Generator().manual_seed(0)).bfloat16()) for _ in range(2))
+    a, b = (
+        nn.Parameter(
+            torch.randn(64, 32, 3, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+        )
+        for _ in range(2)
+    )
     b.data = b.data.to(memory_format=torch.channels_last)
     results = []
     for p in (a, b):
@@ -441,9 +520,34 @@ def step_call():
     codes, scales = ops.encode(torch.zeros(64, 300), "dynamic8", 256)
     codes2, scales2 = ops.encode(torch.zeros(64, 300), "dynamic8_unsigned", 256)
     index = {s["name"]: s["index"] for s in ops.catalog()["state"]}
-    row = [64, 300, 300, 0, 7, 0, index["dynamic8"], index["dynamic8_unsigned"], -1, -1, 256, 256, 0, 0, 0, 0]
+    row = [
+        64,
+        300,
+        300,
+        0,
+        7,
+        0,
+        index["dynamic8"],
+        index["dynamic8_unsigned"],
+        -1,
+        -1,
+        256,
+        256,
+        0,
+        0,
+        0,
+        0,
+    ]
     plan = torch.tensor([row])
-    return "adamw", [p], [torch.randn(64, 300)], [codes, scales, codes2, scales2], [torch.zeros(())], plan, [1e-3, 0.9, 0.999, 1e-8, 1e-2]
+    return (
+        "adamw",
+        [p],
+        [torch.randn(64, 300)],
+        [codes, scales, codes2, scales2],
+        [torch.zeros(())],
+        plan,
+        [1e-3, 0.9, 0.999, 1e-8, 1e-2],
+    )
 
 
 def test_opcheck():

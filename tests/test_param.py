@@ -41,7 +41,20 @@ def store(value, param_format, *, first=0, seed=0, step=1, stream=0, global_cols
     p = torch.zeros((rows, cols), dtype=getattr(torch, dtype))
     state = [torch.zeros(rows, cols), torch.zeros(rows, cols)]
     plan = torch.tensor(
-        [[rows, cols, global_cols or cols, first, stream, INDEX[param_format], FLOAT32_STATE, FLOAT32_STATE, *[-1] * 2, *[0] * 6]]
+        [
+            [
+                rows,
+                cols,
+                global_cols or cols,
+                first,
+                stream,
+                INDEX[param_format],
+                FLOAT32_STATE,
+                FLOAT32_STATE,
+                *[-1] * 2,
+                *[0] * 6,
+            ]
+        ]
     )
     steps = [torch.tensor(float(step - 1))]
     big = 2.0**60  # sqrt(v) = |g| vanishes beside it
@@ -59,7 +72,11 @@ def isa(request):
 
 def samples(n=4096, seed=1):
     rng = np.random.default_rng(seed)
-    return torch.from_numpy((rng.standard_normal((8, n // 8)) * np.exp2(rng.integers(-20, 20, (8, n // 8)))).astype(np.float32))
+    return torch.from_numpy(
+        (rng.standard_normal((8, n // 8)) * np.exp2(rng.integers(-20, 20, (8, n // 8)))).astype(
+            np.float32
+        )
+    )
 
 
 def test_float32_stores_what_is_computed(isa):
@@ -78,27 +95,46 @@ def test_stochastic_rounding_takes_the_bits_of_the_element(isa):
     """Bit for bit the rule (bits + r) >> 16, with r from a Philox written independently, for odd offsets, wide indices and seeds."""
     x = samples(4000)
     rows, cols = x.shape
-    for first, seed, step, stream in [(0, 0, 1, 0), (3, 5, 2, 9), (2**35 + 13, 2**40 + 7, 100, 2**32 - 1)]:
+    for first, seed, step, stream in [
+        (0, 0, 1, 0),
+        (3, 5, 2, 9),
+        (2**35 + 13, 2**40 + 7, 100, 2**32 - 1),
+    ]:
         got = store(x, "bfloat16_stochastic", first=first, seed=seed, step=step, stream=stream)
         want = np.empty((rows, cols), np.uint32)
         bits = x.numpy().view(np.uint32)
         for r in range(rows):
             for c in range(cols):
                 random = random16(first + r * cols + c, seed, step, stream)
-                want[r, c] = (int(bits[r, c]) & 0x7FFFFFFF) + random >> 16 | int(bits[r, c]) >> 16 & 0x8000
+                want[r, c] = (int(bits[r, c]) & 0x7FFFFFFF) + random >> 16 | int(
+                    bits[r, c]
+                ) >> 16 & 0x8000
         np.testing.assert_array_equal(got.view(torch.int16).numpy().astype(np.uint16), want)
 
 
 def test_random_bits_do_not_depend_on_the_shard(isa):
     """Rows, and columns, of the whole stored by themselves give the same bits: sharding in either direction."""
     x = samples(4096)
-    rows, cols = x.shape
+    _rows, cols = x.shape
     whole = store(x, "bfloat16_stochastic", seed=3, stream=11)
     for cut in (1, 3, 8):
-        part = store(x[cut - 1 : cut].contiguous(), "bfloat16_stochastic", first=(cut - 1) * cols, seed=3, stream=11)
+        part = store(
+            x[cut - 1 : cut].contiguous(),
+            "bfloat16_stochastic",
+            first=(cut - 1) * cols,
+            seed=3,
+            stream=11,
+        )
         assert torch.equal(part, whole[cut - 1 : cut])
     for cut in (1, 77, 256, 301):
-        part = store(x[:, cut:].contiguous(), "bfloat16_stochastic", first=cut, seed=3, stream=11, global_cols=cols)
+        part = store(
+            x[:, cut:].contiguous(),
+            "bfloat16_stochastic",
+            first=cut,
+            seed=3,
+            stream=11,
+            global_cols=cols,
+        )
         assert torch.equal(part, whole[:, cut:])
 
 
@@ -106,8 +142,12 @@ def test_stochastic_rounding_is_unbiased(isa):
     """A value 1/16 .. 15/16 of the way between two bfloat16 goes up that often: 8 standard deviations of 2^18 draws."""
     n = 2**18
     for sixteenths in range(1, 16):
-        value = torch.tensor([0x3F800000 + sixteenths * 0x1000], dtype=torch.int32).view(torch.float32)
-        got = store(value.expand(4, n // 4).contiguous(), "bfloat16_stochastic", stream=sixteenths).float()
+        value = torch.tensor([0x3F800000 + sixteenths * 0x1000], dtype=torch.int32).view(
+            torch.float32
+        )
+        got = store(
+            value.expand(4, n // 4).contiguous(), "bfloat16_stochastic", stream=sixteenths
+        ).float()
         up = (got > 1).double().mean().item()
         share = sixteenths / 16
         assert set(got.unique().tolist()) == {1.0, 1.0078125}
@@ -118,7 +158,15 @@ def test_different_steps_streams_and_seeds_draw_different_bits():
     x = torch.full((1, 4096), 1.00390625)  # half way
     draws = [
         store(x, "bfloat16_stochastic", **k)
-        for k in ({}, {"step": 2}, {"stream": 1}, {"seed": 1}, {"seed": 2**32}, {"first": 8}, {"first": 2**35})
+        for k in (
+            {},
+            {"step": 2},
+            {"stream": 1},
+            {"seed": 1},
+            {"seed": 2**32},
+            {"first": 8},
+            {"first": 2**35},
+        )
     ]
     for i, a in enumerate(draws):
         for b in draws[:i]:
@@ -147,7 +195,20 @@ def decayed(p, param_format, factor):
     rows, cols = p.shape
     state = [torch.zeros(rows, cols), torch.zeros(rows, cols)]
     plan = torch.tensor(
-        [[rows, cols, cols, 0, 0, INDEX[param_format], FLOAT32_STATE, FLOAT32_STATE, *[-1] * 2, *[0] * 6]]
+        [
+            [
+                rows,
+                cols,
+                cols,
+                0,
+                0,
+                INDEX[param_format],
+                FLOAT32_STATE,
+                FLOAT32_STATE,
+                *[-1] * 2,
+                *[0] * 6,
+            ]
+        ]
     )
     hyper = [1.0, 0.9, 0.9, 1.0, 1 - factor]
     ops.step("adamw", [p], [torch.zeros(rows, cols)], state, [torch.zeros(())], plan, hyper)

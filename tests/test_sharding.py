@@ -18,7 +18,11 @@ WORKER = pathlib.Path(__file__).parent / "distributed_worker.py"
 def launch(tmp_path, mode, ranks, *arguments):
     """Runs the worker on so many ranks; returns what it wrote."""
     out = tmp_path / f"{mode}{ranks}.json"
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    start = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if ranks > 1
+        else []
+    )
     command = [sys.executable, *start, str(WORKER), str(out), mode, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -33,7 +37,11 @@ def single(tmp_path_factory):
 
 def test_every_isa_gives_the_same_bits(single):
     for dtype in ("torch.bfloat16", "torch.float32"):
-        digests = {name: digest for name, digest in single.items() if name.startswith(dtype) and "scalar" in name}
+        digests = {
+            name: digest
+            for name, digest in single.items()
+            if name.startswith(dtype) and "scalar" in name
+        }
         assert len(digests) == len(lowbit.catalog()["isas"]) and len(set(digests.values())) == 1
 
 
@@ -47,7 +55,9 @@ def test_every_sharding_gives_the_same_bits(single, tmp_path, mode, ranks):
 def test_checkpoints_cross_between_shardings(tmp_path):
     path = tmp_path / "checkpoint"
     first = launch(tmp_path, "fsdp", 2, path)
-    assert len(set(first.values())) == 2, "nested, flattened and asynchronous saves hold the same state"
+    assert len(set(first.values())) == 2, (
+        "nested, flattened and asynchronous saves hold the same state"
+    )
     for ranks in (1, 3):
         assert launch(tmp_path, "fsdp" if ranks > 1 else "plain", ranks, path) == first
     assert launch(tmp_path, "fsdp", 2, path) == first
@@ -73,11 +83,16 @@ def test_dtensors_on_one_rank(mesh):
     value, grad = torch.randn(64, 512), torch.randn(64, 512)
     results = []
     for placement in (None, Shard(0), Shard(1), Replicate()):
-        p = nn.Parameter(value.clone() if placement is None else distribute_tensor(value, mesh, [placement]))
+        p = nn.Parameter(
+            value.clone() if placement is None else distribute_tensor(value, mesh, [placement])
+        )
         opt = lowbit.AdamW([("w", p)])
         p.grad = grad if placement is None else distribute_tensor(grad, mesh, [placement])
         opt.step()
-        full = [t if placement is None else t.full_tensor() for t in (p.detach(), opt.state[p]["exp_avg_dynamic8_scale"])]
+        full = [
+            t if placement is None else t.full_tensor()
+            for t in (p.detach(), opt.state[p]["exp_avg_dynamic8_scale"])
+        ]
         results.append(full)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -94,7 +109,10 @@ def test_a_cut_inside_a_block_is_refused_with_the_numbers():
     original = shard.part
     try:
         shard.part = lambda p, what: shard.Part((64, 600), (64, 300), (0, 300))
-        with pytest.raises(ValueError, match=r"'w' of 600 columns is cut at columns 300\.\.600, inside a block of 256"):
+        with pytest.raises(
+            ValueError,
+            match=r"'w' of 600 columns is cut at columns 300\.\.600, inside a block of 256",
+        ):
             layout.layout_of("adamw", group, Cut(), "w", 0)
     finally:
         shard.part = original

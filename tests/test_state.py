@@ -24,7 +24,9 @@ def ids(format):
 def table_of(format):
     """The value of every code at scale 1, float32 [2**bits]."""
     n = 2 ** format["bits"]
-    assert format["bits"] == 8, "codes of fewer bits share a byte: extend this helper with the packing"
+    assert format["bits"] == 8, (
+        "codes of fewer bits share a byte: extend this helper with the packing"
+    )
     codes = torch.arange(n, dtype=torch.uint8).reshape(1, n)
     scales = torch.ones(1, -(-n // format["block"]))
     return ops.decode(codes, scales, format["name"], format["block"], n)[0].numpy()
@@ -45,7 +47,9 @@ def encode_at_scale_one(format, z):
 def nearest(format, table, z):
     """Brute force: distances to every entry in float64, the larger value on a tie; unsigned: no zero for a positive value."""
     distance = np.abs(z[:, None].astype(np.float64) - table.astype(np.float64))
-    best = distance.shape[1] - 1 - np.argmin(distance[:, ::-1], axis=1)  # entries ascend with the code
+    best = (
+        distance.shape[1] - 1 - np.argmin(distance[:, ::-1], axis=1)
+    )  # entries ascend with the code
     if not format["signed"]:
         best[(z > 0) & (table[best] == 0)] = np.flatnonzero(table > 0)[0]
     return best
@@ -103,8 +107,12 @@ def test_error_is_at_most_half_a_gap(format):
     above = np.clip(np.searchsorted(table, z), 1, table.size - 1)
     gap = table[above].astype(np.float64) - table[above - 1]
     error = np.abs(got - z)
-    outside = np.maximum(np.maximum(z.astype(np.float64) - table[-1], table[0] - z.astype(np.float64)), 0)
-    raised = (not format["signed"]) & (z > 0) & (z < table[table > 0][0])  # zero rule: up to a whole gap
+    outside = np.maximum(
+        np.maximum(z.astype(np.float64) - table[-1], table[0] - z.astype(np.float64)), 0
+    )
+    raised = (
+        (not format["signed"]) & (z > 0) & (z < table[table > 0][0])
+    )  # zero rule: up to a whole gap
     assert (error <= np.where(raised, gap, np.maximum(gap / 2, outside)) * (1 + 1e-12)).all()
 
 
@@ -117,7 +125,9 @@ def test_zero_rules(format, isa):
     x = torch.zeros(1, block)
     x[0, 0] = 3.0
     codes, scales = ops.encode(x, name, block)
-    assert (ops.decode(codes, scales, name, block, block)[0, 1:] == 0).all(), "a zero beside values stays zero"
+    assert (ops.decode(codes, scales, name, block, block)[0, 1:] == 0).all(), (
+        "a zero beside values stays zero"
+    )
     if not format["signed"]:
         for smallest in (1e-45, 1e-38, 1e-30, 1e-12):
             for largest in (smallest, 1e-37, 1.0):  # a ratio that float32 can hold
@@ -140,7 +150,10 @@ def test_values_that_are_not_finite_stay_so(format, isa, bad):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    rows=st.integers(0, 5), cols=st.integers(1, 700), spread=st.floats(-30, 30), seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(0, 5),
+    cols=st.integers(1, 700),
+    spread=st.floats(-30, 30),
+    seed=st.integers(0, 2**32 - 1),
     exponent=st.integers(-40, 37),
 )
 def test_isas_agree_and_slices_commute(rows, cols, spread, seed, exponent):
@@ -167,7 +180,9 @@ def test_isas_agree_and_slices_commute(rows, cols, spread, seed, exponent):
             assert torch.equal(sliced[0], codes[where]) and torch.equal(sliced[1], scales[where])
 
 
-@pytest.mark.parametrize("name, golden", [("dynamic8", "dynamic8_signed"), ("dynamic8_unsigned", "dynamic8_unsigned")])
+@pytest.mark.parametrize(
+    "name, golden", [("dynamic8", "dynamic8_signed"), ("dynamic8_unsigned", "dynamic8_unsigned")]
+)
 def test_dynamic8_map_is_the_peers(name, golden):
     entry = json.loads((GOLDEN / "dynamic8_maps.json").read_text())[golden]
     want = np.array([int(h, 16) for h in entry["float32_hex"]], dtype=np.uint32)
@@ -179,7 +194,9 @@ def test_dynamic8_map_is_the_peers(name, golden):
 def test_codes_on_disk_do_not_drift(format):
     """A digest of the codes of fixed input, committed, so that a format cannot change its meaning by accident."""
     digests = json.loads((GOLDEN / "code_digests.json").read_text())
-    assert format["name"] in digests, "a new format: run `python tests/golden/regenerate.py` and commit the result"
+    assert format["name"] in digests, (
+        "a new format: run `python tests/golden/regenerate.py` and commit the result"
+    )
     assert digests[format["name"]] == code_digest(format)
 
 
@@ -188,7 +205,9 @@ def code_digest(format):
     import zlib
 
     i = np.arange(64000, dtype=np.int64)
-    x = ((i * 2654435761 % 65521 - 32760) / 32768.0).astype(F) * np.exp2(-(i * 40503 % 41)).astype(F)
+    x = ((i * 2654435761 % 65521 - 32760) / 32768.0).astype(F) * np.exp2(-(i * 40503 % 41)).astype(
+        F
+    )
     x = torch.from_numpy((x if format["signed"] else np.abs(x)).reshape(64, 1000))
     codes, scales = ops.encode(x, format["name"], format["block"])
     return f"{zlib.crc32(scales.numpy().tobytes(), zlib.crc32(codes.numpy().tobytes())):08x}"

@@ -68,7 +68,9 @@ CASES = [(rule, formats) for rule in RULES for formats in layouts(rule)]
 class Run:
     """One parameter under one rule; keeps everything as the operator sees it."""
 
-    def __init__(self, rule, formats, param="float32", shape=SHAPE, seed=0, grad_dtype=torch.float32):
+    def __init__(
+        self, rule, formats, param="float32", shape=SHAPE, seed=0, grad_dtype=torch.float32
+    ):
         self.rule, self.formats, self.shape = rule, [state_named(f) for f in formats], shape
         self.param = next(p for p in PARAMS if p["name"] == param)
         generator = torch.Generator().manual_seed(seed)
@@ -85,7 +87,9 @@ class Run:
         none = [-1] * (4 - len(self.formats))
         index = [f["index"] for f in self.formats] + none
         block = [f["block"] for f in self.formats] + [0] * len(none)
-        self.plan = torch.tensor([[rows, cols, cols, 0, 7, self.param["index"], *index, *block, 0, 0]])
+        self.plan = torch.tensor(
+            [[rows, cols, cols, 0, 7, self.param["index"], *index, *block, 0, 0]]
+        )
 
     def grad(self):
         return torch.randn(self.shape, generator=self.generator).mul_(0.1).to(self.grad_dtype)
@@ -95,7 +99,9 @@ class Run:
         out, at = [], 0
         for f in self.formats:
             if f["scaled"]:
-                out.append(ops.decode(*self.state[at : at + 2], f["name"], f["block"], self.shape[1]))
+                out.append(
+                    ops.decode(*self.state[at : at + 2], f["name"], f["block"], self.shape[1])
+                )
                 at += 2
             else:
                 out.append(self.state[at].float())
@@ -108,7 +114,10 @@ class Run:
         ops.step(self.rule, [self.p], [grad], self.state, [self.step], self.plan, values, **kwargs)
 
     def bits(self):
-        return [t.detach().clone().view(torch.uint8) for t in (self.p, *self.state, self.step.reshape(1))]
+        return [
+            t.detach().clone().view(torch.uint8)
+            for t in (self.p, *self.state, self.step.reshape(1))
+        ]
 
 
 def same(a, b):
@@ -116,10 +125,14 @@ def same(a, b):
 
 
 def test_every_rule_has_a_slow_twin():
-    assert sorted(REFERENCE) == sorted(RULES), "write the new rule's equations into REFERENCE, in float64"
+    assert sorted(REFERENCE) == sorted(RULES), (
+        "write the new rule's equations into REFERENCE, in float64"
+    )
 
 
-@pytest.mark.parametrize("rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x))
+@pytest.mark.parametrize(
+    "rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x)
+)
 def test_step_equals_float64(rule, formats):
     """Each step from the state as stored: parameters to float32 accuracy, state to the format's own rounding."""
     run = Run(rule, formats)
@@ -129,21 +142,29 @@ def test_step_equals_float64(rule, formats):
         want_p, want_state = REFERENCE[rule](p, grad.double().numpy(), before, t, HYPER)
         run.advance(grad)
         # m and v are rounded a few times in float32 before p: relative to the step taken, not to p
-        np.testing.assert_allclose(run.p.double().numpy(), want_p, rtol=3e-7, atol=2e-6 * HYPER["lr"] * 10)
+        np.testing.assert_allclose(
+            run.p.double().numpy(), want_p, rtol=3e-7, atol=2e-6 * HYPER["lr"] * 10
+        )
         for format, got, want in zip(run.formats, run.values(), want_state, strict=True):
             if format["name"] == "float32":
                 np.testing.assert_allclose(got, want, rtol=3e-6, atol=4e-9)  # m cancels
             elif format["name"] == "bfloat16":
                 np.testing.assert_allclose(got, want, rtol=2**-8 * 1.01, atol=1e-12)
             else:
-                codes = ops.encode(torch.from_numpy(want.astype(np.float32)), format["name"], format["block"])
+                codes = ops.encode(
+                    torch.from_numpy(want.astype(np.float32)), format["name"], format["block"]
+                )
                 again = ops.decode(*codes, format["name"], format["block"], SHAPE[1]).numpy()
-                assert (np.abs(got - again) > 1e-5 * np.abs(again) + 1e-12).mean() < 1e-3  # rounding at a midpoint
+                assert (
+                    np.abs(got - again) > 1e-5 * np.abs(again) + 1e-12
+                ).mean() < 1e-3  # rounding at a midpoint
     assert run.step == 5
 
 
 @pytest.mark.parametrize("param", [p["name"] for p in PARAMS])
-@pytest.mark.parametrize("rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x))
+@pytest.mark.parametrize(
+    "rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x)
+)
 def test_every_isa_gives_the_same_bits(rule, formats, param):
     before = ops.catalog()["isa"]
     runs = []
@@ -171,7 +192,9 @@ def test_16_bit_gradients_are_exact(rule, dtype):
         assert same(narrow, wide)
 
 
-@pytest.mark.parametrize("rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x))
+@pytest.mark.parametrize(
+    "rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x)
+)
 @pytest.mark.parametrize("param", [p["name"] for p in PARAMS])
 def test_lr_zero_leaves_the_parameter(rule, formats, param):
     run = Run(rule, formats, param)
@@ -185,7 +208,9 @@ def test_lr_zero_leaves_the_parameter(rule, formats, param):
     assert torch.equal(bits, before) and run.step == 2
 
 
-@pytest.mark.parametrize("rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x))
+@pytest.mark.parametrize(
+    "rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x)
+)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_bad_gradient_never_turns_finite(rule, formats, bad):
     run = Run(rule, formats, "bfloat16_stochastic")
@@ -198,7 +223,9 @@ def test_a_bad_gradient_never_turns_finite(rule, formats, bad):
         run.advance(run.grad())
 
 
-@pytest.mark.parametrize("rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x))
+@pytest.mark.parametrize(
+    "rule, formats", CASES, ids=lambda x: x if isinstance(x, str) else "+".join(x)
+)
 def test_a_zero_gradient_never_moves_its_weight(rule, formats):
     run = Run(rule, formats, "bfloat16_stochastic", shape=(2, 300))
     still = run.p[:, 7].clone()
@@ -236,13 +263,22 @@ def test_many_parameters_equal_one_by_one():
     threads = torch.get_num_threads()
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        many = [Run("adamw", formats, "bfloat16_stochastic", s, seed=i) for i, s in enumerate(shapes)]
-        single = [Run("adamw", formats, "bfloat16_stochastic", s, seed=i) for i, s in enumerate(shapes)]
+        many = [
+            Run("adamw", formats, "bfloat16_stochastic", s, seed=i) for i, s in enumerate(shapes)
+        ]
+        single = [
+            Run("adamw", formats, "bfloat16_stochastic", s, seed=i) for i, s in enumerate(shapes)
+        ]
         for _ in range(3):
             grads = [run.grad() for run in many]
             ops.step(
-                "adamw", [r.p for r in many], grads, [s for r in many for s in r.state], [r.step for r in many],
-                torch.cat([r.plan for r in many]), list(HYPER.values()),
+                "adamw",
+                [r.p for r in many],
+                grads,
+                [s for r in many for s in r.state],
+                [r.step for r in many],
+                torch.cat([r.plan for r in many]),
+                list(HYPER.values()),
             )
             for run, grad in zip(single, grads, strict=True):
                 run.advance(grad)
@@ -256,7 +292,10 @@ def test_many_parameters_equal_one_by_one():
         (lambda r: r.update(rule="adamx"), "no update rule"),
         (lambda r: r["hyper"].pop(), "hyperparameters"),
         (lambda r: r["grads"].__setitem__(0, r["grads"][0][:, :-1]), "gradient of parameter 0"),
-        (lambda r: r["grads"].__setitem__(0, r["grads"][0].double()), "must be float32, bfloat16 or float16"),
+        (
+            lambda r: r["grads"].__setitem__(0, r["grads"][0].double()),
+            "must be float32, bfloat16 or float16",
+        ),
         (lambda r: r["state"].__setitem__(0, r["state"][0].int()), "dtype"),
         (lambda r: r["state"].pop(), "list of state tensors ends"),
         (lambda r: r["plan"].__setitem__((0, 10), 100), "block length"),
@@ -268,8 +307,13 @@ def test_many_parameters_equal_one_by_one():
 def test_a_wrong_call_is_refused_before_anything_is_written(change, message):
     run = Run("adamw", ["dynamic8", "dynamic8_unsigned"])
     call = {
-        "rule": "adamw", "params": [run.p], "grads": [run.grad()], "state": list(run.state), "steps": [run.step],
-        "plan": run.plan.clone(), "hyper": list(HYPER.values()),
+        "rule": "adamw",
+        "params": [run.p],
+        "grads": [run.grad()],
+        "state": list(run.state),
+        "steps": [run.step],
+        "plan": run.plan.clone(),
+        "hyper": list(HYPER.values()),
     }
     before = run.bits()
     change(call)

@@ -1,6 +1,7 @@
-// Every leaf of every instruction set that runs here gives the bits of the baseline, and the baseline's codes are those of a search by
-// brute force: on ordinary, adversarial and random values, for every length from 1 to a tile, from addresses of any alignment, and without
-// a byte written beyond the end.
+// Every leaf of every instruction set that runs here gives the bits of the baseline, and the
+// baseline's codes are those of a search by brute force: on ordinary, adversarial and random
+// values, for every length from 1 to a tile, from addresses of any alignment, and without a byte
+// written beyond the end.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -30,7 +31,8 @@ uint32_t draw32() { return static_cast<uint32_t>(random_engine()); }
 /// Room at an address that need not be aligned, between bytes that must stay as they are.
 class Guarded {
  public:
-  explicit Guarded(size_t bytes, size_t shift = 0) : bytes_(bytes), shift_(kGuard + shift), all_(bytes + shift + 2 * kGuard, 0xa5) {}
+  explicit Guarded(size_t bytes, size_t shift = 0)
+      : bytes_(bytes), shift_(kGuard + shift), all_(bytes + shift + 2 * kGuard, 0xa5) {}
   uint8_t* bytes() { return all_.data() + shift_; }
   float* floats() { return reinterpret_cast<float*>(bytes()); }
   /// Whether the bytes outside [0, used) are untouched.
@@ -40,7 +42,9 @@ class Guarded {
     }
     return true;
   }
-  bool same(const Guarded& other) const { return std::memcmp(all_.data() + shift_, other.all_.data() + other.shift_, bytes_) == 0; }
+  bool same(const Guarded& other) const {
+    return std::memcmp(all_.data() + shift_, other.all_.data() + other.shift_, bytes_) == 0;
+  }
 
  private:
   static constexpr size_t kGuard = 256;
@@ -48,28 +52,50 @@ class Guarded {
   std::vector<uint8_t> all_;
 };
 
-enum class Kind { kNormal, kSquares, kExponents, kNearBoundaries, kSubnormal, kZeros, kBits, kCount };
+enum class Kind {
+  kNormal,
+  kSquares,
+  kExponents,
+  kNearBoundaries,
+  kSubnormal,
+  kZeros,
+  kBits,
+  kCount
+};
 
-/// n values; those of kNearBoundaries are entries' middles and their neighbours after a division by the largest, which is 1.
+/// n values; those of kNearBoundaries are entries' middles and their neighbours after a division by
+/// the largest, which is 1.
 std::vector<float> values(Kind kind, int n) {
   std::normal_distribution<float> normal;
   std::vector<float> x(static_cast<size_t>(n));
   for (float& v : x) {
     const float sign = draw32() & 1 ? -1.0f : 1.0f;
     switch (kind) {
-      case Kind::kNormal: v = normal(random_engine) * 1e-3f; break;
-      case Kind::kSquares: v = normal(random_engine), v = v * v * 1e-6f; break;
-      case Kind::kExponents: v = sign * bits_float(draw32() % 0x3f800000u); break;
+      case Kind::kNormal:
+        v = normal(random_engine) * 1e-3f;
+        break;
+      case Kind::kSquares:
+        v = normal(random_engine), v = v * v * 1e-6f;
+        break;
+      case Kind::kExponents:
+        v = sign * bits_float(draw32() % 0x3f800000u);
+        break;
       case Kind::kNearBoundaries: {
         const int m = static_cast<int>(draw32() % 127);
-        const float* map = draw32() & 1 ? kDynamic8Tables.magnitude : kDynamic8UnsignedTables.magnitude + draw32() % 128;
+        const float* map = draw32() & 1 ? kDynamic8Tables.magnitude
+                                        : kDynamic8UnsignedTables.magnitude + draw32() % 128;
         const float middle = static_cast<float>((static_cast<double>(map[m]) + map[m + 1]) / 2.0);
         v = sign * bits_float(float_bits(middle) + draw32() % 5 - 2);
         break;
       }
-      case Kind::kSubnormal: v = sign * bits_float(draw32() % 0x00900000u); break;
-      case Kind::kZeros: v = draw32() % 3 ? sign * 0.0f : normal(random_engine); break;
-      default: v = bits_float(draw32());  // infinities and NaN too
+      case Kind::kSubnormal:
+        v = sign * bits_float(draw32() % 0x00900000u);
+        break;
+      case Kind::kZeros:
+        v = draw32() % 3 ? sign * 0.0f : normal(random_engine);
+        break;
+      default:
+        v = bits_float(draw32());  // infinities and NaN too
     }
   }
   if (kind == Kind::kNearBoundaries) x[draw32() % x.size()] = draw32() & 1 ? 1.0f : -1.0f;
@@ -80,7 +106,8 @@ void canonicalize(float* x, int n) {
   for (int i = 0; i < n; ++i) x[i] = canonical(x[i]);
 }
 
-/// How much one run of a leaf may differ in shape: length, alignment of floats (in bytes) and of codes.
+/// How much one run of a leaf may differ in shape: length, alignment of floats (in bytes) and of
+/// codes.
 struct Shape {
   int n;
   size_t shift, code_shift;
@@ -88,13 +115,15 @@ struct Shape {
 
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
-  for (int n = 1; n <= kTile; ++n) all.push_back({n, 4 * static_cast<size_t>(n % 7), static_cast<size_t>(n % 5)});
+  for (int n = 1; n <= kTile; ++n)
+    all.push_back({n, 4 * static_cast<size_t>(n % 7), static_cast<size_t>(n % 5)});
   for (int i = 0; i < 8; ++i) all.push_back({kTile, 0, 0});
   return all;
 }
 
 std::string name_of(const Leaves& leaf, const char* what, int index, Shape s) {
-  return std::string(leaf.isa) + " " + what + "[" + std::to_string(index) + "] n=" + std::to_string(s.n);
+  return std::string(leaf.isa) + " " + what + "[" + std::to_string(index) +
+         "] n=" + std::to_string(s.n);
 }
 
 void compare_encode_decode(const Leaves& base, const Leaves& leaf) {
@@ -109,15 +138,19 @@ void compare_encode_decode(const Leaves& base, const Leaves& leaf) {
         std::memcpy(in.bytes(), x.data(), x.size() * 4);
         base.encode[f](in.floats(), codes_a.bytes(), scales_a, block, s.n);
         leaf.encode[f](in.floats(), codes_b.bytes(), scales_b, block, s.n);
-        const bool same = codes_a.same(codes_b) && std::memcmp(scales_a, scales_b, sizeof scales_a) == 0;
+        const bool same =
+            codes_a.same(codes_b) && std::memcmp(scales_a, scales_b, sizeof scales_a) == 0;
         check(same, name_of(leaf, "encode", f, s) + " kind=" + std::to_string(kind));
-        if (f >= 2) check(codes_b.whole(static_cast<size_t>(s.n)), name_of(leaf, "encode writes too far:", f, s));
+        if (f >= 2)
+          check(codes_b.whole(static_cast<size_t>(s.n)),
+                name_of(leaf, "encode writes too far:", f, s));
 
         Guarded out_a(kTile * 4, s.shift), out_b(kTile * 4, s.shift);
         base.decode[f](codes_a.bytes(), scales_a, block, out_a.floats(), s.n);
         leaf.decode[f](codes_a.bytes(), scales_a, block, out_b.floats(), s.n);
         canonicalize(out_a.floats(), s.n), canonicalize(out_b.floats(), s.n);
-        check(out_a.same(out_b) && out_b.whole(static_cast<size_t>(s.n) * 4), name_of(leaf, "decode", f, s));
+        check(out_a.same(out_b) && out_b.whole(static_cast<size_t>(s.n) * 4),
+              name_of(leaf, "decode", f, s));
       }
     }
     uint8_t codes[256];
@@ -137,7 +170,8 @@ void compare_loads_and_stores(const Leaves& base, const Leaves& leaf) {
     for (int f = 0; f < Leaves::kMax && base.load_grad[f]; ++f) {
       Guarded in(kTile * 4, s.shift), a(kTile * 4, s.shift), b(kTile * 4, s.shift);
       for (int i = 0; i < kTile * 4; ++i) in.bytes()[i] = static_cast<uint8_t>(draw32());
-      base.load_grad[f](in.bytes(), a.floats(), s.n), leaf.load_grad[f](in.bytes(), b.floats(), s.n);
+      base.load_grad[f](in.bytes(), a.floats(), s.n),
+          leaf.load_grad[f](in.bytes(), b.floats(), s.n);
       canonicalize(a.floats(), s.n), canonicalize(b.floats(), s.n);
       check(a.same(b) && b.whole(static_cast<size_t>(s.n) * 4), name_of(leaf, "load_grad", f, s));
     }
@@ -146,15 +180,20 @@ void compare_loads_and_stores(const Leaves& base, const Leaves& leaf) {
         auto x = values(static_cast<Kind>(kind), s.n);
         if (kind == 0) {  // around the largest finite values, half the time without infinities
           const uint32_t range = draw32() & 1 ? 0x20000u : 0x30000u;
-          for (float& v : x) v = bits_float((draw32() & 0x80000000u) | (0x7f7e0000u + draw32() % range));
+          for (float& v : x)
+            v = bits_float((draw32() & 0x80000000u) | (0x7f7e0000u + draw32() % range));
         }
         uint16_t random16[kTile];
         for (uint16_t& r : random16) r = static_cast<uint16_t>(draw32() % 4 ? draw32() : 0xffffu);
         Guarded a(kTile * 4, s.shift), b(kTile * 4, s.shift), back_a(kTile * 4), back_b(kTile * 4);
-        base.store_param[f](x.data(), a.bytes(), s.n, random16), leaf.store_param[f](x.data(), b.bytes(), s.n, random16);
-        check(a.same(b) && b.whole(static_cast<size_t>(s.n) * (f == 0 ? 4 : 2)), name_of(leaf, "store_param", f, s));
-        base.load_param[f](a.bytes(), back_a.floats(), s.n), leaf.load_param[f](a.bytes(), back_b.floats(), s.n);
-        check(back_a.same(back_b) && back_b.whole(static_cast<size_t>(s.n) * 4), name_of(leaf, "load_param", f, s));
+        base.store_param[f](x.data(), a.bytes(), s.n, random16),
+            leaf.store_param[f](x.data(), b.bytes(), s.n, random16);
+        check(a.same(b) && b.whole(static_cast<size_t>(s.n) * (f == 0 ? 4 : 2)),
+              name_of(leaf, "store_param", f, s));
+        base.load_param[f](a.bytes(), back_a.floats(), s.n),
+            leaf.load_param[f](a.bytes(), back_b.floats(), s.n);
+        check(back_a.same(back_b) && back_b.whole(static_cast<size_t>(s.n) * 4),
+              name_of(leaf, "load_param", f, s));
       }
     }
   }
@@ -168,25 +207,30 @@ void compare_updates(const Leaves& base, const Leaves& leaf) {
       const Kind kind = static_cast<Kind>(draw32() % static_cast<uint32_t>(Kind::kCount));
       const auto g = values(kind, s.n), p = values(Kind::kNormal, s.n);
       std::vector<float> state[2][3], param[2] = {p, p};
-      for (int k = 0; k < 3; ++k) state[0][k] = state[1][k] = values(k ? Kind::kSquares : Kind::kNormal, s.n);
+      for (int k = 0; k < 3; ++k)
+        state[0][k] = state[1][k] = values(k ? Kind::kSquares : Kind::kNormal, s.n);
       for (int which = 0; which < 2; ++which) {
-        float* const states[3] = {state[which][0].data(), state[which][1].data(), state[which][2].data()};
+        float* const states[3] = {state[which][0].data(), state[which][1].data(),
+                                  state[which][2].data()};
         (which ? leaf : base).update[f](g.data(), param[which].data(), states, s.n, &coef, nullptr);
         canonicalize(param[which].data(), s.n);
         for (float* x : states) canonicalize(x, s.n);
       }
       bool same = std::memcmp(param[0].data(), param[1].data(), p.size() * 4) == 0;
-      for (int k = 0; k < 3; ++k) same = same && std::memcmp(state[0][k].data(), state[1][k].data(), p.size() * 4) == 0;
+      for (int k = 0; k < 3; ++k)
+        same = same && std::memcmp(state[0][k].data(), state[1][k].data(), p.size() * 4) == 0;
       check(same, name_of(leaf, "update", f, s));
     }
   }
 }
 
-/// What an update draws is what core/random.h defines, also where the low word of the group begins again inside the tile.
+/// What an update draws is what core/random.h defines, also where the low word of the group begins
+/// again inside the tile.
 void check_draws(const Leaves& leaf) {
   const double hyper[5] = {1e-3, 0.9, 0.999, 1e-8, 1e-2};
   const auto coef = AdamW::prepare(hyper, 1, 1.0);
-  for (const uint64_t first : {0ull, 12345ull, 0xffffffffull, 0xfffffff1ull, 0x1ffffffe8ull, 0x7fffffffffffull}) {
+  for (const uint64_t first :
+       {0ull, 12345ull, 0xffffffffull, 0xfffffff1ull, 0x1ffffffe8ull, 0x7fffffffffffull}) {
     for (int n = 1; n <= kTile; ++n) {
       const RandomKey key{draw32(), draw32(), draw32() % 1000, draw32()};
       const int groups = (n + 7) / 8 + static_cast<int>(draw32() % 2);
@@ -197,19 +241,23 @@ void check_draws(const Leaves& leaf) {
       leaf.update[0](&zero[0], &zero[kTile], states, n, &coef, &draw);
       bool good = out.whole(static_cast<size_t>(groups + 7) * 16);
       for (int i = 0; i < groups * 8; ++i) {
-        good = good && draw.out[i] == random8(key, first + static_cast<uint64_t>(i / 8)).bits16(i % 8);
+        good =
+            good && draw.out[i] == random8(key, first + static_cast<uint64_t>(i / 8)).bits16(i % 8);
       }
-      check(good, std::string(leaf.isa) + " draw n=" + std::to_string(n) + " first=" + std::to_string(first));
+      check(good, std::string(leaf.isa) + " draw n=" + std::to_string(n) +
+                      " first=" + std::to_string(first));
     }
   }
 }
 
-/// The nearest code by trying all; a tie goes to the larger value, and a positive unsigned value is never zero.
+/// The nearest code by trying all; a tie goes to the larger value, and a positive unsigned value is
+/// never zero.
 template <class F>
 uint32_t brute_force(float z) {
   uint32_t best = 0;
   for (uint32_t c = 1; c < 256; ++c) {
-    const double old_distance = static_cast<double>(z) - F::decode(best), distance = static_cast<double>(z) - F::decode(c);
+    const double old_distance = static_cast<double>(z) - F::decode(best),
+                 distance = static_cast<double>(z) - F::decode(c);
     if (distance * distance <= old_distance * old_distance) best = c;
   }
   return !F::kSigned && best == 0 && z > 0.0f ? 1 : best;
@@ -229,11 +277,13 @@ void check_codes(const Leaves& leaf, int format) {
     int wrong = 0;
     for (int i = 0; i < kTile; ++i) wrong += codes[i] != brute_force<F>(x[static_cast<size_t>(i)]);
     const std::string what = std::string(leaf.isa) + " " + F::kName;
-    check(scale == 1.0f && wrong == 0, what + " against brute force: " + std::to_string(wrong) + " wrong");
+    check(scale == 1.0f && wrong == 0,
+          what + " against brute force: " + std::to_string(wrong) + " wrong");
   }
 }
 
-/// Floats of [2^-40, 1], a prime number apart, all signs: every decade, every segment of the tables.
+/// Floats of [2^-40, 1], a prime number apart, all signs: every decade, every segment of the
+/// tables.
 void sweep(const Leaves& base, const Leaves& leaf) {
   for (int format = 2; format < 4; ++format) {
     bool same = true;
@@ -241,12 +291,14 @@ void sweep(const Leaves& base, const Leaves& leaf) {
       float x[kTile];
       for (uint32_t i = 0; i < kTile; ++i) {
         const uint32_t at = b + 499 * i;
-        x[i] = bits_float(at < 0x3f800000u ? at : 0x3f800000u) * (format == 2 && (i & 1) ? -1.0f : 1.0f);
+        x[i] = bits_float(at < 0x3f800000u ? at : 0x3f800000u) *
+               (format == 2 && (i & 1) ? -1.0f : 1.0f);
       }
       x[0] = 1.0f;
       uint8_t codes_a[kTile], codes_b[kTile];
       float scale_a, scale_b;
-      base.encode[format](x, codes_a, &scale_a, kTile, kTile), leaf.encode[format](x, codes_b, &scale_b, kTile, kTile);
+      base.encode[format](x, codes_a, &scale_a, kTile, kTile),
+          leaf.encode[format](x, codes_b, &scale_b, kTile, kTile);
       same = same && std::memcmp(codes_a, codes_b, kTile) == 0;
     }
     check(same, std::string(leaf.isa) + " encode sweep, format " + std::to_string(format));

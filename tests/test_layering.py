@@ -1,0 +1,165 @@
+"""The rooms of the house (docs/design.md) as rules about what a file may include or import. Each rule must also catch a planted offence."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
+TORCH = r"(torch|ATen|c10|pybind11|Python)"
+
+# (name, files, what may not appear, an offence for the test of the test)
+INCLUDES = [
+    (
+        "core uses itself, cstdint and intrinsics",
+        "csrc/core/**/*.h",
+        r"(?!core/|cstdint$|immintrin\.h$|cstring$)",
+        "#include <vector>",
+    ),
+    ("cpu knows neither torch nor Python", "csrc/cpu/*", TORCH, "#include <torch/all.h>"),
+    (
+        "cuda knows neither torch nor Python",
+        "csrc/cuda/*",
+        TORCH,
+        "#include <ATen/cuda/CUDAContext.h>",
+    ),
+    (
+        "only ops.cpp includes torch",
+        "csrc/*.[ch]*[!t]",
+        rf"{TORCH}",
+        "#include <torch/csrc/stable/tensor.h>",
+    ),
+    (
+        "tools know neither torch nor csrc",
+        "tools/**/*",
+        rf"({TORCH}|core/|cpu/|cuda/)",
+        '#include "core/registry.h"',
+    ),
+    (
+        "io uses nothing above it",
+        "tools/io/*",
+        r"(pickle|container|pipeline|command)/",
+        '#include "pickle/value.h"',
+    ),
+    (
+        "pickle uses nothing above it",
+        "tools/pickle/*",
+        r"(container|pipeline|command)/",
+        '#include "container/zip.h"',
+    ),
+    (
+        "container uses nothing above it",
+        "tools/container/*",
+        r"(pipeline|command)/",
+        '#include "pipeline/rows.h"',
+    ),
+    (
+        "pipeline does not know commands, nor prints",
+        "tools/pipeline/*",
+        r"(command/|fmt/|CLI/|iostream)",
+        "#include <fmt/core.h>",
+    ),
+]
+TEXTS = [
+    ("only ops.py touches torch.ops", "lowbit/*.py", r"torch\.ops\b(?!`)", "torch.ops.lowbit.step()", {"ops.py"}),
+    ("only shard.py and load.py know torch.distributed", "lowbit/*.py", r"import .*torch\.distributed|from torch\.distributed", "import torch.distributed", {"shard.py", "load.py"}),
+    ("only shard.py knows DTensor", "lowbit/*.py", r"\bDTensor\(|isinstance\(.*DTensor", "isinstance(p, DTensor)", {"shard.py"}),
+    ("the library imports no test, bench or recipe", "lowbit/*.py", r"^(from|import) (tests|bench|recipes)", "import bench", set()),
+    ("the library does not print", "lowbit/*.py", r"^\s*print\(", "print(1)", set()),
+    ("only io opens files", "tools/**/*.cpp", r"(?<!\w)::open(at)?\(|\bfopen\(|ifstream", "::open(path)", {"file.cpp"}),
+    ("only the command prints", "tools/**/*.cpp", r"\bprintf\(|std::cout|fmt::print", "fmt::print(x)", {"inspect.cpp"}),
+    ("core allocates and throws nothing", "csrc/core/**/*.h", r"\bnew \w|\bmalloc\(|\bthrow\b|std::vector", "throw 1;", set()),
+    ("no file names a machine's paths", "**/*.[pchm]*", r"/(home|root|work)/", "/home/me/x", {"test_layering.py"}),
+]  # fmt: skip
+
+
+def files(root, pattern):
+    skip = {
+        ".venv",
+        "build",
+        "out",
+        ".git",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".hypothesis",
+    }
+    return [
+        p
+        for p in root.glob(pattern)
+        if p.is_file()
+        and p.suffix not in (".png", ".npz", ".so")
+        and not skip & set(p.relative_to(root).parts)
+    ]
+
+
+def included(root, pattern, offence):
+    return [
+        f"{path.relative_to(root)}: {name}"
+        for path in files(root, pattern)
+        if path.name not in ("ops.cpp", "CMakeLists.txt")
+        for name in INCLUDE.findall(path.read_text())
+        if re.match(offence, name)
+        and not (path.parent.name == "csrc" and name in ("catalog.h", "job.h"))
+    ]
+
+
+def written(root, pattern, offence, allowed):
+    return [
+        f"{path.relative_to(root)}: {match.group(0)}"
+        for path in files(root, pattern)
+        if path.name not in allowed
+        for match in re.finditer(offence, path.read_text(), re.M)
+    ]
+
+
+def place_for(root, pattern):
+    """A file that the pattern covers, in an empty tree."""
+    path = root / pattern.replace("**/*", "room/x").replace("*.[ch]*[!t]", "x.cpp").replace(
+        "*.[pchm]*", "x.py"
+    ).replace("room/x.[pchm]*", "x.py")
+    path = pathlib.Path(str(path).replace("/*", "/x"))
+    path = path if path.suffix and "[" not in path.suffix else path.with_suffix(".cpp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name, pattern, offence, example",
+    INCLUDES,
+    ids=lambda x: x if isinstance(x, str) and " " in x else "",
+)
+def test_includes(name, pattern, offence, example, tmp_path):
+    assert files(ROOT, pattern), f"{pattern} covers nothing: the rule is out of date"
+    assert included(ROOT, pattern, offence) == []
+    place_for(tmp_path, pattern).write_text(example + "\n")
+    assert included(tmp_path, pattern, offence), "the rule does not see a planted offence"
+
+
+@pytest.mark.parametrize(
+    "name, pattern, offence, example, allowed",
+    TEXTS,
+    ids=lambda x: x if isinstance(x, str) and " " in x else "",
+)
+def test_texts(name, pattern, offence, example, allowed, tmp_path):
+    assert files(ROOT, pattern), f"{pattern} covers nothing: the rule is out of date"
+    assert written(ROOT, pattern, offence, allowed) == []
+    place_for(tmp_path, pattern).write_text(example + "\n")
+    assert written(tmp_path, pattern, offence, set()), "the rule does not see a planted offence"
+
+
+def test_readme_examples_run_and_names_exist(tmp_path, monkeypatch):
+    text = (ROOT / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), scope)
+    assert scope["opt"].state
+    for name in re.findall(r"`((?:docs|recipes|tests|bench)/[\w./]+)`|\]\((docs/[\w./]+)\)", text):
+        assert (ROOT / (name[0] or name[1])).exists(), name
+    makefile = (ROOT / "Makefile").read_text()
+    for verb in re.findall(r"make (run|test|gpu|bench|lint)", text):
+        assert f"\n{verb}:" in makefile
