@@ -115,10 +115,11 @@ def main() -> None:
         json.loads(run([tool, "inspect", path, "--json", "--digest"]))["digest"]
         for path in ("out/two", "out/three")
     )
-    say("5. Resume on 3 ranks, and on 1")
+    say("5. Resume on 3 ranks, and load on 1 and on 2")
     more = ("--steps", str(STEPS + MORE), *schedule)
     three = train(3, "--resume", "out/three", "--metrics", "out/resumed.jsonl", *more)
-    one = train(1, "--resume", "out/three", "--steps", str(STEPS), *schedule)
+    again = ("--resume", "out/three", "--steps", str(STEPS), *schedule)
+    one, two = train(1, *again), train(2, *again)
     draw(OUT / "loss.png")
 
     bytes_of = {
@@ -147,6 +148,7 @@ def main() -> None:
         "2 ranks, trained": ours["digest"],
         "3 ranks, loaded": three["digest_loaded"],
         "1 rank, loaded": one["digest_loaded"],
+        "2 ranks, loaded": two["digest_loaded"],
     }
     for name, digest in rows.items():
         print(f"  {name:<20}{digest}")
