@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,14 @@ from torch import Tensor
 from lowbit import ops, shard
 
 MIN_NUMEL, MIN_COLS = 4096, 16  # smaller parameters, or shorter rows, keep wide state
-PLAN_COLUMNS, MAX_SLOTS = 16, 4
+LEAST_BLOCK, MOST_BLOCK = 32, 2048
+MAX_SLOTS, MAX_DIMS = 4, 6
+PLAN_COLUMNS = 12 + 4 * MAX_SLOTS + 1 + MAX_DIMS
+SCALES = ("none", "block", "row", "column", "tensor", "rank1")
+ROUNDINGS = ("nearest", "stochastic")
 
 # Public names of `state_format`, for a signed and an unsigned slot.
-PRESETS = {
+PRESETS: dict[str, tuple[Any, Any]] = {
     "8bit": ("dynamic8", "dynamic8_unsigned"),
     "float32": ("float32", "float32"),
     "bfloat16": ("bfloat16", "bfloat16"),
@@ -27,65 +32,169 @@ _WRAPPERS = re.compile(r"\b(?:module|_fsdp_wrapped_module|_orig_mod|_checkpoint_
 
 
 @dataclass(frozen=True)
+class Entry:
+    """One state tensor of one parameter, as it is kept."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of the whole parameter
+    local: tuple[int, ...]  # of the part here, which begins at
+    offset: tuple[int, ...]
+    dims: tuple[int, ...]  # the parameter's dimension that each of its own follows
+
+
+@dataclass(frozen=True)
 class Slot:
-    """One state tensor of one parameter: torch's name for it, and how it is kept."""
+    """One state tensor of an update rule: torch's name for it, and how it is kept."""
 
     name: str
     format: str
-    block: int
+    block: int = 0
+    scale: str = "none"
+    stochastic: bool = False
 
     @property
     def coded(self) -> bool:
-        return self.block > 0
+        return self.scale != "none"
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """State keys. The format is part of the name: DCP compares no dtypes, so a name must not be able to mean two things."""
-        if self.format == "float32":
-            return (self.name,)
-        base = f"{self.name}_{self.format}"
-        return (base, base + "_scale") if self.coded else (base,)
+    def measured(self) -> bool:
+        """Whether its scales cover more than a tile, so that they are measured before the update."""
+        return self.scale not in ("none", "block")
+
+    @property
+    def key(self) -> str:
+        """The state key. The format is part of it: DCP compares no dtypes, so a name must not be able to mean two things."""
+        return self.name if self.format == "float32" else f"{self.name}_{self.format}"
+
+    def entries(self, part: shard.Part) -> list[Entry]:
+        """Values, then scales."""
+        info = ops.state_format(self.format)
+        dtype = getattr(torch, info["dtype"])
+        whole = tuple(range(len(part.shape)))
+        if not self.coded:
+            return [Entry(self.key, dtype, part.shape, part.local, part.offset, whole)]
+
+        def codes(cols: int) -> int:
+            return -(-cols * info["bits"] // 8) if info["bits"] < 8 else cols
+
+        def matrix(key: str, dtype: torch.dtype, width: Callable[[int], int]) -> Entry:
+            return Entry(
+                key, dtype, (part.global_rows, width(part.global_cols)), (part.rows, width(part.cols)),
+                (part.row_offset, width(part.col_offset)), (0, 1),
+            )  # fmt: skip
+
+        entries = [matrix(self.key, dtype, codes)]
+        if self.scale == "block":
+            count, kind = info["scale_numbers"], getattr(torch, info["scale_dtype"])
+            entries.append(
+                matrix(f"{self.key}_scale", kind, lambda cols: count * -(-cols // self.block))
+            )
+            return entries
+        name, f32 = f"{self.key}_scale_{self.scale}", torch.float32
+        rows = Entry(name, f32, (part.global_rows,), (part.rows,), (part.row_offset,), (0,))
+        if self.scale == "row":
+            return [*entries, rows]
+        if self.scale == "tensor":
+            return [*entries, Entry(name, f32, (1,), (1,), (0,), ())]
+        if self.scale == "column":
+            return [*entries, Entry(name, f32, (part.global_cols,), (part.cols,), (part.col_offset,), (1,))]  # fmt: skip
+        return entries + [
+            Entry(f"{name}_{d}", f32, (part.shape[d],), (part.local[d],), (part.offset[d],), (d,))
+            for d in whole
+        ]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a parameter's state lies here."""
+    """Where a parameter's state lies here, and which rule updates it."""
 
+    rule: str
     part: shard.Part
     slots: tuple[Slot, ...]
     param_format: str
     stream: int
 
-    def shapes(
-        self, slot: Slot, rows: int, cols: int, shape: tuple[int, ...]
-    ) -> list[tuple[int, ...]]:
-        """Shapes of the slot's tensors for a parameter of `rows` x `cols` and `shape`, local or global."""
-        if not slot.coded:
-            return [shape]
-        bits = ops.state_format(slot.format)["bits"]
-        return [(rows, -(-cols * bits // 8)), (rows, -(-cols // slot.block))]
+    # Derived, and looked at in every step:
+    keys: tuple[str, ...] = ()  # state keys of entries()
+    rounds: int = 0  # of sums that the rule measures before the update
+    phases: int = 0  # of those, and of the maxima of measured scales
 
-    def local_shapes(self, slot: Slot) -> list[tuple[int, ...]]:
-        return self.shapes(slot, self.part.rows, self.part.cols, self.part.local)
+    def __post_init__(self) -> None:
+        rounds = ops.rule(self.rule)["rounds"]
+        object.__setattr__(self, "keys", tuple(entry.key for entry in self.entries()))
+        object.__setattr__(self, "rounds", rounds)
+        object.__setattr__(self, "phases", rounds + any(slot.measured for slot in self.slots))
 
-    def global_shapes(self, slot: Slot) -> list[tuple[int, ...]]:
-        return self.shapes(slot, self.part.global_rows, self.part.global_cols, self.part.shape)
+    @property
+    def extra(self) -> Entry | None:
+        """What the parameter format keeps beside the parameter."""
+        info = ops.param_format(self.param_format)
+        if not info["extra"]:
+            return None
+        part = self.part
+        key = "param_" + self.param_format.partition("_")[2]
+        dtype = getattr(torch, info["extra"])
+        return Entry(key, dtype, part.shape, part.local, part.offset, tuple(range(len(part.shape))))
+
+    @property
+    def factors(self) -> list[Entry]:
+        """Row and column means of each factored moment."""
+        shape, local, offset = self.part.shape, self.part.local, self.part.offset
+        dims = tuple(range(len(shape)))
+        made = []
+        for name in ops.rule(self.rule)["factors"]:
+            for suffix, keep in (("row", dims[:-1]), ("col", dims[:-2] + dims[-1:])):
+                made.append(
+                    Entry(
+                        f"{name}_{suffix}", torch.float32, tuple(shape[d] for d in keep),
+                        tuple(local[d] for d in keep), tuple(offset[d] for d in keep), keep,
+                    )
+                )  # fmt: skip
+        return made
+
+    @property
+    def number(self) -> Entry | None:
+        """The numbers that the rule keeps for each tensor."""
+        rule = ops.rule(self.rule)
+        if not rule["numbers"]:
+            return None
+        shape = () if rule["numbers"] == 1 else (rule["numbers"],)
+        return Entry(rule["number"], torch.float32, shape, shape, (0,) * len(shape), ())
+
+    def entries(self) -> list[Entry]:
+        """Every tensor that csrc/ops.cpp takes for the parameter, in its order."""
+        made = [self.extra] if self.extra else []
+        for slot in self.slots:
+            made += slot.entries(self.part)
+        made += self.factors
+        return made + ([self.number] if self.number else [])
 
     def plan_row(self, stream: int) -> list[int]:
         """The row that csrc/ops.cpp reads."""
         part = self.part
-        gap = MAX_SLOTS - len(self.slots)
-        formats = [ops.state_format(slot.format)["index"] for slot in self.slots] + [-1] * gap
-        blocks = [slot.block for slot in self.slots] + [0] * gap
+        slots: list[int] = []
+        for slot in self.slots:
+            index = ops.state_format(slot.format)["index"]
+            slots += [index, slot.block, SCALES.index(slot.scale), int(slot.stochastic)]
+        slots += [-1, 0, 0, 0] * (MAX_SLOTS - len(self.slots))
         rows, cols, global_cols = part.rows, part.cols, part.global_cols
         first = part.row_offset * global_cols + part.col_offset
-        if part.whole_rows and not any(
-            blocks
-        ):  # one long row: nothing but the element index counts
+        flat = not any(slot.coded for slot in self.slots) and not self.factors
+        if part.whole_rows and flat:  # one long row: nothing but the element index counts
             rows, cols = 1, rows * cols
             global_cols = max(cols, part.global_rows * global_cols)
+        inner = [1, *_pair(part.local), *_pair(part.shape)]
+        inner[0] = math.prod(part.local[:-2])
         index = ops.param_format(self.param_format)["index"]
-        return [rows, cols, global_cols, first, stream, index, *formats, *blocks, 0, 0]
+        dims = [len(part.local), *part.local][: 1 + MAX_DIMS]
+        dims += [0] * (1 + MAX_DIMS - len(dims))
+        return [rows, cols, global_cols, first, stream, index, math.prod(part.shape), *inner, *slots, *dims]  # fmt: skip
+
+
+def _pair(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The last two dimensions."""
+    return (1, 1, *shape)[-2:]  # type: ignore[return-value]
 
 
 def clean_name(name: str) -> str:
@@ -110,34 +219,104 @@ def is_wide(shape: Sequence[int], name: str | None, wide: bool | Sequence[str]) 
     )
 
 
-def slots_of(rule: str, state_format: str | Mapping[str, str], wide: bool) -> tuple[Slot, ...]:
-    """The slots of a rule in the formats that `state_format` names: a preset, a format, or either for each slot's name.
+def scaled(
+    format: str, *, scale: str = "block", block: int | None = None, rounding: str = "nearest"
+) -> dict[str, Any]:
+    """How one state tensor is kept, for `state_format={name: lowbit.scaled(...)}`.
+
+    Args:
+        format: of `lowbit.catalog()["state"]`.
+        scale: what one scale covers: a "block" of a row, a "row", a "column", the "tensor", or "rank1": the least of one maximum for
+            each dimension (arXiv:2309.01507).
+        block: length of a block, a power of two from 32 to 2048; the format's own by default.
+        rounding: "nearest", or "stochastic": up or down by chance, so that the mean is kept.
 
     Raises:
-        ValueError: no such format or slot, or an unsigned format for a signed slot.
+        ValueError: no such format, scale or rounding, or a combination that makes no sense.
     """
-    slots = []
-    names = [slot["name"] for slot in ops.rule(rule)["slots"]]
-    if isinstance(state_format, Mapping) and (unknown := set(state_format) - set(names)):
-        raise ValueError(f"state_format names {sorted(unknown)}, but {rule} keeps {names}")
-    for slot in ops.rule(rule)["slots"]:
-        name = slot["name"]
-        choice = (
-            state_format.get(name, "float32") if isinstance(state_format, Mapping) else state_format
-        )
-        if choice in PRESETS:
-            choice = PRESETS[choice][0 if slot["signed"] else 1]
+    info = ops.state_format(format)
+    if scale not in SCALES or rounding not in ROUNDINGS:
+        raise ValueError(f"scale must be one of {', '.join(SCALES[1:])} and rounding one of {', '.join(ROUNDINGS)}, not {scale!r} and {rounding!r}")  # fmt: skip
+    if not info["scaled"]:
+        if block is not None or scale not in ("block", "none"):
+            raise ValueError(f"{format} has no scales; leave scale and block out")
+        if rounding == "stochastic" and format == "float32":
+            raise ValueError("float32 state is not rounded; leave rounding out")
+        return {"format": format, "scale": "none", "block": 0, "rounding": rounding}
+    if scale == "none":
+        raise ValueError(f"{format} needs a scale: one of {', '.join(SCALES[1:])}")
+    if scale != "block":
+        if block is not None:
+            raise ValueError(f"scale={scale!r} has no blocks; leave block out")
+        if not info["measurable"]:
+            raise ValueError(f"{format} takes more than the largest value for a scale; it can only have scale='block'")  # fmt: skip
+        return {"format": format, "scale": scale, "block": 0, "rounding": rounding}
+    block = info["block"] if block is None else block
+    if block not in (32, 64, 128, 256, 512, 1024, 2048):
+        raise ValueError(f"block must be a power of two from {LEAST_BLOCK} to {MOST_BLOCK}, not {block}")  # fmt: skip
+    return {"format": format, "scale": scale, "block": block, "rounding": rounding}
+
+
+def choices(rule: str, state_format: str | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What `state_format` says of each state tensor of a rule: a `scaled(...)`, or {"format": "factored"}.
+
+    Args:
+        state_format: a preset, a format, a `scaled(...)`, or any of them for each state's name; a name left out is float32.
+
+    Raises:
+        ValueError: no such format or state, or an unsigned format for a signed one.
+    """
+    slots = {slot["name"]: slot["signed"] for slot in ops.rule(rule)["slots"]}
+    by_name = isinstance(state_format, Mapping) and "format" not in state_format
+    if by_name and (unknown := set(state_format) - set(slots)):
+        raise ValueError(f"state_format names {sorted(unknown)}, but {rule} keeps {list(slots)}")
+    made = {}
+    for name, signed in slots.items():
+        choice: Any = state_format.get(name, "float32") if by_name else state_format  # type: ignore[union-attr]
+        if isinstance(choice, str) and choice in PRESETS:
+            choice = PRESETS[choice][0 if signed else 1]
+        if choice == "factored":
+            if signed:
+                raise ValueError(f"{name} has negative values, so it cannot be stored factored")
+            made[name] = {"format": "factored"}
+            continue
         try:
-            entry = ops.state_format(choice)
+            spec = scaled(choice) if isinstance(choice, str) else scaled(**choice)
         except ValueError as error:
             raise ValueError(f"{error}; presets are {', '.join(PRESETS)}") from None
-        if slot["signed"] and not entry["signed"]:
+        if signed and not ops.state_format(spec["format"])["signed"]:
             raise ValueError(
-                f"{name} has negative values, which the unsigned format {choice} cannot hold"
+                f"{name} has negative values, which the unsigned format {spec['format']} cannot hold"
             )
-        if wide and entry["scaled"]:
-            entry = ops.state_format("float32")
-        slots.append(Slot(name, entry["name"], entry["block"]))
+        made[name] = spec
+    return made
+
+
+def rule_of(rule: str, state_format: str | Mapping[str, Any], wide: bool, ndim: int) -> str:
+    """The rule with those second moments factored that `state_format` wants so; wide state and vectors are not."""
+    if wide or ndim < 2:
+        return rule
+    wanted = [name for name, choice in choices(rule, state_format).items() if choice["format"] == "factored"]  # fmt: skip
+    if not wanted:
+        return rule
+    factored = f"{rule}_factored"
+    if not any(entry["name"] == factored for entry in ops.catalog()["rules"]) or wanted != ops.rule(factored)["factors"]:  # fmt: skip
+        raise ValueError(f"{rule} cannot keep {' and '.join(wanted)} factored")
+    return factored
+
+
+def slots_of(
+    rule: str, base: str, state_format: str | Mapping[str, Any], wide: bool
+) -> tuple[Slot, ...]:
+    """The slots of a rule, which is `base` or a variant of it with fewer slots, in the formats that `state_format` names."""
+    chosen = choices(base, state_format)
+    slots = []
+    for slot in ops.rule(rule)["slots"]:
+        spec = chosen[slot["name"]]
+        if spec["format"] == "factored" or (wide and spec["scale"] != "none"):
+            spec = {"format": "float32", "scale": "none", "block": 0, "rounding": "nearest"}
+        stochastic = spec["rounding"] == "stochastic"
+        slots.append(Slot(slot["name"], spec["format"], spec["block"], spec["scale"], stochastic))
     return tuple(slots)
 
 
@@ -158,22 +337,31 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
 def layout_of(
     rule: str, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
 ) -> Layout:
-    """The layout of parameter p of an optimizer group."""
+    """The layout of parameter p of an optimizer group, whose update rule is `rule` unless a moment of it is stored factored."""
     what = f"parameter {name!r}" if name else f"parameter {index}"
     part = shard.part(p, what)
-    slots = slots_of(rule, group["state_format"], is_wide(part.shape, name, group["wide"]))
+    wide = is_wide(part.shape, name, group["wide"])
+    variant = rule_of(rule, group["state_format"], wide, len(part.shape))
+    slots = slots_of(variant, rule, group["state_format"], wide)
     for slot in slots:
-        if (
-            slot.coded
-            and not part.whole_rows
-            and (part.col_offset % slot.block or part.cols % slot.block)
-        ):
-            raise ValueError(
-                f"{what} of {part.global_cols} columns is cut at columns {part.col_offset}..{part.col_offset + part.cols}, inside a block of "
-                f"{slot.block}; shard it on dimension 0, or keep its state wide with wide=[{name!r}]"
-            )
+        check_cut(slot, part, what, name)
     param_format = param_format_of(p, group["param_format"], what)
-    return Layout(part, slots, param_format, stream_of(name, index))
+    return Layout(variant, part, slots, param_format, stream_of(name, index))
+
+
+def check_cut(slot: Slot, part: shard.Part, what: str, name: str | None) -> None:
+    """Raises ValueError where columns are cut where the slot's codes or scales cannot be."""
+    if not slot.coded or part.whole_rows:
+        return
+    cut = f"{what} of {part.global_cols} columns is cut at columns {part.col_offset}..{part.col_offset + part.cols}"
+    advice = f"shard it on dimension 0, or keep its state wide with wide=[{name!r}]"
+    step = slot.block or LEAST_BLOCK  # codes of any width begin on a byte there
+    if part.col_offset % step or part.cols % step:
+        raise ValueError(f"{cut}, inside a block of {step}; {advice}")
+    if slot.measured and len(part.shape) > 2:
+        raise ValueError(
+            f"{cut}, and scale={slot.scale!r} follows only dimension 0 there; {advice}"
+        )
 
 
 def plan_tensor(rows: Sequence[Sequence[int]]) -> Tensor:

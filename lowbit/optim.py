@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -13,6 +14,8 @@ from torch.optim.optimizer import Optimizer
 
 from lowbit import layout, ops, shard
 from lowbit.adopt import adopt_state
+from lowbit.batch import Batch, reductions, run_phases
+from lowbit.coding import encode_slot
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
 STRUCTURE = ("state_format", "param_format", "wide")
@@ -39,13 +42,17 @@ class LowbitOptimizer(Optimizer):
 
     # For subclasses
 
-    def rule(self, group: Mapping[str, Any]) -> str:
-        """The update rule of a group, as the catalog names it."""
+    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
+        """The update rule of a parameter of this global shape, as the catalog names it."""
         raise NotImplementedError
 
-    def hyper(self, group: Mapping[str, Any]) -> list[float]:
+    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         """The rule's hyperparameters in the catalog's order; the learning rate first, 0 where it is a tensor."""
         raise NotImplementedError
+
+    def initial(self, group: Mapping[str, Any], name: str) -> float:
+        """What fresh state of that name is filled with."""
+        return 0.0
 
     # State
 
@@ -79,17 +86,15 @@ class LowbitOptimizer(Optimizer):
             ),
             "stream": torch.tensor(lay.stream, dtype=torch.int64),
         }
-        for slot in lay.slots:
-            entry = ops.state_format(slot.format)
-            values = torch.zeros(
-                lay.local_shapes(slot)[0], dtype=getattr(torch, entry["dtype"]), device=device
-            )
-            tensors = [values]
-            if slot.coded:
-                zeros = torch.zeros((lay.part.rows, lay.part.cols), device=device)
-                tensors = list(ops.encode(zeros, slot.format, slot.block))
-            for key, tensor, shape in zip(slot.keys, tensors, lay.global_shapes(slot), strict=True):
-                state[key] = shard.like(p, tensor, shape)
+        for entry in lay.entries():
+            tensor = torch.zeros(entry.local, dtype=entry.dtype, device=device)
+            state[entry.key] = shard.like(p, tensor, entry.shape, entry.dims)
+        for slot in lay.slots:  # the code of zero is not 0 in every format
+            values = self.initial(group, slot.name)
+            if values or (slot.coded and lay.part.rows * lay.part.cols):
+                full = torch.full(lay.part.local, values, dtype=torch.float32, device=device)
+                for entry, tensor in zip(slot.entries(lay.part), encode_slot(full, lay, slot), strict=True):  # fmt: skip
+                    shard.local(state[entry.key]).copy_(tensor)
         return state
 
     def _laid_out(self) -> Iterable[tuple[dict[str, Any], Tensor, layout.Layout]]:
@@ -102,7 +107,11 @@ class LowbitOptimizer(Optimizer):
             for i, p in enumerate(group["params"]):
                 if not complete and p not in self._layouts:
                     self._layouts[p] = layout.layout_of(
-                        self.rule(group), group, p, names[i] if names else None, index
+                        self.rule(group, tuple(p.shape)),
+                        group,
+                        p,
+                        names[i] if names else None,
+                        index,
                     )
                 if not complete and names:
                     stream = self._layouts[p].stream
@@ -132,36 +141,39 @@ class LowbitOptimizer(Optimizer):
             return loss
         grad_scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
+        batches: dict[Any, Batch] = {}
         for number, group in enumerate(self.param_groups):
-            batches: dict[torch.device, _Batch] = {}
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                value = shard.local(p)
-                batch = batches.get(value.device)
+                value, lay = shard.local(p), self._layouts[p]
+                where = (number, value.device, lay.rule, reductions(lay))
+                batch = batches.get(where)
                 if batch is None:
-                    batch = batches[value.device] = _Batch()
-                batch.add(p, value, self._layouts[p], self.state[p])
+                    batch = batches[where] = Batch(group, lay)
+                batch.add(p, value, lay, self.state[p])
+        for where, batch in batches.items():
+            group, device = batch.group, where[1]
             lr = group["lr"]
-            for device, batch in batches.items():
-                ops.step(
-                    self.rule(group),
-                    batch.params,
-                    batch.grads,
-                    batch.state,
-                    batch.steps,
-                    self._plan((number, device), batch),
-                    self.hyper(group),
-                    lr=shard.local(lr) if isinstance(lr, Tensor) else None,
-                    grad_scale=_on(grad_scale, device),
-                    found_inf=_on(found_inf, device),
-                    maximize=group["maximize"],
-                    seed=group["seed"],
-                )
-                batch.write_back()
+            batch.call = functools.partial(
+                ops.step,
+                batch.rule,
+                batch.params,
+                batch.grads,
+                batch.state,
+                batch.steps,
+                self._plan(where, batch),
+                self.hyper(group, batch.rule),
+                lr=shard.local(lr) if isinstance(lr, Tensor) else None,
+                grad_scale=_on(grad_scale, device),
+                found_inf=_on(found_inf, device),
+                maximize=group["maximize"],
+                seed=group["seed"],
+            )
+        run_phases(list(batches.values()))
         return loss
 
-    def _plan(self, where: Any, batch: _Batch) -> Tensor:
+    def _plan(self, where: Any, batch: Batch) -> Tensor:
         """The plan of a batch, kept until its parameters or their streams change."""
         if torch.compiler.is_compiling():
             return batch.plan()
@@ -243,45 +255,6 @@ class LowbitOptimizer(Optimizer):
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
-
-
-class _Batch:
-    """The parameters of one group on one device, as the operator takes them."""
-
-    def __init__(self) -> None:
-        self.params: list[Tensor] = []
-        self.grads: list[Tensor] = []
-        self.state: list[Tensor] = []
-        self.steps: list[Tensor] = []
-        self.ids: list[int] = []
-        self.rows: list[tuple[layout.Layout, Tensor]] = []
-        self.copies: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, p: Tensor, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
-        grad = shard.local(p.grad)  # type: ignore[arg-type]
-        if grad.layout != torch.strided:
-            raise RuntimeError(
-                "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
-            )
-        if value.is_contiguous():
-            self.params.append(value)
-        else:  # such as channels_last: stepped in a copy
-            self.copies.append((value, value.contiguous()))
-            self.params.append(self.copies[-1][1])
-        self.grads.append(grad.contiguous())
-        for slot in lay.slots:
-            for key in slot.keys:
-                self.state.append(shard.local(state[key]))
-        self.steps.append(state["step"])
-        self.ids.append(id(state["stream"]))
-        self.rows.append((lay, state["stream"]))
-
-    def plan(self) -> Tensor:
-        return layout.plan_tensor([lay.plan_row(int(stream)) for lay, stream in self.rows])
-
-    def write_back(self) -> None:
-        for value, copy in self.copies:
-            value.copy_(copy)
 
 
 def _on(number: Tensor | None, device: torch.device) -> Tensor | None:
@@ -373,10 +346,10 @@ class AdamW(LowbitOptimizer):
         }
         super().__init__(params, defaults)
 
-    def rule(self, group: Mapping[str, Any]) -> str:
+    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return ("adamw" if self._decoupled else "adam") + ("_amsgrad" if group["amsgrad"] else "")
 
-    def hyper(self, group: Mapping[str, Any]) -> list[float]:
+    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         lr, (beta1, beta2) = group["lr"], group["betas"]
         first = 0.0 if isinstance(lr, Tensor) else lr
         return [first, float(beta1), float(beta2), group["eps"], group["weight_decay"]]

@@ -13,6 +13,7 @@ from torch.testing._internal.common_optimizers import optim_db
 
 import lowbit
 from lowbit import layout, ops
+from plans import plan_row
 
 PAIRS = [(lowbit.AdamW, torch.optim.AdamW), (lowbit.Adam, torch.optim.Adam)]
 
@@ -519,32 +520,14 @@ def step_call():
     p = torch.randn(64, 300)
     codes, scales = ops.encode(torch.zeros(64, 300), "dynamic8", 256)
     codes2, scales2 = ops.encode(torch.zeros(64, 300), "dynamic8_unsigned", 256)
-    index = {s["name"]: s["index"] for s in ops.catalog()["state"]}
-    row = [
-        64,
-        300,
-        300,
-        0,
-        7,
-        0,
-        index["dynamic8"],
-        index["dynamic8_unsigned"],
-        -1,
-        -1,
-        256,
-        256,
-        0,
-        0,
-        0,
-        0,
-    ]
-    plan = torch.tensor([row])
+    plan = plan_row(64, 300, ["dynamic8", "dynamic8_unsigned"], stream=7)
     return (
         "adamw",
         [p],
         [torch.randn(64, 300)],
         [codes, scales, codes2, scales2],
         [torch.zeros(())],
+        [],
         plan,
         [1e-3, 0.9, 0.999, 1e-8, 1e-2],
     )
@@ -558,11 +541,11 @@ def test_opcheck():
 
 
 def test_the_operator_is_traced_without_a_graph_break():
-    rule, params, grads, state, steps, plan, hyper = step_call()
+    rule, params, grads, state, steps, scratch, plan, hyper = step_call()
     eager = [t.clone() for t in (*params, *state, *steps)]
 
     def run(params, grads, state, steps):
-        torch.ops.lowbit.step(rule, params, grads, state, steps, plan, hyper)
+        torch.ops.lowbit.step(rule, params, grads, state, steps, scratch, plan, hyper)
         return params[0] * 2
 
     torch.compile(run, fullgraph=True, backend="aot_eager")(params, grads, state, steps)

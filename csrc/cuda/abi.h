@@ -38,7 +38,7 @@ struct CudaCode {
   int64_t rows, cols;
   float* values;
   void* codes;
-  float* scales;
+  void* scales;
 };
 
 extern "C" {

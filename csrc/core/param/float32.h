@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/bits.h"
+#include "core/param/none.h"
 
 namespace lowbit {
 
@@ -9,9 +10,11 @@ struct Float32Param {
   static constexpr const char* kName = "float32";
   static constexpr const char* kDtype = "float32";
   static constexpr bool kRandom = false;
+  static constexpr const char* kExtraDtype = "";
   using Storage = float;
-  LB_HD static float load(float stored) { return stored; }
-  LB_HD static float store(float x, uint32_t) { return canonical(x); }
+  using Extra = None;
+  LB_HD static float load(float stored, None) { return stored; }
+  LB_HD static float store(float x, uint32_t, None&) { return canonical(x); }
 };
 
 }  // namespace lowbit
