@@ -15,16 +15,23 @@
 namespace lowbit {
 
 struct BlockScale {
+  using Stored = float;
+  static constexpr int kStored = 1;
+  static constexpr bool kNeedsLeast = false;
   float scale, inverse;
   bool coded;  // false: every code is the format's code of zero
 
-  LB_HD static BlockScale of(uint32_t absmax_bits) {
-    if (absmax_bits >= kInfinityBits) return {bits_float(kCanonicalNan), 0.0f, false};
-    if (absmax_bits == 0) return {0.0f, 0.0f, false};
+  LB_HD static BlockScale of(uint32_t most, uint32_t) {
+    if (most >= kInfinityBits) return {bits_float(kCanonicalNan), 0.0f, false};
+    if (most == 0) return {0.0f, 0.0f, false};
     constexpr uint32_t kSmallest = 0x00800000u;  // 2^-126
-    const float scale = bits_float(absmax_bits < kSmallest ? kSmallest : absmax_bits);
+    const float scale = bits_float(most < kSmallest ? kSmallest : most);
     return {scale, 1.0f / scale, true};
   }
+  LB_HD static BlockScale read(const Stored* s) { return {*s, 0.0f, true}; }
+  LB_HD void write(Stored* s) const { *s = scale; }
+  LB_HD float to_z(float x) const { return x * inverse; }
+  LB_HD float from_z(float z) const { return z * scale; }
 };
 
 }  // namespace lowbit
