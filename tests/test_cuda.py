@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from conftest import need
+from plans import plan_row
 
 import lowbit
 from lowbit import ops
-from plans import plan_row
 
 need(
     "cuda",

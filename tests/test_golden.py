@@ -14,9 +14,9 @@ import pathlib
 import numpy as np
 import pytest
 import torch
+from plans import plan_row
 
 from lowbit import ops
-from plans import plan_row
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 F = np.float32

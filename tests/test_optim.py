@@ -7,13 +7,13 @@ import pickle
 
 import pytest
 import torch
+from plans import plan_row
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.testing._internal.common_optimizers import optim_db
 
 import lowbit
 from lowbit import layout, ops
-from plans import plan_row
 
 PAIRS = [(lowbit.AdamW, torch.optim.AdamW), (lowbit.Adam, torch.optim.Adam)]
 

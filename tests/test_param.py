@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from plans import plan_row
 
 from lowbit import ops
-from plans import plan_row
 
 CATALOG = ops.catalog()
 PARAMS = CATALOG["param"]

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from plans import plan_row
 
 from lowbit import ops
-from plans import plan_row
 
 CATALOG = ops.catalog()
 ISAS = CATALOG["isas"]

@@ -1,0 +1,413 @@
+// Every coded state format against a search by brute force over its values: entries, middles and
+// their neighbours, random and exponent-spread values; its scale on ordinary and hostile blocks;
+// its loops over many values against the scalar definition; its values against the peers' tables.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/half.h"
+#include "core/log2.h"
+#include "core/registry.h"
+
+namespace {
+
+using namespace lowbit;
+
+int passed = 0, failed = 0;
+
+void check(bool good, const std::string& what) {
+  good ? ++passed : ++failed;
+  if (!good && failed <= 40) std::printf("FAILED: %s\n", what.c_str());
+}
+
+std::mt19937 random_engine(20240229);
+uint32_t draw32() { return static_cast<uint32_t>(random_engine()); }
+float uniform() { return static_cast<float>(draw32() >> 8) * 0x1p-24f; }
+float normal() { return std::normal_distribution<float>()(random_engine); }
+
+template <class F>
+concept Coded = requires {
+  F::kDomain;
+  F::neighbour(0u, true);
+};
+
+/// What walks fall back to where a format has no loop of its own.
+template <class F, class Codes>
+void encode_block(F, const float* x, const typename F::Scale& scale, Codes* codes, int n) {
+  for (int i = 0; i < n; ++i) codes[i] = static_cast<Codes>(F::encode(scale.to_z(x[i])));
+}
+template <class F, class Codes>
+void decode_block(F, const Codes* codes, const typename F::Scale& scale, float* out, int n) {
+  for (int i = 0; i < n; ++i) out[i] = scale.from_z(F::decode(codes[i]));
+}
+
+template <class F>
+struct Tester {
+  using Storage = typename F::Storage;
+  using Scale = typename F::Scale;
+  static constexpr bool kTieUp = [] {
+    if constexpr (requires { F::kTieUp; }) {
+      return F::kTieUp;
+    } else {
+      return true;
+    }
+  }();
+  /// Formats that compute their code in float32 from a bent z may differ on the middle itself.
+  static constexpr bool kBent =
+      std::string_view(F::kDomain) == "softsign" || std::string_view(F::kDomain) == "sqrt";
+  /// Of two codes, the one that a tie to even goes to.
+  static constexpr uint32_t kParity =
+      std::string_view(F::kName) == "log8" || std::string_view(F::kName) == "log16" ? 1 : 0;
+
+  /// z = 0 is the smallest value there, not zero.
+  static constexpr bool kNoZero = std::string_view(F::kName) == "log8_fixed";
+
+  std::vector<uint32_t> codes;  // in value order
+  std::vector<double> middles;  // in the domain
+  bool has_zero = false;
+
+  static std::string name(const std::string& what) { return std::string(F::kName) + ": " + what; }
+  static double bend(double z) {
+    return std::string_view(F::kDomain) == "softsign" ? 2.0 * z / (1.0 + std::fabs(z)) : z;
+  }
+  double value(size_t i) const { return F::decode(codes[i]); }
+  bool is_zero(size_t i) const { return !kNoZero && value(i) == 0.0; }
+
+  void order() {
+    uint32_t code = F::kSigned ? F::encode(-1e30f) : 0;
+    codes = {code};
+    for (uint32_t next; (next = F::neighbour(code, true)) != code && codes.size() < 70000;
+         code = next) {
+      codes.push_back(next);
+    }
+    bool rising = true, back = true, same = true;
+    for (size_t i = 0; i < codes.size(); ++i) {
+      has_zero = has_zero || is_zero(i);
+      same = same && F::encode(static_cast<float>(value(i))) == codes[i];
+      if (i == 0) {
+        back = back && F::neighbour(codes[0], false) == codes[0];
+        continue;
+      }
+      rising = rising && value(i) > value(i - 1);
+      const bool at_step = !F::kSigned && is_zero(i - 1);  // never down to zero
+      back = back && F::neighbour(codes[i], false) == codes[at_step ? i : i - 1];
+      middles.push_back((bend(value(i)) + bend(value(i - 1))) / 2.0);
+    }
+    check(rising, name("values rise"));
+    check(back, name("neighbours below"));
+    check(same, name("encode(decode)"));
+    check(codes.back() == F::encode(1e30f), name("the largest value"));
+    size_t expected = 1u << F::kBits;
+    const std::string n = F::kName;
+    if (n.starts_with("linear") && F::kSigned) --expected;
+    if (n == "companded8" || n == "log8_signed") expected = 255;
+    if (n == "float8_e4m3") expected = 253;
+    if (n == "float8_e4m3_unsigned") expected = 127;
+    if (n == "float8_e5m2") expected = 247;
+    if (n == "float8_e5m2_unsigned") expected = 124;
+    check(codes.size() == expected, name(std::to_string(codes.size()) + " values"));
+    check(F::encode(0.0f) == F::kZeroCode && F::encode(-0.0f) == F::kZeroCode,
+          name("code of zero"));
+    for (uint32_t c = 0; c < 1u << F::kBits; ++c) {  // no code that a file may hold reads elsewhere
+      const float z = F::decode(c);
+      if (!(std::fabs(z) <= 1e6f)) {
+        check(std::string_view(F::kDtype) == "uint8" && n.starts_with("float8"), name("decode"));
+      }
+    }
+  }
+
+  /// Whether `code` is the nearest to z.
+  bool nearest(float z, uint32_t code) const {
+    const double at = bend(z);
+    size_t i = static_cast<size_t>(std::upper_bound(middles.begin(), middles.end(), at) -
+                                   middles.begin());  // a tie goes up
+    const bool tie = i > 0 && middles[i - 1] == at;
+    if (tie && !kTieUp && (codes[i] & 1u) != kParity) --i;
+    const auto legal = [&](size_t k) {
+      if (!F::kSigned && z > 0.0f && is_zero(k)) ++k;
+      return code == codes[k];
+    };
+    if (legal(i)) return true;
+    if (!kBent) return false;
+    const double slack = 3e-7;
+    return (i > 0 && at - middles[i - 1] < slack && legal(i - 1)) ||
+           (i < middles.size() && middles[i] - at < slack && legal(i + 1));
+  }
+
+  void brute_force() {
+    int wrong = 0, count = 0;
+    float example = 0.0f;
+    const auto ask = [&](float z) {
+      if (!F::kSigned && z < 0.0f) z = -z;
+      ++count;
+      if (!nearest(z, F::encode(z))) ++wrong, example = z;
+    };
+    const auto around = [&](double exact) {
+      const float f = static_cast<float>(exact);
+      ask(f);
+      float up = f, down = f;
+      for (int i = 0; i < 3; ++i) {
+        ask(up = std::nextafterf(up, INFINITY));
+        ask(down = std::nextafterf(down, -INFINITY));
+      }
+    };
+    for (size_t i = 0; i < codes.size(); ++i) around(value(i));
+    for (size_t i = 1; i < codes.size(); ++i) around((value(i) + value(i - 1)) / 2.0);
+    if (kBent) {
+      for (const double t : middles) around(t / (2.0 - std::fabs(t)));
+    }
+    around(0.0);
+    const double top = value(codes.size() - 1);
+    for (int i = 0; i < 4000; ++i) {
+      ask(static_cast<float>(top * 1.01 * uniform()) * (draw32() & 1 ? -1.0f : 1.0f));
+      ask(std::ldexp(1.0f + uniform(), static_cast<int>(draw32() % 150) - 149) *
+          (draw32() & 1 ? -1.0f : 1.0f));
+    }
+    check(wrong == 0, name(std::to_string(wrong) + " of " + std::to_string(count) +
+                           " are not the nearest, such as " + std::to_string(example)));
+    if (F::kSigned) return;
+    check(F::encode(-1.0f) == F::kZeroCode, name("below zero"));
+    if (has_zero) check(F::decode(F::encode(1e-45f)) > 0.0f, name("positive becomes zero"));
+  }
+
+  static Scale scale_of(const std::vector<float>& x) {
+    uint32_t most = 0, least = 0xffffffffu;
+    for (const float v : x) {
+      const uint32_t m = magnitude_bits(v);
+      most = m > most ? m : most;
+      if (m != 0 && m < least) least = m;
+    }
+    return Scale::of(most, Scale::kNeedsLeast ? least : 0xffffffffu);
+  }
+  /// The values of a block after storing: codes, and the scale through memory.
+  static std::vector<float> stored(const std::vector<float>& x, std::vector<Storage>* codes,
+                                   Scale* used = nullptr) {
+    const int n = static_cast<int>(x.size());
+    const Scale scale = scale_of(x);
+    codes->assign(x.size(), static_cast<Storage>(F::kZeroCode));
+    if (scale.coded) encode_block(F{}, x.data(), scale, codes->data(), n);
+    typename Scale::Stored memory[Scale::kStored];
+    scale.write(memory);
+    const Scale read = Scale::read(memory);
+    if (used) *used = read;
+    std::vector<float> out(x.size());
+    decode_block(F{}, codes->data(), read, out.data(), n);
+    return out;
+  }
+
+  static std::vector<float> values(int kind, int n) {
+    std::vector<float> x(static_cast<size_t>(n));
+    for (float& v : x) {
+      switch (kind) {
+        case 0:
+          v = normal() * 1e-3f;
+          break;
+        case 1:
+          v = normal(), v = v * v * 1e-7f;
+          break;
+        case 2:
+          v = bits_float(draw32() & 0xbfffffffu);
+          break;  // below 2
+        case 3:
+          v = draw32() % 3 ? normal() : (draw32() & 1 ? 0.0f : -0.0f);
+          break;
+        case 4:
+          v = bits_float(draw32() & 0x80ffffffu);
+          break;  // subnormal and a little above
+        case 5:
+          v = normal() * 3e37f;
+          break;
+        case 6:
+          v = std::ldexp(normal(), static_cast<int>(draw32() % 30) - 20);
+          break;
+        default:
+          v = 1.0f + uniform() * 1e-6f;  // nearly constant
+      }
+      if (!F::kSigned) v = std::fabs(v);
+      if (!std::isfinite(v)) v = 1.0f;
+    }
+    return x;
+  }
+
+  void blocks() {
+    int outside = 0, loops = 0, unstored = 0, vanished = 0;
+    for (int n = 1; n <= 300; ++n) {
+      for (int kind = 0; kind < 8; ++kind) {
+        const auto x = values(kind, n);
+        std::vector<Storage> c;
+        Scale used;
+        const auto y = stored(x, &c, &used);
+        const Scale scale = scale_of(x);
+        if (!scale.coded) continue;
+        std::vector<Storage> guarded(x.size() + 64, static_cast<Storage>(0xa5));
+        encode_block(F{}, x.data(), scale, guarded.data(), n);
+        bool same = std::memcmp(guarded.data(), c.data(), c.size() * sizeof(Storage)) == 0;
+        for (size_t i = x.size(); i < guarded.size(); ++i) same = same && guarded[i] == 0xa5;
+        for (size_t i = 0; i < x.size(); ++i) {
+          const uint32_t code = F::encode(scale.to_z(x[i]));
+          const float back = used.from_z(F::decode(code));
+          same = same && c[i] == code && float_bits(back) == float_bits(y[i]);
+          unstored += !std::isfinite(back);
+          vanished += !F::kSigned && has_zero && back == 0.0f && scale.to_z(x[i]) > 0.0f &&
+                      x[i] > 1e-37f && kind != 2;
+          // x lies between the values of the neighbouring codes, or beyond the last.
+          const uint32_t above = F::neighbour(code, true), below = F::neighbour(code, false);
+          const double slack =
+              std::fabs(x[i]) * (sizeof(typename Scale::Stored) == 2 ? 1e-3 : 2e-5) +
+              (sizeof(typename Scale::Stored) == 2 ? 1e-2 : 1e-37);
+          if (above != code && x[i] > used.from_z(F::decode(above)) + slack) ++outside;
+          if (below != code && x[i] < used.from_z(F::decode(below)) - slack) ++outside;
+        }
+        loops += !same;
+      }
+    }
+    check(loops == 0, name(std::to_string(loops) + " blocks whose loop is not the definition"));
+    check(outside == 0, name(std::to_string(outside) + " values outside their neighbours"));
+    check(unstored == 0, name(std::to_string(unstored) + " finite values became infinite"));
+    check(vanished == 0, name(std::to_string(vanished) + " positive values vanished"));
+  }
+
+  void hostile() {
+    std::vector<Storage> c;
+    for (const float v : stored(std::vector<float>(40, 0.0f), &c)) {
+      check(v == 0.0f, name("a block of zeros"));
+    }
+    check(c[0] == F::kZeroCode, name("codes of a block of zeros"));
+    for (const uint32_t bad : {0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc12345u}) {
+      std::vector<float> x(40, 0.5f);
+      x[7] = bits_float(bad);
+      bool all = true;
+      for (const float v : stored(x, &c)) all = all && std::isnan(v);
+      check(all, name("a block with " + std::to_string(bits_float(bad))));
+    }
+    for (const float tiny : {1e-45f, 3e-42f, 1.1e-38f, 2e-38f, 1e-35f, 1e-9f}) {
+      std::vector<float> x(40, tiny);
+      x[3] = 0.0f;
+      for (size_t i = 0; i < x.size(); ++i) {
+        const float v = stored(x, &c)[i];
+        check(std::isfinite(v) && (F::kSigned || i == 3 || !has_zero || v > 0.0f || tiny < 1e-37f),
+              name("a block of " + std::to_string(tiny)));
+      }
+    }
+    std::vector<float> x(40, 3.4028234e38f);
+    for (size_t i = 0; i < x.size(); i += 2) x[i] = F::kSigned ? -x[i] : 1e-30f;
+    for (const float v : stored(x, &c)) check(std::isfinite(v), name("a block of huge values"));
+  }
+
+  void golden(const std::string& text) const {
+    const size_t at = text.find("\"" + std::string(F::kName) + "\": {\"crc32\": \"");
+    if (at == std::string::npos) return;
+    const uint32_t expected =
+        static_cast<uint32_t>(std::stoul(text.substr(text.find("crc32", at) + 9, 8), nullptr, 16));
+    uint32_t crc = ~0u;
+    for (const uint32_t code : codes) {
+      const uint32_t bits = float_bits(F::decode(code));
+      for (int byte = 0; byte < 4; ++byte) {
+        crc ^= (bits >> (8 * byte)) & 255u;
+        for (int b = 0; b < 8; ++b) crc = (crc >> 1) ^ (crc & 1 ? 0xedb88320u : 0);
+      }
+    }
+    check(~crc == expected, name("the peers' table"));
+  }
+};
+
+template <class F>
+void test(const std::string& golden, int* formats) {
+  if constexpr (Coded<F>) {
+    Tester<F> t;
+    t.order();
+    t.brute_force();
+    t.blocks();
+    t.hostile();
+    t.golden(golden);
+    ++*formats;
+  }
+}
+
+template <class... F>
+int test_all(const std::string& golden, Types<F...>) {
+  int formats = 0;
+  (test<F>(golden, &formats), ...);
+  return formats;
+}
+
+void test_half() {
+  bool same = true;
+  for (uint32_t h = 0; h < 0x10000u; ++h) {
+    const float f = half_to_float(static_cast<uint16_t>(h));
+    const uint16_t back = half_nearest(f);
+    same = same && (std::isnan(f) ? back == 0x7e00u : back == h);
+    if (h >= 0x7bffu) continue;  // the middle to the next, and its neighbours
+    const float middle = (f + half_to_float(static_cast<uint16_t>(h + 1))) / 2.0f;
+    same = same && half_nearest(middle) == h + (h & 1) &&
+           half_nearest(std::nextafterf(middle, 0.0f)) == h &&
+           half_nearest(-std::nextafterf(middle, INFINITY)) == (0x8000u | (h + 1));
+  }
+  check(same, "float16");
+  check(half_nearest(65519.996f) == 0x7bff && half_nearest(65520.0f) == 0x7c00, "float16 overflow");
+}
+
+void test_log2() {
+  double log_error = 0.0, part_error = 0.0, exp_error = 0.0;
+  for (uint32_t b = 1; b < 0x7f800000u; b += 1009) {
+    const float x = bits_float(b);
+    const double exact = std::log2(static_cast<double>(x));
+    const Log2 l = log2_parts(x);
+    part_error = std::fmax(part_error, std::fabs((l.whole + static_cast<double>(l.part)) - exact));
+    log_error =
+        std::fmax(log_error, std::fabs(binary_log(x) - exact) / std::fmax(1.0, std::fabs(exact)));
+  }
+  for (int i = 0; i < 1000000; ++i) {
+    const float y = (uniform() - 0.5f) * 240.0f;
+    const double exact = std::exp2(static_cast<double>(y));
+    exp_error = std::fmax(exp_error, std::fabs(binary_exp(y, 0.0f) - exact) / exact);
+    const double shifted = std::exp2(y / 240.0 + 17.0);
+    exp_error = std::fmax(exp_error, std::fabs(binary_exp(y / 240.0f, 17.0f) - shifted) / shifted);
+  }
+  check(part_error < 1e-7, "log2 parts: " + std::to_string(part_error * 1e7) + "e-7");
+  check(log_error < 1e-7, "log2: " + std::to_string(log_error * 1e7) + "e-7");
+  check(exp_error < 2e-7, "exp2: " + std::to_string(exp_error * 1e7) + "e-7");
+  bool exact = true;
+  for (int e = -149; e < 128; ++e) {
+    const float x = std::ldexp(1.0f, e), w = static_cast<float>(e);
+    exact = exact && binary_log(x) == w && binary_exp(w, 0.0f) == x && binary_exp(0.0f, w) == x;
+  }
+  check(exact, "log2 and exp2 of powers of two");
+  check(std::isnan(binary_exp(NAN, 0.0f)), "exp2 of NaN");
+}
+
+bool usable() {
+#if defined(__AVX512F__)
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq");
+#elif defined(__AVX2__)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return true;
+#endif
+}
+
+}  // namespace
+
+int main() {
+  if (!usable()) {
+    std::printf("0 passed, 0 failed: not this processor's instruction set\n");
+    return 0;
+  }
+  std::ifstream file(LOWBIT_GOLDEN "/codebooks.json");
+  std::stringstream golden;
+  golden << file.rdbuf();
+  check(golden.str().size() > 1000, "tests/golden/codebooks.json");
+  test_half();
+  test_log2();
+  const int formats = test_all(golden.str(), StateFormats{});
+  std::printf("%d formats, %d passed, %d failed\n", formats, passed, failed);
+  return failed == 0 ? 0 : 1;
+}
