@@ -19,11 +19,10 @@ struct Log2 {
   float whole, part;
 };
 
-/// x > 0, finite.
-LB_HD constexpr Log2 log2_parts(float x) {
-  const bool tiny = x < bits_float(0x00800000u);  // subnormal
-  const uint32_t bits = float_bits(tiny ? x * 16777216.0f : x);
+/// x >= 2^-126, finite.
+LB_HD constexpr Log2 log2_normal(float x) {
   constexpr uint32_t kRootHalf = 0x3f3504f3u;  // the mantissa is taken from [sqrt(1/2), sqrt(2))
+  const uint32_t bits = float_bits(x);
   const int32_t e = static_cast<int32_t>(bits - kRootHalf) >> 23;
   const float f = bits_float(bits - (static_cast<uint32_t>(e) << 23)) - 1.0f;
   float p = -0x1.a561e0p-4f;
@@ -36,7 +35,14 @@ LB_HD constexpr Log2 log2_parts(float x) {
   p = p * f + 0x1.ec712ap-2f;
   p = p * f + -0x1.71546ep-1f;
   p = p * f + 0x1.715476p+0f;
-  return {static_cast<float>(tiny ? e - 24 : e), p * f};
+  return {static_cast<float>(e), p * f};
+}
+
+/// x > 0, finite.
+LB_HD constexpr Log2 log2_parts(float x) {
+  const bool subnormal = x < bits_float(0x00800000u);
+  const Log2 l = log2_normal(subnormal ? x * 16777216.0f : x);
+  return {subnormal ? l.whole - 24.0f : l.whole, l.part};
 }
 
 LB_HD constexpr float binary_log(float x) {

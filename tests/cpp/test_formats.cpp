@@ -318,6 +318,69 @@ struct Tester {
   }
 };
 
+/// The integers of `"key": [...]` from `at` on.
+std::vector<uint32_t> integers(const std::string& text, size_t at, const char* key) {
+  std::vector<uint32_t> all;
+  size_t i = text.find("\"" + std::string(key) + "\": [", at) + std::strlen(key) + 5;
+  while (text[i] != ']') {
+    size_t used = 0;
+    all.push_back(static_cast<uint32_t>(std::stoul(text.substr(i, 16), &used)));
+    i += used + (text[i + used] == ',');
+  }
+  return all;
+}
+
+/// FlashOptim's blocks become FlashOptim's codes, scales and values; but positive values that it
+/// stores as zero become the smallest step.
+template <class F>
+void flashoptim(const std::string& text) {
+  int blocks = 0;
+  const std::string mark = "\"format\": \"" + std::string(F::kName) + "\"";
+  for (size_t at = 0; (at = text.find(mark, at)) != std::string::npos; ++at, ++blocks) {
+    std::vector<float> x;
+    for (const uint32_t b : integers(text, at, "x")) x.push_back(bits_float(b));
+    const auto codes = integers(text, at, "codes"), values = integers(text, at, "values");
+    const auto scale =
+        F::Scale::of(magnitude_bits(*std::max_element(
+                         x.begin(), x.end(),
+                         [](float a, float b) { return magnitude_bits(a) < magnitude_bits(b); })),
+                     0xffffffffu);
+    uint16_t memory;
+    scale.write(&memory);
+    bool same = memory == integers(text, at, "scale")[0] && codes.size() == x.size();
+    for (size_t i = 0; i < x.size(); ++i) {
+      const uint32_t code = F::encode(scale.to_z(x[i]));
+      const float back = F::Scale::read(&memory).from_z(F::decode(code));
+      const bool raised = !F::kSigned && x[i] > 0.0f && codes[i] == 0;
+      same = same && (raised ? code == 1 : code == codes[i] && float_bits(back) == values[i]);
+    }
+    check(same, std::string(F::kName) + ": FlashOptim's block " + std::to_string(blocks));
+  }
+  check(blocks == 3, std::string(F::kName) + ": FlashOptim's blocks");
+}
+
+/// z of the logarithmic formats is the definition's, up to float32.
+template <class F>
+void test_log_scale(double levels, double start) {
+  for (int turn = 0; turn < 200; ++turn) {
+    const auto x = Tester<F>::values(turn % 2 ? 6 : 1, 256);
+    const auto scale = Tester<F>::scale_of(x);
+    typename F::Scale::Stored s[2] = {0.0f, -126.0f};
+    scale.write(s);
+    double wrong = 0.0;
+    for (const float v : x) {
+      const double a = std::fabs(v);
+      if (a < std::ldexp(1.0, -126)) continue;
+      double z = (std::log2(a) - s[1]) * levels / s[0] + start;
+      const bool zero = F::kSigned && std::log2(a) < s[1] - 1.0;
+      z = zero ? 0.0 : std::fmax(z, start) * (v < 0 ? -1 : 1);
+      const double allowed = 2e-7 * (levels / s[0] + std::fabs(z) + 1.0);
+      wrong = std::fmax(wrong, std::fabs(scale.to_z(v) - std::fmin(z, levels + start)) / allowed);
+    }
+    check(wrong < 1.0, std::string(F::kName) + ": z of a logarithm " + std::to_string(wrong));
+  }
+}
+
 template <class F>
 void test(const std::string& golden, int* formats) {
   if constexpr (Coded<F>) {
@@ -383,6 +446,14 @@ void test_log2() {
   check(std::isnan(binary_exp(NAN, 0.0f)), "exp2 of NaN");
 }
 
+std::string contents(const char* name) {
+  std::ifstream file(LOWBIT_GOLDEN "/" + std::string(name));
+  std::stringstream all;
+  all << file.rdbuf();
+  check(all.str().size() > 1000, name);
+  return all.str();
+}
+
 bool usable() {
 #if defined(__AVX512F__)
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -401,13 +472,16 @@ int main() {
     std::printf("0 passed, 0 failed: not this processor's instruction set\n");
     return 0;
   }
-  std::ifstream file(LOWBIT_GOLDEN "/codebooks.json");
-  std::stringstream golden;
-  golden << file.rdbuf();
-  check(golden.str().size() > 1000, "tests/golden/codebooks.json");
+  const std::string golden = contents("codebooks.json"), blocks = contents("flashoptim8.json");
   test_half();
   test_log2();
-  const int formats = test_all(golden.str(), StateFormats{});
+  const int formats = test_all(golden, StateFormats{});
+  flashoptim<Companded8>(blocks);
+  flashoptim<Companded8Unsigned>(blocks);
+  test_log_scale<Log8Fixed>(255, 0);
+  test_log_scale<Log8>(254, 1);
+  test_log_scale<Log16>(65534, 1);
+  test_log_scale<Log8Signed>(126, 1);
   std::printf("%d formats, %d passed, %d failed\n", formats, passed, failed);
   return failed == 0 ? 0 : 1;
 }

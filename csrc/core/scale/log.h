@@ -22,7 +22,7 @@ namespace lowbit {
 LB_HD Log2 log2_limited(float a) {
   constexpr float kLeast = 0x1p-126f, kMost = 0x1p126f;
   a = a > kLeast ? a : kLeast;
-  return log2_parts(a < kMost ? a : kMost);
+  return log2_normal(a < kMost ? a : kMost);
 }
 
 struct FixedLogScale {

@@ -119,23 +119,21 @@ template <int kBits>
 __attribute__((noinline)) static void codebook_encode(const float* x, float inverse,
                                                       const float* boundary, uint8_t* codes,
                                                       int n) {
-  constexpr int kTurn = 64, kEntries = 1 << kBits;
+  constexpr int kTurn = 16, kEntries = 1 << kBits;
   for (int begin = 0; begin < n; begin += kTurn) {
     const int count = n - begin < kTurn ? n - begin : kTurn;
-    float z[kTurn];
+    float z[kTurn] = {};
     int32_t code[kTurn] = {};
     for (int i = 0; i < count; ++i) z[i] = x[begin + i] * inverse;
-    if constexpr (kBits <= 4) {
+    if constexpr (kBits <= 5) {
       for (int k = 1; k < kEntries; ++k) {
-        for (int i = 0; i < kTurn; ++i) code[i] += i < count && z[i] >= boundary[k];
+        const float reached = boundary[k];
+        for (int i = 0; i < kTurn; ++i) code[i] += z[i] >= reached;
       }
     } else {
-      for (int i = 0; i < count; ++i) {
-        int32_t c = 0;
-        for (int step = kEntries / 2; step != 0; step >>= 1) {
-          c += z[i] >= boundary[c + step] ? step : 0;
-        }
-        code[i] = c;
+#pragma GCC unroll 8
+      for (int step = kEntries / 2; step != 0; step >>= 1) {
+        for (int i = 0; i < kTurn; ++i) code[i] += step & -(z[i] >= boundary[code[i] + step]);
       }
     }
     for (int i = 0; i < count; ++i) codes[begin + i] = static_cast<uint8_t>(code[i]);

@@ -49,7 +49,7 @@ struct Float8Code {
     if (kWithSign) {
       code |= code != 0 ? (float_bits(z) >> 24) & 0x80u : 0;
     } else {
-      code = code == 0 && m != 0 ? 1 : code;
+      code += static_cast<uint32_t>(code == 0) & static_cast<uint32_t>(m != 0);
     }
     return code;
   }
