@@ -155,7 +155,7 @@ void settle(Job& job, int round, bool keep) {
       std::memcpy(&coef, job.coef, sizeof coef);
       double totals[kMaxTotals];
       for (int k = 0; k < kMaxTotals; ++k)
-        totals[k] = exact_value(job.totals + (round * kMaxTotals + k) * kExactBins);
+        totals[k] = exact_value(job.totals + (round * kMaxTotals + k) * ExactSum::kWords);
       float numbers[kMaxNumbers] = {};
       for (int k = 0; k < numbers_of<U>(); ++k) numbers[k] = job.numbers[k];
       U::settle(round, totals, static_cast<double>(job.numel), numbers, coef);
@@ -191,21 +191,21 @@ void settle_factor(const Job& job, int round) {
   for (int64_t b = 0; b < job.batches; ++b) {
     // The rows' new mean from sums that every holder of the batch has: the rows' old sum, and all
     // that was added, which is the sum over the columns.
-    const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kExactBins;
-    int64_t added[kExactBins] = {};
+    const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * ExactSum::kWords;
+    int64_t added[ExactSum::kWords] = {};
     for (int64_t c = 0; c < job.inner_cols; ++c) {
       float& mean = factor.col[b * job.inner_cols + c];
-      mean = moved(mean, exact_value(sums + c * kExactBins) / rows, weight);
-      for (int i = 0; i < kExactBins; ++i) added[i] += sums[c * kExactBins + i];
+      mean = moved(mean, exact_value(sums + c * ExactSum::kWords) / rows, weight);
+      for (int i = 0; i < ExactSum::kWords; ++i) added[i] += sums[c * ExactSum::kWords + i];
       exact_carry(added);
     }
-    const double old = exact_value(sums + job.inner_cols * kExactBins) / rows;
+    const double old = exact_value(sums + job.inner_cols * ExactSum::kWords) / rows;
     const double fresh = exact_value(added) / (rows * cols);
     double mean = old + static_cast<double>(weight) * (fresh - old);
     if (mean < static_cast<double>(least)) mean = least;
     for (int64_t r = b * job.inner_rows; r < (b + 1) * job.inner_rows; ++r) {
       float& row = factor.row[r];
-      row = moved(row, exact_value(factor.row_sums + r * kExactBins) / cols, weight);
+      row = moved(row, exact_value(factor.row_sums + r * ExactSum::kWords) / cols, weight);
       factor.scaled[r] = mean == 0.0 ? 0.0f : static_cast<float>(static_cast<double>(row) / mean);
     }
   }

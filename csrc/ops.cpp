@@ -106,7 +106,7 @@ bool combines(const int64_t* row) { return row[kDims] > 2; }  // columns of seve
 void place(Job& job, const RuleInfo& rule, const int64_t* row, const Scratch& s, ScratchSize& at) {
   const auto of = [](auto* base, int64_t offset) { return base ? base + offset : base; };
   job.totals = of(s.totals, at.totals);
-  at.totals += rule.rounds * kMaxTotals * kExactBins;
+  at.totals += rule.rounds * kMaxTotals * ExactSum::kWords;
   for (int k = 0; k < rule.factors; ++k) {  // one at a time is measured
     Factor& factor = job.factor[k];
     factor.row_sums = of(s.rows, at.rows);
@@ -115,8 +115,8 @@ void place(Job& job, const RuleInfo& rule, const int64_t* row, const Scratch& s,
     at.floats += job.batches * job.inner_rows;
   }
   if (rule.factors > 0) {
-    at.rows += job.batches * job.inner_rows * kExactBins;
-    at.cols += job.batches * (job.inner_cols + 1) * kExactBins;
+    at.rows += job.batches * job.inner_rows * ExactSum::kWords;
+    at.cols += job.batches * (job.inner_cols + 1) * ExactSum::kWords;
   }
   for (int k = 0; k < rule.slots; ++k) {
     StateSlot& slot = job.state[k];
@@ -240,7 +240,7 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
       const StateInfo format = state_info(slot.format);
       if (slot.block > job.tile) job.tile = slot.block;
       slot.values = take("the state", scalar_type(format.dtype),
-                         format.bits < 8 ? job.rows * code_bytes(job.cols, format.bits) : numel);
+                         format.scaled ? job.rows * code_bytes(job.cols, format.bits) : numel);
       std::vector<float*>& most = made.states[i * kMaxSlots + k].most;
       const auto take_most = [&](int64_t length) {
         most.push_back(static_cast<float*>(take("the scale", ScalarType::Float, length)));
@@ -364,7 +364,7 @@ void write_scales(const Job& job, int k, const SlotState& state, const int64_t* 
 /// Adds the old row means to the sum behind each batch's columns.
 void add_old_rows(const Job& job, const Factor& factor) {
   for (int64_t b = 0; b < job.batches; ++b) {
-    int64_t* bins = factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * kExactBins;
+    int64_t* bins = factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
     exact_add(factor.row + b * job.inner_rows, static_cast<int>(job.inner_rows), bins);
   }
 }
@@ -572,9 +572,6 @@ void check_matrix(const char* op, const char* what, const Tensor& t, ScalarType 
                   ", ", cols < 0 ? t.size(1) : cols, "] of the format's dtype");
 }
 
-int64_t row_codes(const StateInfo& info, int64_t cols) {  // elements of a row of codes
-  return info.bits < 8 ? code_bytes(cols, info.bits) : cols;
-}
 
 /// One row after another, tile by tile, in parallel over rows.
 template <class Leaf>
@@ -608,7 +605,7 @@ std::tuple<Tensor, Tensor> encode(Tensor x, std::string name, int64_t block) {
   const int64_t rows = x.size(0), cols = x.size(1), blocks = ceil_div(cols, block);
   const int64_t row_bytes = code_bytes(cols, info.bits), scale_bytes = blocks * info.scale_bytes;
   Tensor codes =
-      torch::stable::new_empty(x, {rows, row_codes(info, cols)}, scalar_type(info.dtype));
+      torch::stable::new_empty(x, {rows, code_bytes(cols, info.bits)}, scalar_type(info.dtype));
   Tensor scales = torch::stable::new_empty(x, {rows, blocks * info.scale_numbers},
                                            scalar_type(info.scale_dtype));
   auto* values = static_cast<float*>(x.data_ptr());
@@ -634,7 +631,7 @@ Tensor decode(Tensor codes, Tensor scales, std::string name, int64_t block, int6
   const StateInfo info = state_info(format);
   check_block(op, block);
   const int64_t blocks = ceil_div(cols, block);
-  check_matrix(op, "codes", codes, scalar_type(info.dtype), -1, row_codes(info, cols));
+  check_matrix(op, "codes", codes, scalar_type(info.dtype), -1, code_bytes(cols, info.bits));
   const int64_t rows = codes.size(0);
   check_matrix(op, "scales", scales, scalar_type(info.scale_dtype), rows,
                blocks * info.scale_numbers);
@@ -674,7 +671,7 @@ Tensor encode_given(Tensor x, Tensor most, std::string name) {
   const int64_t rows = x.size(0), cols = x.size(1), row_bytes = code_bytes(cols, info.bits);
   check_matrix(op, "most", most, ScalarType::Float, rows, cols);
   Tensor codes =
-      torch::stable::new_empty(x, {rows, row_codes(info, cols)}, scalar_type(info.dtype));
+      torch::stable::new_empty(x, {rows, code_bytes(cols, info.bits)}, scalar_type(info.dtype));
   const auto* values = static_cast<const float*>(x.const_data_ptr());
   const auto* bits = static_cast<const uint32_t*>(most.const_data_ptr());
   auto* code = static_cast<char*>(codes.data_ptr());
@@ -692,7 +689,7 @@ Tensor decode_given(Tensor codes, Tensor most, std::string name) {
   const StateInfo info = state_info(format);
   check_matrix(op, "most", most, ScalarType::Float, -1, -1);
   const int64_t rows = most.size(0), cols = most.size(1), row_bytes = code_bytes(cols, info.bits);
-  check_matrix(op, "codes", codes, scalar_type(info.dtype), rows, row_codes(info, cols));
+  check_matrix(op, "codes", codes, scalar_type(info.dtype), rows, code_bytes(cols, info.bits));
   Tensor x = torch::stable::new_empty(most, {rows, cols}, ScalarType::Float);
   auto* values = static_cast<float*>(x.data_ptr());
   const auto* bits = static_cast<const uint32_t*>(most.const_data_ptr());

@@ -6,14 +6,21 @@ the bytes mean.
 
 from importlib.metadata import version as _version
 
+from lowbit.adafactor import CAME, Adafactor
 from lowbit.groups import param_groups
+from lowbit.layout import scaled
 from lowbit.load import load_optimizer
 from lowbit.ops import catalog
 from lowbit.optim import Adam, Adam8bit, AdamW, AdamW8bit, LowbitOptimizer
+from lowbit.trust import LAMB, LARS
 
 __version__ = _version("lowbit")
 
 __all__ = [
+    "CAME",
+    "LAMB",
+    "LARS",
+    "Adafactor",
     "Adam",
     "Adam8bit",
     "AdamW",
@@ -23,4 +30,5 @@ __all__ = [
     "catalog",
     "load_optimizer",
     "param_groups",
+    "scaled",
 ]

@@ -76,7 +76,7 @@ class Slot:
             return [Entry(self.key, dtype, part.shape, part.local, part.offset, whole)]
 
         def codes(cols: int) -> int:
-            return -(-cols * info["bits"] // 8) if info["bits"] < 8 else cols
+            return -(-cols * info["bits"] // 8)
 
         def matrix(key: str, dtype: torch.dtype, width: Callable[[int], int]) -> Entry:
             return Entry(
@@ -234,7 +234,7 @@ def scaled(
     Raises:
         ValueError: no such format, scale or rounding, or a combination that makes no sense.
     """
-    info = ops.state_format(format)
+    info, block = ops.state_format(format), block or None  # 0 is what a spec without blocks holds
     if scale not in SCALES or rounding not in ROUNDINGS:
         raise ValueError(f"scale must be one of {', '.join(SCALES[1:])} and rounding one of {', '.join(ROUNDINGS)}, not {scale!r} and {rounding!r}")  # fmt: skip
     if not info["scaled"]:

@@ -179,7 +179,7 @@ def _(
 
 
 def _row_codes(entry: dict[str, Any], cols: int) -> int:
-    return -(-cols * entry["bits"] // 8) if entry["bits"] < 8 else cols
+    return -(-cols * entry["bits"] // 8)
 
 
 @torch.library.register_fake("lowbit::encode")

@@ -10,7 +10,7 @@ namespace {
 
 /// Another part may add to the same sum at the same time.
 void add_shared(int64_t* bins, const int64_t* more) {
-  for (int k = 0; k < kExactBins; ++k) {
+  for (int k = 0; k < ExactSum::kWords; ++k) {
     if (more[k] != 0) __atomic_fetch_add(bins + k, more[k], __ATOMIC_RELAXED);
   }
 }
@@ -53,7 +53,7 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
   Tile tile(job, leaf);
   float grid[kMostTile], sums[kMaxTotals][kMostTile];
   float* const totals[kMaxTotals] = {sums[0], sums[1]};
-  int64_t all[kMaxTotals][kExactBins] = {};
+  int64_t all[kMaxTotals][ExactSum::kWords] = {};
   for_tiles(job, begin, end, [&](int64_t row, int64_t at) {
     tile.load(row, at);
     leaf.measure[job.rule](round, tile.g(), tile.p(), tile.s(), tile.f(), tile.n, job.coef, grid,
@@ -65,15 +65,15 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
     if (grid_factor < 0) return;
     const Factor& factor = job.factor[grid_factor];
     tile.runs([&](int64_t r, int64_t batch, int64_t c, int first, int count) {
-      int64_t bins[kExactBins] = {};
+      int64_t bins[ExactSum::kWords] = {};
       exact_add(grid + first, count, bins);
-      add_shared(factor.row_sums + r * kExactBins, bins);
-      int64_t* cols = factor.col_sums + (batch * (job.inner_cols + 1) + c) * kExactBins;
-      for (int i = 0; i < count; ++i) exact_add(grid[first + i], cols + i * kExactBins);
+      add_shared(factor.row_sums + r * ExactSum::kWords, bins);
+      int64_t* cols = factor.col_sums + (batch * (job.inner_cols + 1) + c) * ExactSum::kWords;
+      for (int i = 0; i < count; ++i) exact_add(grid[first + i], cols + i * ExactSum::kWords);
     });
   });
   for (int k = 0; k < rule.totals[round]; ++k)
-    add_shared(job.totals + (round * kMaxTotals + k) * kExactBins, all[k]);
+    add_shared(job.totals + (round * kMaxTotals + k) * ExactSum::kWords, all[k]);
 }
 
 void measure_scales(const Job& job, int64_t begin, int64_t end, const Leaves& leaf) {
