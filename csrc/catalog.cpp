@@ -82,12 +82,16 @@ std::string flag(bool b) { return b ? "true" : "false"; }
 
 template <class U>
 std::string rule_json() {
-  std::string slots, hypers, factors, number;
+  std::string slots, hypers, factors, number, grids;
   if constexpr (factors_of<U>() > 0) {
     for (int i = 0; i < U::kFactors; ++i)
       factors += std::string(i > 0 ? ", " : "") + quoted(U::kFactor[i]);
   }
   if constexpr (numbers_of<U>() > 0) number = U::kNumber;
+  if constexpr (rounds_of<U>() > 0) {
+    for (int i = 0; i < U::kRounds; ++i)
+      grids += (i > 0 ? ", " : "") + std::to_string(U::grid_factor(i));
+  }
   for (int i = 0; i < U::kSlots; ++i) {
     if (i > 0) slots += ", ";
     slots += "{\"name\": " + quoted(U::kSlot[i].name) +
@@ -99,7 +103,7 @@ std::string rule_json() {
   }
   return "{\"name\": " + quoted(U::kName) + ", \"slots\": [" + slots + "], \"hyper\": [" + hypers +
          "], \"factors\": [" + factors + "], \"rounds\": " + std::to_string(rounds_of<U>()) +
-         ", \"numbers\": " + std::to_string(numbers_of<U>()) +
+         ", \"grids\": [" + grids + "], \"numbers\": " + std::to_string(numbers_of<U>()) +
          ", \"number\": " + quoted(number.c_str()) + "}";
 }
 template <class... U>

@@ -66,7 +66,10 @@ class Batch:
         """What a phase has measured that shards must agree on: (tensor, process group, operation)."""
         totals, rows, cols, row_most, col_most, _ = scratch
         if phase < self.rounds:
-            parts = [(totals, "all", "sum"), (rows, "rows", "sum"), (cols, "cols", "sum")]
+            of_round = totals.view(len(self.params), self.rounds, -1)[:, phase]
+            parts = [(of_round, "all", "sum")]
+            if ops.rule(self.rule)["grids"][phase] >= 0:
+                parts += [(rows, "rows", "sum"), (cols, "cols", "sum")]
         else:
             parts = [(row_most, "row_most", "max"), (col_most, "col_most", "max")]
         return [

@@ -25,6 +25,20 @@ def encode_slot(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
     return [codes.to(values.device), *scales]
 
 
+def fresh_slot(value: float, lay: Layout, slot: Slot, device: torch.device) -> list[Tensor]:
+    """The tensors of a slot that holds `value` everywhere; no rank needs another for it."""
+    values = torch.full(lay.part.local, value, dtype=torch.float32, device=device)
+    if not slot.measured:
+        return encode_slot(values, lay, slot)
+    scales = [
+        torch.full(entry.local, abs(value), dtype=torch.float32, device=device)
+        for entry in slot.entries(lay.part)[1:]
+    ]
+    matrix = values.reshape(lay.part.rows, lay.part.cols).cpu()
+    codes = ops.encode_given(matrix, _spread(scales, lay, slot), slot.format)
+    return [codes.to(device), *scales]
+
+
 def decode_slot(tensors: Sequence[Tensor], lay: Layout, slot: Slot) -> Tensor:
     """Float32 values in the parameter's local shape from the tensors of `slot.entries(lay.part)`."""
     first = tensors[0].contiguous()

@@ -38,7 +38,7 @@ def catalog() -> dict[str, Any]:
         `state`: formats of optimizer state (`name`, `index`, `bits`, `block`, `scaled`, `signed`, `dtype`, `domain` in which a code is the nearest,
             `scale_dtype`, `scale_numbers` for each block, `measurable`: whether a scale may cover more than a block);
         `rules`: update rules (`name`, `slots`, `hyper`, `factors`: second moments kept as row and column means, `rounds` of sums that are
-            measured first, `numbers` that are kept for each tensor);
+            measured first, `grids`: the factored moment that each round sums for, -1 for none, `numbers` that are kept for each tensor);
         `param`: parameter formats (`name`, `index`, `dtype`, `extra`: the dtype of what is kept beside the parameter, `random`);
         `isas`: instruction sets that this processor runs, best last; `isa`: the one in use.
     """

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from lowbit import layout, ops, shard
 from lowbit.adopt import adopt_state
 from lowbit.batch import Batch, reductions, run_phases
-from lowbit.coding import encode_slot
+from lowbit.coding import fresh_slot
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
 STRUCTURE = ("state_format", "param_format", "wide")
@@ -90,10 +90,10 @@ class LowbitOptimizer(Optimizer):
             tensor = torch.zeros(entry.local, dtype=entry.dtype, device=device)
             state[entry.key] = shard.like(p, tensor, entry.shape, entry.dims)
         for slot in lay.slots:  # the code of zero is not 0 in every format
-            values = self.initial(group, slot.name)
-            if values or (slot.coded and lay.part.rows * lay.part.cols):
-                full = torch.full(lay.part.local, values, dtype=torch.float32, device=device)
-                for entry, tensor in zip(slot.entries(lay.part), encode_slot(full, lay, slot), strict=True):  # fmt: skip
+            value = self.initial(group, slot.name)
+            if slot.coded or value:
+                tensors = fresh_slot(value, lay, slot, device)
+                for entry, tensor in zip(slot.entries(lay.part), tensors, strict=True):
                     shard.local(state[entry.key]).copy_(tensor)
         return state
 

@@ -191,9 +191,10 @@ def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
         if tensor.numel():
             together.setdefault((group, operation, tensor.dtype), []).append(tensor)
     for (group, operation, _), tensors in together.items():
-        joined = tensors[0] if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
+        alone = len(tensors) == 1 and tensors[0].is_contiguous()
+        joined = tensors[0] if alone else torch.cat([t.reshape(-1) for t in tensors])
         dist.all_reduce(joined, getattr(dist.ReduceOp, operation.upper()), group)
-        if len(tensors) > 1:
+        if not alone:
             pieces = joined.split([t.numel() for t in tensors])
             for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(piece.reshape(tensor.shape))

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/registry.h"
+#include "catalog.h"
 #include "cpu/step.h"
 
 namespace lowbit::cpu {
@@ -11,24 +11,13 @@ namespace {
 
 using K = LowRankKernels;
 
-template <class... F>
-constexpr int64_t bytes_of(int format, Types<F...>) {
-  const int bytes[] = {static_cast<int>(sizeof(typename F::Storage))...};
-  return bytes[format];
-}
-template <class... F>
-constexpr bool draws_random(int format, Types<F...>) {
-  const bool draws[] = {F::kRandom...};
-  return draws[format];
-}
-
 int length(int64_t at, int64_t end, int most) {
   return static_cast<int>(end - at < most ? end - at : most);
 }
 
 /// n <= kTile elements of row i from column col on, scaled.
 void load(const GradRows& g, int64_t i, int64_t col, int n, float* out) {
-  const int64_t at = (i * g.cols + col) * bytes_of(g.format, GradFormats{});
+  const int64_t at = (i * g.cols + col) * grad_bytes(g.format);
   leaves().load_grad[g.format](static_cast<const char*>(g.data) + at, out, n);
   lowrank_kernels().scale(out, n, g.scale);
 }
@@ -46,23 +35,18 @@ void step_tile(const ParamRows& param, int64_t cols, int64_t i, int64_t col, int
                const Scaling& c, const float* u) {
   const Leaves& leaf = leaves();
   float p[kTile];
-  uint16_t random16[kTile + 8];
+  uint16_t random16[kTile + 8 + 7 * 8];
   const int64_t local = i * cols + col;
-  char* const at = static_cast<char*>(param.data) + local * bytes_of(param.format, ParamFormats{});
-  leaf.load_param[param.format](at, p, n);
+  char* const at = static_cast<char*>(param.data) + local * param_info(param.format).bytes;
+  const ParamInfo info = param_info(param.format);
+  char* const extra =
+      param.extra != nullptr ? static_cast<char*>(param.extra) + local * info.extra_bytes : nullptr;
+  leaf.load_param[param.format](at, extra, p, n);
   lowrank_kernels().applied(u, c, p, n);
   const uint64_t index = static_cast<uint64_t>(param.first + local);
-  if (draws_random(param.format, ParamFormats{})) {
-    const uint64_t first = index >> 3;
-    for (uint64_t group = first; group * 8 < index + static_cast<uint64_t>(n); ++group) {
-      const Random8 r = random8(param.random, group);
-      for (int e = 0; e < 8; ++e) {
-        random16[(group - first) * 8 + static_cast<uint64_t>(e)] =
-            static_cast<uint16_t>(r.bits16(e));
-      }
-    }
-  }
-  leaf.store_param[param.format](p, at, n, random16 + (index & 7));
+  const int skip = static_cast<int>(index & 7);
+  if (info.random) leaf.draw({param.random, index >> 3, (skip + n + 7) / 8, random16});
+  leaf.store_param[param.format](p, at, extra, n, random16 + skip);
 }
 
 /// out[i][j] = sum_c a(i, c) b[c * b_row + j * b_col], c ascending, in double and rounded once, for

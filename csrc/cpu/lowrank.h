@@ -34,6 +34,7 @@ struct GradRows {
 /// Local rows of a parameter, like those of the gradient.
 struct ParamRows {
   void* data;
+  void* extra;    // what the format keeps beside the parameter, or null
   int format;     // index into ParamFormats
   int64_t first;  // global flat index of the element (0, 0)
   RandomKey random;
