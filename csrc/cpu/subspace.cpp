@@ -43,19 +43,23 @@ void orient(double* x, int64_t n) {
   }
 }
 
-/// Gram and Schmidt, twice, so that the loss of the first pass is made good; x: [count][n]. A
-/// vector that the others span becomes 0.
-void orthonormalize(double* x, int64_t count, int64_t n) {
+/// Gram and Schmidt (modified): each vector in turn is given the length 1 and taken off those after
+/// it; x: [count][n]. A vector that those before it span becomes 0.
+void orthonormalize(double* x, int64_t count, int64_t n, const Parallel& parallel) {
   const K& kernel = lowrank_kernels();
+  std::vector<double> before(index(count));
+  for (int64_t k = 0; k < count; ++k) before[index(k)] = kernel.dot(x + k * n, x + k * n, n);
   for (int64_t k = 0; k < count; ++k) {
     double* const v = x + k * n;
-    const double before = kernel.dot(v, v, n);
-    for (int pass = 0; pass < 2; ++pass) {
-      for (int64_t j = 0; j < k; ++j) kernel.axpy(-kernel.dot(x + j * n, v, n), x + j * n, v, n);
-    }
-    const double after = kernel.dot(v, v, n);
-    const double inverse = after > before * 0x1p-80 ? 1.0 / __builtin_sqrt(after) : 0.0;
+    const double square = kernel.dot(v, v, n);
+    const bool spanned = square <= before[index(k)] * 0x1p-80;
+    const double inverse = spanned ? 0.0 : 1.0 / __builtin_sqrt(square);
     for (int64_t i = 0; i < n; ++i) v[i] = v[i] * inverse;
+    parallel(count - k - 1, [&](int64_t begin, int64_t end) {
+      for (int64_t j = k + 1 + begin; j < k + 1 + end; ++j) {
+        kernel.axpy(-kernel.dot(v, x + j * n, n), v, x + j * n, n);
+      }
+    });
   }
 }
 
@@ -86,7 +90,8 @@ void mirror(double* a, int64_t n) {
 }
 
 /// Orthogonal iteration; x: [width][n], rows, out.
-void iterate(const double* a, int64_t n, int64_t width, std::vector<double>& x) {
+void iterate(const double* a, int64_t n, int64_t width, std::vector<double>& x,
+             const Parallel& parallel) {
   std::vector<float> matrix(index(n * n)), from(index(n * width)), to(index(n * width));
   for (int64_t e = 0; e < n * n; ++e) matrix[index(e)] = static_cast<float>(a[e]);
   const auto row = [&](int64_t i, int64_t c, int count, float* out) {
@@ -99,39 +104,53 @@ void iterate(const double* a, int64_t n, int64_t width, std::vector<double>& x) 
         x[index(k * n + i)] = static_cast<double>(to[index(i * width + k)]);
       }
     }
-    orthonormalize(x.data(), width, n);
-    if (round == Subspace::kRounds) return;
+    orthonormalize(x.data(), width, n, parallel);
+    if (round == Subspace::kRounds) break;
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t k = 0; k < width; ++k) {
         from[index(i * width + k)] = static_cast<float>(x[index(k * n + i)]);
       }
     }
-    product(row, from.data(), width, 1, n, width, 0, n, to.data());
+    parallel(n, [&](int64_t begin, int64_t end) {
+      product(row, from.data(), width, 1, n, width, begin, end, to.data());
+    });
   }
+  orthonormalize(x.data(), width, n, parallel);  // makes good what the first pass lost
 }
 
 /// Eigenvectors of the matrix as far as the rows of x span it, in their place.
-void rayleigh_ritz(const double* a, int64_t n, int64_t width, std::vector<double>& x) {
+void rayleigh_ritz(const double* a, int64_t n, int64_t width, std::vector<double>& x,
+                   const Parallel& parallel) {
   const K& kernel = lowrank_kernels();
   std::vector<double> image(index(width * n)), small(index(width * width)),
       vectors(index(width * width)), values(index(width));
-  for (int64_t k = 0; k < width; ++k) {
-    for (int64_t i = 0; i < n; ++i) {
-      image[index(k * n + i)] = kernel.dot(a + i * n, &x[index(k * n)], n);
+  parallel(n, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kTogether = 16;  // rows of a that stay in the cache while x passes
+    for (int64_t first = begin; first < end; first += kTogether) {
+      const int64_t last = std::min(first + kTogether, end);
+      for (int64_t k = 0; k < width; ++k) {
+        for (int64_t i = first; i < last; ++i) {
+          image[index(k * n + i)] = kernel.dot(a + i * n, &x[index(k * n)], n);
+        }
+      }
     }
-  }
-  for (int64_t k = 0; k < width; ++k) {
-    for (int64_t j = 0; j <= k; ++j) {
-      small[index(k * width + j)] = kernel.dot(&x[index(j * n)], &image[index(k * n)], n);
+  });
+  parallel(width, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      for (int64_t j = 0; j <= k; ++j) {
+        small[index(k * width + j)] = kernel.dot(&x[index(j * n)], &image[index(k * n)], n);
+      }
     }
-  }
+  });
   eigenvectors(small.data(), width, vectors.data(), values.data());
-  std::fill(image.begin(), image.end(), 0.0);
-  for (int64_t k = 0; k < width; ++k) {
-    for (int64_t j = 0; j < width; ++j) {
-      kernel.axpy(vectors[index(k * width + j)], &x[index(j * n)], &image[index(k * n)], n);
+  parallel(width, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      std::fill_n(&image[index(k * n)], n, 0.0);
+      for (int64_t j = 0; j < width; ++j) {
+        kernel.axpy(vectors[index(k * width + j)], &x[index(j * n)], &image[index(k * n)], n);
+      }
     }
-  }
+  });
   x.swap(image);
 }
 
@@ -221,7 +240,7 @@ bool eigenvectors(double* a, int64_t n, double* vectors, double* values) {
   return true;
 }
 
-bool leading_vectors(double* a, int64_t n, int64_t rank, float* p) {
+bool leading_vectors(double* a, int64_t n, int64_t rank, float* p, const Parallel& parallel) {
   std::vector<double> x, values(index(n));
   if (n <= Subspace::kDirect) {
     x.resize(index(n * n));
@@ -231,8 +250,8 @@ bool leading_vectors(double* a, int64_t n, int64_t rank, float* p) {
     mirror(a, n);
     const int64_t width = Subspace::width(n, rank);
     x.resize(index(width * n));
-    iterate(a, n, width, x);
-    if (width <= Subspace::kDirect) rayleigh_ritz(a, n, width, x);
+    iterate(a, n, width, x, parallel);
+    if (width <= Subspace::kDirect) rayleigh_ritz(a, n, width, x, parallel);
     for (int64_t k = 0; k < rank; ++k) orient(&x[index(k * n)], n);
   }
   for (int64_t i = 0; i < n; ++i) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "cpu/lowrank.h"
 
@@ -28,6 +29,14 @@ struct Subspace {
   }
 };
 
+/// Calls body(begin, end) for parts of [0, count), from threads of the caller's. What is computed
+/// does not depend on the parts.
+using Body = std::function<void(int64_t begin, int64_t end)>;
+using Parallel = std::function<void(int64_t count, const Body& body)>;
+inline void one_thread(int64_t count, const Body& body) {
+  if (count > 0) body(0, count);
+}
+
 /// Rows [begin, end) of A, up to the diagonal; a: [n][n]. g: the whole gradient.
 void gram(const GradRows& g, bool tall, int64_t begin, int64_t end, double* a);
 
@@ -37,6 +46,7 @@ void gram(const GradRows& g, bool tall, int64_t begin, int64_t end, double* a);
 bool eigenvectors(double* a, int64_t n, double* vectors, double* values);
 
 /// P, [n][rank]. a (from gram) is destroyed. False where a value is not finite: keep the old P.
-bool leading_vectors(double* a, int64_t n, int64_t rank, float* p);
+bool leading_vectors(double* a, int64_t n, int64_t rank, float* p,
+                     const Parallel& parallel = one_thread);
 
 }  // namespace lowbit::cpu
