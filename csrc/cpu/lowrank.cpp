@@ -4,23 +4,13 @@
 #include <vector>
 
 #include "catalog.h"
+#include "cpu/product.h"
 #include "cpu/step.h"
 
 namespace lowbit::cpu {
 namespace {
 
 using K = LowRankKernels;
-
-int length(int64_t at, int64_t end, int most) {
-  return static_cast<int>(end - at < most ? end - at : most);
-}
-
-/// n <= kTile elements of row i from column col on, scaled.
-void load(const GradRows& g, int64_t i, int64_t col, int n, float* out) {
-  const int64_t at = (i * g.cols + col) * grad_bytes(g.format);
-  leaves().load_grad[g.format](static_cast<const char*>(g.data) + at, out, n);
-  lowrank_kernels().scale(out, n, g.scale);
-}
 
 /// The scales of n elements of row i, by element.
 const float* spread(Scales s, int64_t i, int64_t col, int n, float* room) {
@@ -49,48 +39,6 @@ void step_tile(const ParamRows& param, int64_t cols, int64_t i, int64_t col, int
   leaf.store_param[param.format](p, at, extra, n, random16 + skip);
 }
 
-/// out[i][j] = sum_c a(i, c) b[c * b_row + j * b_col], c ascending, in double and rounded once, for
-/// i in [begin, end), j < cols. a_load(i, c, n, out): n floats of row i.
-template <class Load>
-void product(Load&& a_load, const float* b, int64_t b_row, int64_t b_col, int64_t depth,
-             int64_t cols, int64_t begin, int64_t end, float* out) {
-  const K& kernel = lowrank_kernels();
-  const int64_t panels = ceil_div(cols, K::kWidth);
-  std::vector<double> a(K::kRows * K::kDepth), panel(K::kDepth * K::kWidth),
-      sums(static_cast<size_t>(panels * K::kRows * K::kWidth));
-  for (int64_t row = begin; row < end; row += K::kRows) {
-    const int rows = length(row, end, K::kRows);
-    std::memset(sums.data(), 0, sums.size() * sizeof(double));
-    for (int64_t at = 0; at < depth; at += K::kDepth) {
-      const int deep = length(at, depth, K::kDepth);
-      for (int i = 0; i < rows; ++i) {
-        float line[K::kDepth];
-        a_load(row + i, at, deep, line);
-        kernel.widen(line, &a[static_cast<size_t>(i * K::kDepth)], deep);
-      }
-      for (int64_t q = 0; q < panels; ++q) {
-        const int wide = length(q * K::kWidth, cols, K::kWidth);
-        for (int c = 0; c < deep; ++c) {
-          const float* from = b + (at + c) * b_row + q * K::kWidth * b_col;
-          double* const to = &panel[static_cast<size_t>(c * K::kWidth)];
-          for (int j = 0; j < wide; ++j) to[j] = static_cast<double>(from[j * b_col]);
-          for (int j = wide; j < K::kWidth; ++j) to[j] = 0.0;
-        }
-        kernel.multiply(a.data(), panel.data(),
-                        &sums[static_cast<size_t>(q * K::kRows * K::kWidth)], rows, deep, wide);
-      }
-    }
-    for (int64_t q = 0; q < panels; ++q) {
-      const int wide = length(q * K::kWidth, cols, K::kWidth);
-      for (int i = 0; i < rows; ++i) {
-        const double* sum = &sums[static_cast<size_t>((q * K::kRows + i) * K::kWidth)];
-        float* const to = out + (row + i) * cols + q * K::kWidth;
-        for (int j = 0; j < wide; ++j) to[j] = canonical(static_cast<float>(sum[j]));
-      }
-    }
-  }
-}
-
 }  // namespace
 
 const LowRankKernels& lowrank_kernels() {
@@ -100,6 +48,12 @@ const LowRankKernels& lowrank_kernels() {
   if (std::strcmp(isa, kLowRankAvx2.isa) == 0) return kLowRankAvx2;
 #endif
   return kLowRankBaseline;
+}
+
+void load(const GradRows& g, int64_t i, int64_t col, int n, float* out) {
+  const int64_t at = (i * g.cols + col) * bytes_of(g.format, GradFormats{});
+  leaves().load_grad[g.format](static_cast<const char*>(g.data) + at, out, n);
+  lowrank_kernels().scale(out, n, g.scale);
 }
 
 void make_projection(const ProjectionKey& key, int64_t begin, int64_t end, float* p) {

@@ -31,6 +31,9 @@ struct GradRows {
   float scale;  // multiplies every element
 };
 
+/// n <= kTile elements of row i from column col on, scaled.
+void load(const GradRows& g, int64_t i, int64_t col, int n, float* out);
+
 /// Local rows of a parameter, like those of the gradient.
 struct ParamRows {
   void* data;

@@ -14,7 +14,8 @@ struct LowRankKernels {
   static constexpr int kRows = 64;    // of a block of a product
   static constexpr int kDepth = 256;  // terms of a product at a time
   static constexpr int kWidth = 32;   // columns of a panel
-  static constexpr int kStrip = 64;   // columns of a gradient at a time, in fixed point
+  static constexpr int kDotLanes = 16;
+  static constexpr int kStrip = 64;  // columns of a gradient at a time, in fixed point
 
   const char* isa;
   void (*projection)(const ProjectionKey&, uint64_t begin, uint64_t end, float* out);
@@ -30,6 +31,12 @@ struct LowRankKernels {
                 int rank);
   /// most[j] = max(most[j], |g[j]| as bits).
   void (*most)(const float* g, int n, int32_t* most);
+  /// x . y: element i goes to lane i mod kDotLanes; the lanes are added in order.
+  double (*dot)(const double* x, const double* y, int64_t n);
+  /// y += a * x.
+  void (*axpy)(double a, const double* x, double* y, int64_t n);
+  /// x, y = c x - s y, s x + c y.
+  void (*rotate)(double c, double s, double* x, double* y, int64_t n);
   void (*add)(const float* x, int n, int64_t* words);
   void (*add_squares)(const float* x, int n, int64_t* words);
   /// sum[j] += x[j]^2 in double.

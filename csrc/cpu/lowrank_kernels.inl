@@ -135,6 +135,32 @@ void most(const float* g, int n, int32_t* out) {
     out[i] = bits > out[i] ? bits : out[i];
   }
 }
+// Of values that were not floats, so never fused.
+double dot(const double* x, const double* y, int64_t n) {
+  constexpr int kParts = K::kDotLanes / kLanes;
+  Doubles acc[kParts] = {};
+  int64_t i = 0;
+  for (; i + K::kDotLanes <= n; i += K::kDotLanes) {
+    for (int j = 0; j < kParts; ++j) {
+      acc[j] = acc[j] + load(x + i + j * kLanes) * load(y + i + j * kLanes);
+    }
+  }
+  double lane[K::kDotLanes], sum = 0.0;
+  for (int j = 0; j < kParts; ++j) store(lane + j * kLanes, acc[j]);
+  for (int j = 0; i < n; ++i, ++j) lane[j] += x[i] * y[i];
+  for (int j = 0; j < K::kDotLanes; ++j) sum += lane[j];
+  return sum;
+}
+void axpy(double a, const double* x, double* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = y[i] + a * x[i];
+}
+void rotate(double c, double s, double* x, double* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const double a = x[i], b = y[i];
+    x[i] = c * a - s * b;
+    y[i] = s * a + c * b;
+  }
+}
 void add(const float* x, int n, int64_t* words) { exact_add(x, n, words); }
 void add_squares(const float* x, int n, int64_t* words) { exact_add_squares(x, n, words); }
 void squares(const float* x, int n, double* sum) {
@@ -159,8 +185,8 @@ void applied(const float* u, const Scaling& c, float* p, int n) {
 
 }  // namespace
 
-const LowRankKernels LOWBIT_LOWRANK = {LOWBIT_ISA, projection, scale,    widen,       multiply,
-                                       fixed,      most,       add,      add_squares, squares,
-                                       unlimited,  limited,    residual, joined,      applied};
+const LowRankKernels LOWBIT_LOWRANK = {
+    LOWBIT_ISA, projection, scale,       widen,   multiply,  fixed,   most,     dot,    axpy,
+    rotate,     add,        add_squares, squares, unlimited, limited, residual, joined, applied};
 
 }  // namespace lowbit::cpu

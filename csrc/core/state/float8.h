@@ -37,7 +37,11 @@ struct Float8Code {
   }
 
   LB_HD static uint32_t encode(float z) {
-    const uint32_t m = kWithSign ? magnitude_bits(z) : float_bits(z > 0.0f ? z : 0.0f);
+    // As integers, since positive floats are ordered like them; negative ones are below zero.
+    constexpr int32_t kLeast = (128 - kBias - kMantissa) << 23;
+    const int32_t bits = static_cast<int32_t>(float_bits(z)),
+                  raised = bits > kLeast ? bits : kLeast;
+    const uint32_t m = kWithSign ? magnitude_bits(z) : static_cast<uint32_t>(raised & -(bits > 0));
     constexpr uint32_t kLast = 1u << kShift, kRebias = static_cast<uint32_t>(127 - kBias) << 23;
     const uint32_t normal = (m + (kLast / 2 - 1) + ((m >> kShift) & 1u) - kRebias) >> kShift;
     // Adding a number whose last place is the smallest subnormal rounds to it.
@@ -46,11 +50,7 @@ struct Float8Code {
     constexpr uint32_t kLeastNormal = kRebias + (1u << 23);
     uint32_t code = m < kLeastNormal ? subnormal : normal;
     if (m > float_bits(static_cast<float>(kTopValue))) code = kTopCode;
-    if (kWithSign) {
-      code |= code != 0 ? (float_bits(z) >> 24) & 0x80u : 0;
-    } else {
-      code += static_cast<uint32_t>(code == 0) & static_cast<uint32_t>(m != 0);
-    }
+    if (kWithSign) code |= code != 0 ? (float_bits(z) >> 24) & 0x80u : 0;
     return code;
   }
 
