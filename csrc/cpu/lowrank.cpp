@@ -51,7 +51,7 @@ const LowRankKernels& lowrank_kernels() {
 }
 
 void load(const GradRows& g, int64_t i, int64_t col, int n, float* out) {
-  const int64_t at = (i * g.cols + col) * bytes_of(g.format, GradFormats{});
+  const int64_t at = (i * g.cols + col) * grad_bytes(g.format);
   leaves().load_grad[g.format](static_cast<const char*>(g.data) + at, out, n);
   lowrank_kernels().scale(out, n, g.scale);
 }
