@@ -231,7 +231,9 @@ std::string catalog_json() {
     const ParamInfo p = param_info(i);
     param += std::string(i > 0 ? ", " : "") + "{\"name\": " + quoted(p.name) +
              ", \"index\": " + std::to_string(i) + ", \"dtype\": " + quoted(p.dtype) +
-             ", \"extra\": " + quoted(p.extra_dtype) + ", \"random\": " + flag(p.random) + "}";
+             ", \"extra\": " + quoted(p.extra_dtype) +
+             ", \"extra_bytes\": " + std::to_string(p.extra_bytes) +
+             ", \"random\": " + flag(p.random) + "}";
   }
   for (const char* c = cpu::usable_isas(); *c != '\0'; ++c)
     isas += *c == ' ' ? std::string("\", \"") : std::string(1, *c);

@@ -12,6 +12,11 @@ from lowbit.layout import scaled
 from lowbit.load import load_optimizer
 from lowbit.ops import catalog
 from lowbit.optim import Adam, Adam8bit, AdamW, AdamW8bit, LowbitOptimizer
+from lowbit.precise import (
+    get_fp32_model_state_dict,
+    set_fp32_model_state_dict,
+    to_master_free,
+)
 from lowbit.trust import LAMB, LARS
 
 __version__ = _version("lowbit")
@@ -28,7 +33,10 @@ __all__ = [
     "LowbitOptimizer",
     "__version__",
     "catalog",
+    "get_fp32_model_state_dict",
     "load_optimizer",
     "param_groups",
     "scaled",
+    "set_fp32_model_state_dict",
+    "to_master_free",
 ]

@@ -4,7 +4,10 @@
 
 #include "core/grad.h"
 #include "core/param/bfloat16.h"
+#include "core/param/float16.h"
 #include "core/param/float32.h"
+#include "core/param/kahan.h"
+#include "core/param/split.h"
 #include "core/state/bfloat16.h"
 #include "core/state/companded8.h"
 #include "core/state/dynamic.h"
@@ -43,7 +46,10 @@ using StateFormats =
 using UpdateRules =
     Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored, Adafactor,
           AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came, CameFull, Lamb, Lars>;
-using ParamFormats = Types<Float32Param, BFloat16Nearest, BFloat16Stochastic>;
+using ParamFormats =
+    Types<Float32Param, BFloat16Nearest, BFloat16Stochastic, Float16Nearest, Float16Stochastic,
+          BFloat16Kahan, Float16Kahan, BFloat16Split8, BFloat16Split16, Float16Split8,
+          Float16Split16, BFloat16Split8Stochastic>;
 using GradFormats = Types<Float32Grad, BFloat16Grad, Float16Grad>;
 
 }  // namespace lowbit

@@ -11,8 +11,8 @@
 //                         and to sums over the tensor (totals). s may be updated; it is a copy
 //   factor_weight(k, coef), least_mean(k, coef)
 //                         factored moment k: row and column means move by this share towards the
-//                         new means; the mean of the rows, by which they are divided, is at least
-//                         this
+//                         measured ones; the mean of the rows, by which they are divided, is at
+//                         least this
 //   settle(round, totals, numel, numbers, coef)
 //                         once per tensor and round: what the reduced sums make of the
 //                         coefficients, in double; numbers are kept with the state
