@@ -25,6 +25,8 @@ ROUNDINGS = ("nearest", "stochastic")
 # Public names of `state_format`, for a signed and an unsigned slot.
 PRESETS: dict[str, tuple[Any, Any]] = {
     "8bit": ("dynamic8", "dynamic8_unsigned"),
+    "4bit": ("dynamic4", "power1_4_unsigned"),
+    "fp8": ("float8_e4m3", "float8_e4m3_unsigned"),
     "float32": ("float32", "float32"),
     "bfloat16": ("bfloat16", "bfloat16"),
 }
@@ -327,20 +329,20 @@ def slots_of(
 
 
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
-    """The parameter format: 'auto' is stochastic for bfloat16 and float32 for float32."""
+    """The parameter format: "auto" rounds 16-bit parameters stochastically, "nearest" to the nearest; both are plain for float32."""
     dtype = str(p.dtype).removeprefix("torch.")
-    if param_format == "auto":
-        param_format = {
-            "float32": "float32",
-            "bfloat16": "bfloat16_stochastic",
-            "float16": "float16_stochastic",
-        }.get(dtype, "")
-    if not param_format or ops.param_format(param_format)["dtype"] != dtype:
-        served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    if dtype not in served:
         raise ValueError(
-            f"{what} is {dtype}, which " + (f"param_format={param_format!r} does not store" if param_format else "is not served")
-            + f"; parameters may be {' or '.join(served)}"
-        )  # fmt: skip
+            f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served)}"
+        )
+    if param_format in ("auto", "nearest"):
+        return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype
+    if ops.param_format(param_format)["dtype"] != dtype:
+        raise ValueError(
+            f"{what} is {dtype}, which param_format={param_format!r} does not store"
+            f"; parameters may be {' or '.join(served)}"
+        )
     return param_format
 
 

@@ -18,7 +18,7 @@ from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
-STRUCTURE = ("state_format", "param_format", "wide")
+STRUCTURE = ("state_format", "param_format", "wide", "decoupled_weight_decay")
 
 
 class LowbitOptimizer(Optimizer):
@@ -249,7 +249,7 @@ class LowbitOptimizer(Optimizer):
                 state[p] = self._fresh(group, p, lay)
         groups = []
         for saved, group in zip(saved_groups, self.param_groups, strict=True):
-            own = {key: group[key] for key in STRUCTURE}
+            own = {key: group[key] for key in STRUCTURE if key in group}
             names = {"param_names": group["param_names"]} if "param_names" in group else {}
             groups.append({**group, **saved, **own, **names, "params": group["params"]})
         self.__setstate__({"state": state, "param_groups": groups})
@@ -259,148 +259,3 @@ class LowbitOptimizer(Optimizer):
 
 def _on(number: Tensor | None, device: torch.device) -> Tensor | None:
     return None if number is None else shard.local(number).to(device)
-
-
-class AdamW(LowbitOptimizer):
-    """AdamW (arXiv:1711.05101) with state in few bits and, for bfloat16 parameters, no master copy.
-
-    Args:
-        params: parameters, (name, parameter) pairs, or group dicts. Names (`model.named_parameters()`, `lowbit.param_groups(model)`) make checkpoints and
-            random bits independent of parameter order.
-        lr: learning rate, a float or a tensor of one element.
-        betas: decay of the running averages of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: decoupled, applied before the update.
-        amsgrad: keep the largest second moment, in a third state tensor.
-        maximize: ascend instead.
-        foreach, fused: accepted as torch has them and ignored; there is one implementation, and it is fused.
-        capturable: accepted as torch has it; the CUDA step never waits for the device and can be captured either way.
-        differentiable: not supported; True raises.
-        state_format: "8bit" (dynamic8, 1 + 4/256 bytes a value), "float32", "bfloat16", a format of `lowbit.catalog()`, or a mapping
-            {"exp_avg": ..., "exp_avg_sq": ...}.
-        param_format: "auto": stochastic rounding for bfloat16, plain for float32; or "bfloat16" (to nearest), "bfloat16_stochastic", "float32".
-        wide: name patterns (fnmatch) whose parameters keep float32 state, or True for all of a group. Parameters of fewer than 4096 elements, fewer
-            than 2 dimensions or rows shorter than 16 always do.
-        seed: of the random bits. The last four are per group, as the others are.
-
-    Raises:
-        ValueError: a hyperparameter out of range (torch's words), or a parameter that cannot be served, with its name and numbers.
-    """
-
-    _decoupled = True
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_format: str | Mapping[str, str] = "8bit",
-        param_format: str = "auto",
-        wide: bool | Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        if not float(lr) >= 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if not eps >= 0.0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        for i in (0, 1):
-            if not 0.0 <= float(betas[i]) < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {i}: {betas[i]}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
-        if differentiable:
-            raise ValueError(
-                "differentiable=True is not supported: the state is not differentiable. Use torch.optim for that"
-            )
-        if fused and foreach:
-            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        if isinstance(wide, str):
-            wide = (wide,)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "state_format": state_format,
-            "param_format": param_format,
-            "wide": wide,
-            "seed": seed,
-            "lowbit_version": 1,
-        }
-        super().__init__(params, defaults)
-
-    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
-        return ("adamw" if self._decoupled else "adam") + ("_amsgrad" if group["amsgrad"] else "")
-
-    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
-        lr, (beta1, beta2) = group["lr"], group["betas"]
-        first = 0.0 if isinstance(lr, Tensor) else lr
-        return [first, float(beta1), float(beta2), group["eps"], group["weight_decay"]]
-
-
-class Adam(AdamW):
-    """Adam (arXiv:1412.6980) with L2 weight decay, `weight_decay=0` by default; otherwise as `AdamW`."""
-
-    _decoupled = False
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_format: str | Mapping[str, str] = "8bit",
-        param_format: str = "auto",
-        wide: bool | Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            state_format=state_format,
-            param_format=param_format,
-            wide=wide,
-            seed=seed,
-        )
-
-
-class AdamW8bit(AdamW):
-    """`AdamW` under the name that bitsandbytes and torchao use."""
-
-
-class Adam8bit(Adam):
-    """`Adam` under the name that bitsandbytes and torchao use. Its decay is L2, as in torch; bitsandbytes' Adam8bit decouples it."""
