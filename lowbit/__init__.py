@@ -8,10 +8,12 @@ from importlib.metadata import version as _version
 
 from lowbit.adafactor import CAME, Adafactor
 from lowbit.groups import param_groups
-from lowbit.layout import scaled
 from lowbit.load import load_optimizer
-from lowbit.ops import catalog
 from lowbit.optim import Adam, Adam8bit, AdamW, AdamW8bit, LowbitOptimizer
+from lowbit.overrides import override
+from lowbit.presets import catalog, scaled
+from lowbit.qconfig import qconfig
+from lowbit.stats import Stats
 from lowbit.trust import LAMB, LARS
 
 __version__ = _version("lowbit")
@@ -26,9 +28,12 @@ __all__ = [
     "AdamW",
     "AdamW8bit",
     "LowbitOptimizer",
+    "Stats",
     "__version__",
     "catalog",
     "load_optimizer",
+    "override",
     "param_groups",
+    "qconfig",
     "scaled",
 ]

@@ -37,7 +37,7 @@ class Adafactor(LowbitOptimizer):
         fira_margin: Fira's norm-growth limiter: an update's norm grows by no more than this share. None: no limiter.
         factored: False keeps every second moment element by element.
         add_eps: eps1 is added to the squared gradient.
-        state_format, param_format, wide, seed: as in `AdamW`.
+        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -66,6 +66,8 @@ class Adafactor(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
@@ -94,7 +96,8 @@ class Adafactor(LowbitOptimizer):
             "relative_step": relative_step, "scale_parameter": scale_parameter, "decay_by": decay_by,
             "fira_margin": fira_margin, "factored": factored, "add_eps": add_eps,
             "state_format": state_format, "param_format": param_format,
-            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "lowbit_version": 1,
+            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "overrides": overrides,
+            "min_numel": min_numel, "lowbit_version": 1,
         }  # fmt: skip
         super().__init__(params, defaults)
 
@@ -135,7 +138,7 @@ class CAME(LowbitOptimizer):
         clip_threshold: the direction's root mean square is at most this.
         betas: decay of the momentum, of the second moment, and of the confidence.
         weight_decay: decoupled.
-        maximize, foreach, state_format, param_format, wide, seed: as in `AdamW`; the momentum is what `state_format` is about.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`; the momentum is what `state_format` is about.
 
     Raises:
         ValueError: an argument out of range.
@@ -156,6 +159,8 @@ class CAME(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
@@ -174,7 +179,8 @@ class CAME(LowbitOptimizer):
             "lr": lr, "eps": eps, "clip_threshold": clip_threshold, "betas": betas,
             "weight_decay": weight_decay, "foreach": foreach, "maximize": maximize,
             "state_format": state_format, "param_format": param_format,
-            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "lowbit_version": 1,
+            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "overrides": overrides,
+            "min_numel": min_numel, "lowbit_version": 1,
         }  # fmt: skip
         super().__init__(params, defaults)
 

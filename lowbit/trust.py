@@ -19,7 +19,7 @@ class LAMB(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, betas, eps: as in Adam.
         weight_decay: added to the direction before its length is taken.
-        maximize, foreach, state_format, param_format, wide, seed: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range.
@@ -39,6 +39,8 @@ class LAMB(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         if not float(lr) >= 0.0:
             raise ValueError(f"Invalid learning rate: {lr}")
@@ -52,7 +54,8 @@ class LAMB(LowbitOptimizer):
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "foreach": foreach,
             "maximize": maximize, "state_format": state_format, "param_format": param_format,
-            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "lowbit_version": 1,
+            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "overrides": overrides,
+            "min_numel": min_numel, "lowbit_version": 1,
         }  # fmt: skip
         super().__init__(params, defaults)
 
@@ -73,7 +76,7 @@ class LARS(LowbitOptimizer):
         lr, momentum, dampening, weight_decay, nesterov: as in SGD.
         trust_coefficient: the length of a step relative to that of the weights.
         eps: added to the length of the gradient.
-        maximize, foreach, state_format, param_format, wide, seed: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range.
@@ -96,6 +99,8 @@ class LARS(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         if not float(lr) >= 0.0:
             raise ValueError(f"Invalid learning rate: {lr}")
@@ -114,7 +119,8 @@ class LARS(LowbitOptimizer):
             "nesterov": nesterov, "trust_coefficient": trust_coefficient, "eps": eps,
             "foreach": foreach, "maximize": maximize, "state_format": state_format,
             "param_format": param_format, "wide": (wide,) if isinstance(wide, str) else wide,
-            "seed": seed, "lowbit_version": 1,
+            "seed": seed, "overrides": overrides,
+            "min_numel": min_numel, "lowbit_version": 1,
         }  # fmt: skip
         super().__init__(params, defaults)
 
