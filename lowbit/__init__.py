@@ -10,10 +10,9 @@ from lowbit.adafactor import CAME, Adafactor
 from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
 from lowbit.groups import param_groups
-from lowbit.layout import scaled
 from lowbit.load import load_optimizer
-from lowbit.ops import catalog
 from lowbit.optim import LowbitOptimizer
+from lowbit.overrides import override
 from lowbit.peers import (
     Adagrad8bit,
     Adam4bit,
@@ -34,7 +33,10 @@ from lowbit.precise import (
     set_fp32_model_state_dict,
     to_master_free,
 )
+from lowbit.presets import catalog, scaled
+from lowbit.qconfig import qconfig
 from lowbit.sgd import SGD, Adagrad, Lion, RMSprop
+from lowbit.stats import Stats
 from lowbit.trust import LAMB, LARS
 
 __version__ = _version("lowbit")
@@ -65,11 +67,14 @@ __all__ = [
     "RMSprop",
     "RMSprop8bit",
     "SGD8bit",
+    "Stats",
     "__version__",
     "catalog",
     "get_fp32_model_state_dict",
     "load_optimizer",
+    "override",
     "param_groups",
+    "qconfig",
     "scaled",
     "set_fp32_model_state_dict",
     "to_master_free",

@@ -31,7 +31,10 @@ class Adam(LowbitOptimizer):
         param_format: "auto": stochastic rounding for 16-bit parameters, plain for float32; or a format of `lowbit.catalog()["param"]`.
         wide: name patterns (fnmatch) whose parameters keep float32 state, or True for all of a group. Parameters of fewer than 4096 elements, fewer
             than 2 dimensions or rows shorter than 16 always do.
-        seed: of the random bits. The last four are per group, as the others are.
+        seed: of the random bits.
+        overrides: other `state_format`, `param_format`, `wide` or `min_numel` for parameters of some names; see `lowbit.override`.
+        min_numel: parameters of fewer elements keep float32 state, instead of 4096 or of what `state_format` says. The last six are per group,
+            as the others are.
 
     Raises:
         ValueError: a hyperparameter out of range (torch's words), or a parameter that cannot be served, with its name and numbers.
@@ -56,10 +59,12 @@ class Adam(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
-            fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed,
+            fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
         )  # fmt: skip
         options.check_least(epsilon=eps)
         options.check_betas(betas)
@@ -102,10 +107,12 @@ class AdamW(Adam):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize,
             capturable=capturable, differentiable=differentiable, fused=fused,
             decoupled_weight_decay=True, state_format=state_format, param_format=param_format,
-            wide=wide, seed=seed,
+            wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
         )  # fmt: skip

@@ -32,17 +32,14 @@ def _registered() -> dict[str, Any]:
 
 
 def catalog() -> dict[str, Any]:
-    """Everything that is registered.
-
-    Returns:
-        `state`: formats of optimizer state (`name`, `index`, `bits`, `block`, `scaled`, `signed`, `dtype`, `domain` in which a code is the nearest,
-            `scale_dtype`, `scale_numbers` for each block, `measurable`: whether a scale may cover more than a block);
-        `rules`: update rules (`name`, `slots`, `hyper`, `factors`: second moments kept as row and column means, `rounds` of sums that are
-            measured first, `grids`: the factored moment that each round sums for, -1 for none, `numbers` that are kept for each tensor);
-        `param`: parameter formats (`name`, `index`, `dtype`, `extra`: the dtype of what is kept beside the parameter, `random`);
-        `isas`: instruction sets that this processor runs, best last; `isa`: the one in use.
-    """
+    """What the operators were built with; `lowbit.catalog` says what is in it."""
     return json.loads(_ops.catalog())
+
+
+@functools.cache
+def names(kind: str) -> frozenset[str]:
+    """The names of the catalog's entries of a kind: state, rules or param."""
+    return frozenset(entry["name"] for entry in _registered()[kind])
 
 
 @functools.cache

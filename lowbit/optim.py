@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -12,13 +13,16 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lowbit import layout, ops, shard
+from lowbit import layout, ops, overrides, shard
 from lowbit.adopt import adopt_state
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
+from lowbit.stats import Stats, collect
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
-STRUCTURE = ("state_format", "param_format", "wide", "decoupled_weight_decay")
+STRUCTURE = (
+    "state_format", "param_format", "wide", "overrides", "min_numel", "decoupled_weight_decay"
+)  # fmt: skip
 
 
 class LowbitOptimizer(Optimizer):
@@ -36,7 +40,12 @@ class LowbitOptimizer(Optimizer):
         self._layouts: dict[Tensor, layout.Layout] = {}
         self._plans: dict[Any, tuple[list[int], Tensor]] = {}
         self._ready = False
+        # Left out of the groups where they say nothing, so that checkpoints without them still load.
+        optional = ("overrides", "min_numel")
+        defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
+        _check_group("the optimizer", defaults)
         super().__init__(params, defaults)
+        overrides.check_matched(self.param_groups)
         self._ready = True
         self.init_state()
 
@@ -63,10 +72,18 @@ class LowbitOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's, and state for the new parameters."""
+        if isinstance(param_group, dict):
+            _check_group("the parameter group", param_group)
         super().add_param_group(param_group)
         if self._ready:
             self._layouts.clear()
-            self.init_state()
+            try:
+                overrides.check_matched(self.param_groups)
+                self.init_state()
+            except ValueError:
+                self.param_groups.pop()
+                self._layouts.clear()
+                raise
 
     def init_state(self) -> None:
         """Creates state for every parameter that requires a gradient and has none, empty shards included.
@@ -113,6 +130,7 @@ class LowbitOptimizer(Optimizer):
                         names[i] if names else None,
                         index,
                     )
+                    reductions(self._layouts[p])  # raises where shards could not agree
                 if not complete and names:
                     stream = self._layouts[p].stream
                     other = streams.setdefault(stream, names[i])
@@ -123,6 +141,65 @@ class LowbitOptimizer(Optimizer):
                         )
                 index += 1
                 yield group, p, self._layouts[p]
+
+    def override_quantize_enable(self, module: torch.nn.Module, name: str, enable: bool) -> None:
+        """Decides for one parameter, before its first step, whether its state is quantized, whatever `wide` and `min_numel` say.
+
+        Args:
+            module, name: where the parameter is: `getattr(module, name)`.
+
+        Raises:
+            ValueError: it is not one of this optimizer's, it has been stepped already, or it has too few dimensions or too short rows.
+        """
+        p, index, found = getattr(module, name, None), 0, None
+        for group in self.param_groups:
+            names = group.get("param_names")
+            for i, q in enumerate(group["params"]):
+                if q is p:
+                    found = (group, names[i] if names else None, index)
+                index += 1
+        if found is None:
+            raise ValueError(f"{name!r} of the module is no parameter of this optimizer")
+        group, known, index = found
+        if float(self.state.get(p, {}).get("step", 0.0)) > 0:
+            raise ValueError(
+                f"{name!r} has been stepped; whether its state is quantized is decided before the first step"
+            )
+        if enable and layout.is_wide(tuple(p.shape), None, (), 0):
+            raise ValueError(
+                f"{name!r} of shape {tuple(p.shape)} cannot be quantized: that takes two dimensions and rows of {layout.MIN_COLS}"
+            )
+        before = group.get("overrides")
+        pattern = overrides.matched(group, known, index)
+        options = dict(before[pattern]) if before and pattern is not None else {}
+        options.update({"wide": False, "min_numel": 0} if enable else {"wide": True})
+        if not enable:
+            options.pop("state_format", None)
+        key = str(index) if known is None else glob.escape(overrides.clean_name(known))
+        rest = {k: v for k, v in (before or {}).items() if k != key}
+        group["overrides"] = {key: options, **rest}
+        self._layouts.clear()
+        self._plans.clear()
+        self.state.pop(p, None)
+        self.init_state()
+
+    def stats(self, *, probe: bool = False) -> Stats:
+        """What is kept and how well, for each parameter and in total; print it for a table.
+
+        Args:
+            probe: also run the next step on copies, with the gradients there are, and compare what it would store with what it computed. A
+                collective where parameters are sharded and their rule or scales reduce anything.
+
+        Returns:
+            {"parameters": {name: entry}, "total": entry}, of the local shards. An entry holds `values`; `bytes` of each component (`parameter`,
+            `beside` the parameter, `codes`, `scales`, `wide` state, `factors`, `numbers`, `other`) and `bytes_per_value`; and `states`, for
+            each state that has codes the shares of its values whose code is the lowest or highest but 0 (`saturated`), that read as 0
+            (`zero`), and of its codes that occur (`used`; in the total the mean). With `probe`, a state's `rms_error`, the root mean
+            square of what storing adds to it relative to its own, and `max_error`, the largest relative to the value it is added to; and
+            the shares of weights that the same step in float32 changes (`updates`), and of those that it changes while the stored one
+            stays (`lost`).
+        """
+        return collect(self, probe)
 
     # The step
 
@@ -139,8 +216,6 @@ class LowbitOptimizer(Optimizer):
                 loss = closure()
         if self._create_late_state():
             return loss
-        grad_scale = getattr(self, "grad_scale", None)
-        found_inf = getattr(self, "found_inf", None)
         batches: dict[Any, Batch] = {}
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
@@ -153,25 +228,29 @@ class LowbitOptimizer(Optimizer):
                     batch = batches[where] = Batch(group, lay)
                 batch.add(p, value, lay, self.state[p])
         for where, batch in batches.items():
-            group, device = batch.group, where[1]
-            lr = group["lr"]
-            batch.call = functools.partial(
-                ops.step,
-                batch.rule,
-                batch.params,
-                batch.grads,
-                batch.state,
-                batch.steps,
-                self._plan(where, batch),
-                self.hyper(group, batch.rule),
-                lr=shard.local(lr) if isinstance(lr, Tensor) else None,
-                grad_scale=_on(grad_scale, device),
-                found_inf=_on(found_inf, device),
-                maximize=group["maximize"],
-                seed=group["seed"],
-            )
+            self._bind(batch, where[1], self._plan(where, batch))
         run_phases(list(batches.values()))
         return loss
+
+    def _bind(self, batch: Batch, device: torch.device, plan: Tensor) -> None:
+        """Gives a batch its operator call."""
+        group = batch.group
+        lr = group["lr"]
+        batch.call = functools.partial(
+            ops.step,
+            batch.rule,
+            batch.params,
+            batch.grads,
+            batch.state,
+            batch.steps,
+            plan,
+            self.hyper(group, batch.rule),
+            lr=shard.local(lr) if isinstance(lr, Tensor) else None,
+            grad_scale=_on(getattr(self, "grad_scale", None), device),
+            found_inf=_on(getattr(self, "found_inf", None), device),
+            maximize=group["maximize"],
+            seed=group["seed"],
+        )
 
     def _plan(self, where: Any, batch: Batch) -> Tensor:
         """The plan of a batch, kept until its parameters or their streams change."""
@@ -212,7 +291,7 @@ class LowbitOptimizer(Optimizer):
         """Loads what `state_dict()` gave; dtypes stay as they are.
 
         A torch AdamW or Adam state dict is taken too: its float moments are encoded into this optimizer's formats on the spot. So is lowbit state in other
-        formats than this optimizer's. How state is laid out (`state_format`, `param_format`, `wide`) stays this optimizer's; all
+        formats than this optimizer's. How state is laid out (`state_format`, `param_format`, `wide`, `overrides`, `min_numel`) stays this optimizer's; all
         other group entries are the loaded ones.
 
         Raises:
@@ -250,11 +329,18 @@ class LowbitOptimizer(Optimizer):
         groups = []
         for saved, group in zip(saved_groups, self.param_groups, strict=True):
             own = {key: group[key] for key in STRUCTURE if key in group}
+            saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
             names = {"param_names": group["param_names"]} if "param_names" in group else {}
             groups.append({**group, **saved, **own, **names, "params": group["params"]})
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+
+def _check_group(what: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError where the options given in one place contradict each other."""
+    overrides.check(options.get("overrides") or {})
+    overrides.check_together(what, options)
 
 
 def _on(number: Tensor | None, device: torch.device) -> Tensor | None:

@@ -20,6 +20,8 @@ def shared(
     param_format: str = "auto",
     wide: bool | Sequence[str] = (),
     seed: int = 0,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    min_numel: int | None = None,
 ) -> dict[str, Any]:
     """Group entries of every lowbit optimizer, checked.
 
@@ -47,6 +49,8 @@ def shared(
         "param_format": param_format,
         "wide": (wide,) if isinstance(wide, str) else wide,
         "seed": seed,
+        "overrides": overrides,
+        "min_numel": min_numel,
         "lowbit_version": 1,
     }
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowbit import layout
 from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
+from lowbit.presets import PRESETS, scaled
 from lowbit.sgd import SGD, Adagrad, Lion, RMSprop
 from lowbit.trust import LAMB, LARS
 
@@ -21,10 +21,10 @@ def torchao_options(
     """torchao's two keywords as ours: the block length, and how bfloat16 parameters are rounded (None: stochastically, our default)."""
     made: dict[str, Any] = {"state_format": preset}
     if block_size is not None:
-        signed, unsigned = layout.PRESETS[preset]
+        signed, unsigned = PRESETS[preset]
         made["state_format"] = {
-            "exp_avg": layout.scaled(signed, block=block_size),
-            "exp_avg_sq": layout.scaled(unsigned, block=block_size),
+            "exp_avg": scaled(signed, block=block_size),
+            "exp_avg_sq": scaled(unsigned, block=block_size),
         }
     if bf16_stochastic_round is False:
         made["param_format"] = "nearest"

@@ -20,7 +20,7 @@ class SGD(LowbitOptimizer):
         foreach, differentiable, fused: accepted as torch has them; differentiable=True raises.
         decoupled: decay is applied to the weights (SGDW) instead of being added to the gradient.
         dampen_first: dampening in the first step as well (FlashOptim), where torch takes the whole gradient.
-        state_format, param_format, wide, seed: as in `AdamW`.
+        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -45,10 +45,12 @@ class SGD(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, differentiable=differentiable,
-            fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed,
+            fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
         )  # fmt: skip
         options.check_least(momentum=momentum, weight_decay=float(weight_decay))
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -77,7 +79,7 @@ class Lion(LowbitOptimizer):
         lr: learning rate; about a tenth of AdamW's.
         betas: weight of the momentum in the step, and its decay.
         weight_decay: decoupled; about ten times AdamW's.
-        maximize, foreach, state_format, param_format, wide, seed: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -96,10 +98,12 @@ class Lion(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
-            wide=wide, seed=seed,
+            wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
         )  # fmt: skip
         options.check_betas(betas)
         options.check_least(weight_decay=weight_decay)
@@ -119,7 +123,7 @@ class RMSprop(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, alpha, eps, weight_decay, momentum, centered, maximize: as in torch.optim.RMSprop.
         capturable, foreach, differentiable: accepted as torch has them; differentiable=True raises.
-        state_format, param_format, wide, seed: as in `AdamW`.
+        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -143,10 +147,12 @@ class RMSprop(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
-            state_format=state_format, param_format=param_format, wide=wide, seed=seed,
+            state_format=state_format, param_format=param_format, wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
         )  # fmt: skip
         options.check_least(epsilon=eps, momentum=momentum, weight_decay=weight_decay, alpha=alpha)
         defaults |= {
@@ -171,7 +177,7 @@ class Adagrad(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize: as in torch.optim.Adagrad.
         foreach, differentiable, fused: accepted as torch has them; differentiable=True raises.
-        state_format, param_format, wide, seed: as in `AdamW`.
+        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -194,10 +200,12 @@ class Adagrad(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, differentiable=differentiable,
-            fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed,
+            fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
         )  # fmt: skip
         options.check_least(lr_decay=lr_decay, weight_decay=weight_decay)
         options.check_least(initial_accumulator_value=initial_accumulator_value, epsilon=eps)
