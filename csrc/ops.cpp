@@ -375,6 +375,16 @@ void add_old_rows(const Job& job, const Factor& factor) {
   }
 }
 
+/// The sum over a matrix that may be cut in both directions: over its columns here, then over shards.
+void add_grid_total(const Job& job, int round, const Factor& factor) {
+  if (job.batches != 1) return;
+  int64_t* total = job.totals + (round * kMaxTotals + kGridTotal) * ExactSum::kWords;
+  for (int64_t c = 0; c < job.inner_cols; ++c) {
+    exact_merge(factor.col_sums + c * ExactSum::kWords, total);
+    exact_carry(total);
+  }
+}
+
 /// One phase on the CPU: a measuring pass, or the update behind the last of them.
 void run_phase(Plan& plan, const Tensor& rows, int phase) {
   std::vector<Job>& jobs = plan.jobs;
@@ -400,6 +410,9 @@ void run_phase(Plan& plan, const Tensor& rows, int phase) {
     for_parts(jobs, 1, cpu::measure_parts, [&](const Job& job, int64_t begin, int64_t end) {
       cpu::measure(job, phase, begin, end, leaves);
     });
+    for (Job& job : jobs) {
+      if (k >= 0) add_grid_total(job, phase, job.factor[k]);
+    }
   } else if (plan.measures_scales && phase == rule.rounds) {
     for_parts(jobs, 1, cpu::measure_parts, [&](const Job& job, int64_t begin, int64_t end) {
       cpu::measure_scales(job, begin, end, leaves);
