@@ -164,6 +164,15 @@ def test_overrides_of_the_parameters_format_and_of_wrapped_names():
     assert opt._layouts[net["head"].weight].param_format == "bfloat16_stochastic"
 
 
+def test_one_pattern_is_one_pattern():
+    """A string is not a list of its characters, one of which may be '*'."""
+    net = model()
+    groups = [{"params": net.named_parameters(), "wide": "head.*"}]
+    for opt in (lowbit.AdamW(groups), lowbit.AdamW(net.named_parameters(), wide="head.*")):
+        kept = formats(opt)
+        assert kept["head.weight"][0] == "float32" and kept["tokens.weight"][0] == "dynamic8"
+
+
 def test_overrides_of_groups_and_of_numbers():
     net = model()
     groups = [
@@ -323,7 +332,7 @@ def test_lpmm_settings_that_cannot_be_expressed(config, words):
         lowbit.qconfig({"QUANT": config})
 
 
-def test_override_quantize_enable():
+def test_override_quantize_enable(monkeypatch):
     net = model()
     opt = lowbit.AdamW(net.named_parameters(), wide=["head.*"])
     wide, coded = ["float32"] * 2, ["dynamic8", "dynamic8_unsigned"]
@@ -345,6 +354,13 @@ def test_override_quantize_enable():
         opt.override_quantize_enable(net["body"][0], "weight", True)
     with pytest.raises(ValueError, match="no parameter of this optimizer"):
         opt.override_quantize_enable(nn.Linear(2, 2), "weight", True)
+    one = nn.Linear(96, 64, bias=False)
+    cut = lowbit.AdamW(one.named_parameters(), wide=True)
+    part = shard.Part((64, 96), (64, 50), (0, 46))
+    with monkeypatch.context() as patched, pytest.raises(ValueError, match="inside a block"):
+        patched.setattr(layout.shard, "part", lambda p, what: part)
+        cut.override_quantize_enable(one, "weight", True)
+    assert formats(cut)["weight"] == wide and set(cut.state[one.weight]) == set(opt.state[net["body"][0].weight])  # fmt: skip
     fresh = lowbit.AdamW(net.parameters())
     with pytest.raises(ValueError, match="two dimensions"):
         fresh.override_quantize_enable(net["body"][0], "bias", True)
