@@ -194,7 +194,8 @@ void settle_factor(const Job& job, int round) {
                rows = static_cast<double>(job.global_inner_rows);
   for (int64_t b = 0; b < job.batches; ++b) {
     // The rows' new mean from sums that every holder of the batch has: the rows' old sum, and all
-    // that was added, which is the sum over the columns.
+    // that was added, which is the sum over the columns. (A single matrix may be cut both ways; its
+    // sum lies with the totals.)
     const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * ExactSum::kWords;
     int64_t added[ExactSum::kWords] = {};
     for (int64_t c = 0; c < job.inner_cols; ++c) {
@@ -204,7 +205,8 @@ void settle_factor(const Job& job, int round) {
       exact_carry(added);
     }
     const double old = exact_value(sums + job.inner_cols * ExactSum::kWords) / rows;
-    const double fresh = exact_value(added) / (rows * cols);
+    const int64_t* all = job.totals + (round * kMaxTotals + kGridTotal) * ExactSum::kWords;
+    const double fresh = exact_value(job.batches == 1 ? all : added) / (rows * cols);
     double mean = old + static_cast<double>(weight) * (fresh - old);
     if (mean < static_cast<double>(least)) mean = least;
     for (int64_t r = b * job.inner_rows; r < (b + 1) * job.inner_rows; ++r) {
@@ -231,7 +233,9 @@ std::string catalog_json() {
     const ParamInfo p = param_info(i);
     param += std::string(i > 0 ? ", " : "") + "{\"name\": " + quoted(p.name) +
              ", \"index\": " + std::to_string(i) + ", \"dtype\": " + quoted(p.dtype) +
-             ", \"extra\": " + quoted(p.extra_dtype) + ", \"random\": " + flag(p.random) + "}";
+             ", \"extra\": " + quoted(p.extra_dtype) +
+             ", \"extra_bytes\": " + std::to_string(p.extra_bytes) +
+             ", \"random\": " + flag(p.random) + "}";
   }
   for (const char* c = cpu::usable_isas(); *c != '\0'; ++c)
     isas += *c == ' ' ? std::string("\", \"") : std::string(1, *c);

@@ -53,7 +53,6 @@ ScalarType scalar_type(const char* dtype) {
   if (std::strcmp(dtype, "bfloat16") == 0) return ScalarType::BFloat16;
   if (std::strcmp(dtype, "float16") == 0) return ScalarType::Half;
   if (std::strcmp(dtype, "int8") == 0) return ScalarType::Char;
-  if (std::strcmp(dtype, "int16") == 0) return ScalarType::Short;
   STD_TORCH_CHECK(std::strcmp(dtype, "uint8") == 0, "a registered format has the unknown dtype ",
                   dtype);
   return ScalarType::Byte;
@@ -77,6 +76,11 @@ void check_tensor(const Tensor& t, const char* what, size_t i, ScalarType dtype,
   STD_TORCH_CHECK(t.get_device_index() == param.get_device_index() && t.is_cpu() == param.is_cpu(),
                   "lowbit::step: ", what, " of parameter ", i,
                   " is on another device than the parameter");
+}
+
+/// Elements of the tensor beside the parameter for each of its values: two bytes make 16 bits.
+int extra_width(const ParamInfo& info) {
+  return std::strcmp(info.extra_dtype, "uint8") == 0 ? info.extra_bytes : 1;
 }
 
 /// The rows of a plan for n parameters.
@@ -233,7 +237,8 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
     job.param = params[i].mutable_data_ptr();
     job.grad = grads[i].const_data_ptr();
     if (param.extra_dtype[0] != 0)
-      job.extra = take("what is kept beside the value", scalar_type(param.extra_dtype), numel);
+      job.extra = take("what is kept beside the value", scalar_type(param.extra_dtype),
+                       numel * extra_width(param));
     for (int k = 0; k < info.slots; ++k) {
       StateSlot& slot = job.state[k];
       slot = read_slot(row, k, i);
@@ -364,8 +369,19 @@ void write_scales(const Job& job, int k, const SlotState& state, const int64_t* 
 /// Adds the old row means to the sum behind each batch's columns.
 void add_old_rows(const Job& job, const Factor& factor) {
   for (int64_t b = 0; b < job.batches; ++b) {
-    int64_t* bins = factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
+    int64_t* bins =
+        factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
     exact_add(factor.row + b * job.inner_rows, static_cast<int>(job.inner_rows), bins);
+  }
+}
+
+/// The sum over a matrix that may be cut in both directions: over its columns here, then over shards.
+void add_grid_total(const Job& job, int round, const Factor& factor) {
+  if (job.batches != 1) return;
+  int64_t* total = job.totals + (round * kMaxTotals + kGridTotal) * ExactSum::kWords;
+  for (int64_t c = 0; c < job.inner_cols; ++c) {
+    exact_merge(factor.col_sums + c * ExactSum::kWords, total);
+    exact_carry(total);
   }
 }
 
@@ -394,6 +410,9 @@ void run_phase(Plan& plan, const Tensor& rows, int phase) {
     for_parts(jobs, 1, cpu::measure_parts, [&](const Job& job, int64_t begin, int64_t end) {
       cpu::measure(job, phase, begin, end, leaves);
     });
+    for (Job& job : jobs) {
+      if (k >= 0) add_grid_total(job, phase, job.factor[k]);
+    }
   } else if (plan.measures_scales && phase == rule.rounds) {
     for_parts(jobs, 1, cpu::measure_parts, [&](const Job& job, int64_t begin, int64_t end) {
       cpu::measure_scales(job, begin, end, leaves);
@@ -572,7 +591,6 @@ void check_matrix(const char* op, const char* what, const Tensor& t, ScalarType 
                   ", ", cols < 0 ? t.size(1) : cols, "] of the format's dtype");
 }
 
-
 /// One row after another, tile by tile, in parallel over rows.
 template <class Leaf>
 void for_tiles(int64_t rows, int64_t cols, int64_t tile, const Leaf& leaf) {
@@ -719,10 +737,11 @@ Tensor join(Tensor stored, MaybeTensor extra, std::string name) {
   STD_TORCH_CHECK(stored.scalar_type() == scalar_type(info.dtype) && stored.is_contiguous(), op,
                   ": the parameter must be contiguous ", info.dtype);
   const bool beside = info.extra_bytes > 0;
-  STD_TORCH_CHECK(!beside || (extra && extra->scalar_type() == scalar_type(info.extra_dtype) &&
-                              extra->is_contiguous() && extra->numel() == stored.numel()),
-                  op, ": '", name, "' wants a contiguous ", info.extra_dtype,
-                  " tensor beside the parameter, of its size");
+  STD_TORCH_CHECK(
+      !beside || (extra && extra->scalar_type() == scalar_type(info.extra_dtype) &&
+                  extra->is_contiguous() && extra->numel() == stored.numel() * extra_width(info)),
+      op, ": '", name, "' wants a contiguous ", info.extra_dtype,
+      " tensor beside the parameter, of its size");
   Tensor x = torch::stable::new_empty(stored, stored.sizes(), ScalarType::Float);
   const auto* in = static_cast<const char*>(stored.const_data_ptr());
   const auto* more = beside ? static_cast<const char*>(extra->const_data_ptr()) : nullptr;
@@ -745,7 +764,9 @@ std::tuple<Tensor, Tensor> split(Tensor x, std::string name, int64_t seed, int64
   const bool beside = info.extra_bytes > 0;
   Tensor stored = torch::stable::new_empty(x, x.sizes(), scalar_type(info.dtype));
   const int64_t none[] = {0};
-  Tensor extra = beside ? torch::stable::new_empty(x, x.sizes(), scalar_type(info.extra_dtype))
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  if (extra_width(info) > 1) sizes.push_back(extra_width(info));
+  Tensor extra = beside ? torch::stable::new_empty(x, sizes, scalar_type(info.extra_dtype))
                         : torch::stable::new_empty(x, none, ScalarType::Byte);
   const auto* in = static_cast<const float*>(x.const_data_ptr());
   auto* out = static_cast<char*>(stored.data_ptr());

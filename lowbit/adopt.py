@@ -36,6 +36,7 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
         ValueError: a moment is missing, or its layout is unknown.
     """
     device = shard.local(p).device
+    saved = _known_names(p, lay, saved)
     step = saved.get("step", None)
     if step is None:
         raise _unknown(saved, key, "it has no 'step'")
@@ -56,17 +57,35 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
         if tensors is None:
             tensors = encode_slot(_values(p, lay, slot, saved, key).to(device), lay, slot)
         _put(state, p, entries, tensors)
-    others = [*lay.factors, *([lay.number] if lay.number else [])]
-    for entry in others:
+    for entry in lay.factors:
         tensors = _as_kept(p, [entry], saved, key, cast=entry.key)
         if tensors is None:
             raise _unknown(saved, key, f"it has no {entry.key}")
         _put(state, p, [entry], tensors)
+    if lay.number:  # absent in torch's state: 0 is what a first step finds
+        tensors = _as_kept(p, [lay.number], saved, key)
+        _put(state, p, [lay.number], tensors or [torch.zeros(lay.number.local)])
     if lay.extra:  # absent where the parameter was plain before: then nothing is known beside it
         tensors = _as_kept(p, [lay.extra], saved, key)
         zeros = torch.zeros(lay.extra.local, dtype=lay.extra.dtype)
         _put(state, p, [lay.extra], tensors or [zeros])
     return state
+
+
+def _known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """torch's state under our names: SGD counts no steps, and Adafactor's means have the parameter's number of dimensions."""
+    if lay.rule in ("sgd", "sgd_momentum") and "step" not in saved:
+        buffer = saved.get("momentum_buffer")
+        if buffer is None:  # before its first step
+            return {
+                "step": 0.0,
+                "momentum_buffer": torch.zeros(lay.part.local, dtype=torch.float32),
+            }
+        return {"step": 1.0, "momentum_buffer": buffer}
+    if "row_var" in saved and "col_var" in saved:
+        row, col = saved["row_var"], saved["col_var"]
+        return {**saved, "variance_row": row.squeeze(-1), "variance_col": col.squeeze(-2)}
+    return saved
 
 
 def _put(

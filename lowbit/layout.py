@@ -123,9 +123,15 @@ class Layout:
         if not info["extra"]:
             return None
         part = self.part
-        key = "param_" + self.param_format.partition("_")[2]
+        key = "param_" + self.param_format.split("_")[1]  # however it is rounded
         dtype = getattr(torch, info["extra"])
-        return Entry(key, dtype, part.shape, part.local, part.offset, tuple(range(len(part.shape))))
+        dims = tuple(range(len(part.shape)))
+        if dtype == torch.uint8:  # several bytes to a value, in a dimension of their own
+            n = info["extra_bytes"]
+            return Entry(
+                key, dtype, (*part.shape, n), (*part.local, n), (*part.offset, 0), (*dims, -1)
+            )
+        return Entry(key, dtype, part.shape, part.local, part.offset, dims)
 
     @property
     def factors(self) -> list[Entry]:
@@ -231,16 +237,20 @@ def slots_of(
 
 
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
-    """The parameter format: 'auto' is stochastic for bfloat16 and float32 for float32."""
+    """The parameter format: "auto" rounds 16-bit parameters stochastically, "nearest" to the nearest; both are plain for float32."""
     dtype = str(p.dtype).removeprefix("torch.")
-    if param_format == "auto":
-        param_format = {"float32": "float32", "bfloat16": "bfloat16_stochastic"}.get(dtype, "")
-    if not param_format or ops.param_format(param_format)["dtype"] != dtype:
-        served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    if dtype not in served:
         raise ValueError(
-            f"{what} is {dtype}, which " + (f"param_format={param_format!r} does not store" if param_format else "is not served")
-            + f"; parameters may be {' or '.join(served)}"
-        )  # fmt: skip
+            f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served)}"
+        )
+    if param_format in ("auto", "nearest"):
+        return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype
+    if ops.param_format(param_format)["dtype"] != dtype:
+        raise ValueError(
+            f"{what} is {dtype}, which param_format={param_format!r} does not store"
+            f"; parameters may be {' or '.join(served)}"
+        )
     return param_format
 
 

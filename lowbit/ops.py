@@ -216,4 +216,6 @@ def _(x, format, seed, stream):  # type: ignore[no-untyped-def]
     stored = torch.empty_like(x, dtype=getattr(torch, info["dtype"]))
     if not info["extra"]:
         return stored, x.new_empty((0,), dtype=torch.uint8)
-    return stored, torch.empty_like(x, dtype=getattr(torch, info["extra"]))
+    dtype = getattr(torch, info["extra"])
+    sizes = (*x.shape, info["extra_bytes"]) if dtype == torch.uint8 else x.shape
+    return stored, x.new_empty(sizes, dtype=dtype)

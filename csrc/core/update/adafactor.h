@@ -1,6 +1,6 @@
 // Adafactor (arXiv:1804.04235) as torch.optim.Adafactor and adafactor-8bit define it.
 //
-//   b  = t^beta2_decay, or 1 - beta2 where beta2 is given              weight of the new sample
+//   b  = t^beta2_decay, or 1 - beta2 where beta2 is given              weight of this sample
 //   rho = min(lr, 1 / sqrt(t)) with relative_step, else lr
 //   alpha = max(eps2, RMS(p)) * rho with scale_parameter, else rho
 //   p  = p * (1 - weight_decay * {lr | rho | alpha})
