@@ -205,9 +205,8 @@ def is_wide(
     numel = math.prod(shape)
     if len(shape) < 2 or numel < min_numel or numel // max(shape[0], 1) < MIN_COLS or wide is True:
         return True
-    return bool(wide) and any(
-        fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in wide or ()
-    )
+    patterns = (wide,) if isinstance(wide, str) else wide or ()
+    return any(fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in patterns)
 
 
 def rule_of(

@@ -142,6 +142,17 @@ class LowbitOptimizer(Optimizer):
                 index += 1
                 yield group, p, self._layouts[p]
 
+    def _found(self, p: Any, what: str) -> tuple[dict[str, Any], str | None, int]:
+        """The group, the name and the number of a parameter."""
+        index = 0
+        for group in self.param_groups:
+            names = group.get("param_names")
+            for i, q in enumerate(group["params"]):
+                if q is p:
+                    return group, names[i] if names else None, index
+                index += 1
+        raise ValueError(f"{what!r} of the module is no parameter of this optimizer")
+
     def override_quantize_enable(self, module: torch.nn.Module, name: str, enable: bool) -> None:
         """Decides for one parameter, before its first step, whether its state is quantized, whatever `wide` and `min_numel` say.
 
@@ -151,16 +162,8 @@ class LowbitOptimizer(Optimizer):
         Raises:
             ValueError: it is not one of this optimizer's, it has been stepped already, or it has too few dimensions or too short rows.
         """
-        p, index, found = getattr(module, name, None), 0, None
-        for group in self.param_groups:
-            names = group.get("param_names")
-            for i, q in enumerate(group["params"]):
-                if q is p:
-                    found = (group, names[i] if names else None, index)
-                index += 1
-        if found is None:
-            raise ValueError(f"{name!r} of the module is no parameter of this optimizer")
-        group, known, index = found
+        p: Any = getattr(module, name, None)
+        group, known, index = self._found(p, name)
         if float(self.state.get(p, {}).get("step", 0.0)) > 0:
             raise ValueError(
                 f"{name!r} has been stepped; whether its state is quantized is decided before the first step"
@@ -178,10 +181,15 @@ class LowbitOptimizer(Optimizer):
         key = str(index) if known is None else glob.escape(overrides.clean_name(known))
         rest = {k: v for k, v in (before or {}).items() if k != key}
         group["overrides"] = {key: options, **rest}
+        kept = self.state.pop(p, None)
         self._layouts.clear()
         self._plans.clear()
-        self.state.pop(p, None)
-        self.init_state()
+        try:
+            self.init_state()
+        except ValueError:  # a shard that cuts its blocks: as before
+            group["overrides"], self.state[p] = before or {}, kept or {}
+            self._layouts.clear()
+            raise
 
     def stats(self, *, probe: bool = False) -> Stats:
         """What is kept and how well, for each parameter and in total; print it for a table.

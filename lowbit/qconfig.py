@@ -58,7 +58,7 @@ def _merge(
     """Puts what a configuration says over `merged`, the files of its BASE before itself."""
     base = ""
     if not isinstance(config, Mapping):
-        import yaml
+        import yaml  # type: ignore[import-untyped]
 
         base = os.path.dirname(os.fspath(config))
         with open(config, encoding="utf-8") as file:

@@ -74,8 +74,8 @@ def collect(opt: LowbitOptimizer, probe: bool) -> Stats:
         counted = {slot.name: _codes(lay, slot, state) for slot in lay.slots}
         if probe and p.grad is not None:
             errors, moved = _probe(opt, group, p, lay, state)
-            for slot, tally in errors.items():
-                counted[slot].update(tally)
+            for key, tally in errors.items():
+                counted[key].update(tally)
             made.update(_finish(moved))
             updates.append(moved)
         for slot in lay.slots:
