@@ -37,7 +37,7 @@ struct Slot {
 };
 
 template <class U>
-constexpr int rounds_of() {
+LB_HD constexpr int rounds_of() {
   if constexpr (requires { U::kRounds; }) {
     return U::kRounds;
   } else {
@@ -45,7 +45,7 @@ constexpr int rounds_of() {
   }
 }
 template <class U>
-constexpr int factors_of() {
+LB_HD constexpr int factors_of() {
   if constexpr (requires { U::kFactors; }) {
     return U::kFactors;
   } else {
@@ -53,7 +53,7 @@ constexpr int factors_of() {
   }
 }
 template <class U>
-constexpr int numbers_of() {
+LB_HD constexpr int numbers_of() {
   if constexpr (requires { U::kNumbers; }) {
     return U::kNumbers;
   } else {
