@@ -14,6 +14,7 @@ import pathlib
 import numpy as np
 import pytest
 import torch
+from peer_golden import explain, near_midpoint
 from plans import plan_row
 
 from lowbit import ops
@@ -93,27 +94,6 @@ def ours(rule, p0, grads, state=None, first=1):
     for g in grads:
         ops.step(rule, [p], [torch.tensor(g)], state, steps, plan, [LR, BETA1, BETA2, EPS, DECAY])
     return p.numpy(), [s.numpy() for s in state]
-
-
-def near_midpoint(z, table, ulps=2):
-    """Where z lies within `ulps` units in the last place of the middle of two neighbouring entries."""
-    middles = (table[1:].astype(np.float64) + table[:-1]) / 2
-    near = np.abs(z[..., None].astype(np.float64) - middles).min(axis=-1)
-    return near <= ulps * np.spacing(np.abs(z)).astype(np.float64)
-
-
-def explain(name, differ, reasons):
-    """Prints each reason with its count and first places; fails where a difference has none."""
-    left = differ.copy()
-    for reason, where in reasons.items():
-        hit = left & where
-        left &= ~where
-        if hit.any():
-            places = ", ".join(f"({r},{c})" for r, c in np.argwhere(hit)[:6])
-            print(f"{name}: {hit.sum()} codes differ by the {reason} rule, first at {places}")
-    assert not left.any(), (
-        f"{name}: {left.sum()} codes differ without a reason at {np.argwhere(left)[:6]}"
-    )
 
 
 @pytest.mark.parametrize("cls, rule", [("AdamW8bit", "adamw"), ("Adam8bit", "adam")])
