@@ -54,6 +54,13 @@ def near_midpoint(z, table, ulps=2):
     return near <= ulps * np.spacing(np.abs(z)).astype(np.float64)
 
 
+def same_values(name, p, golden, gone, tolerance=5e-7):
+    """Parameters are equal but where `gone` says that an element went another way."""
+    apart = np.abs(p.reshape(-1).astype(np.float64) - golden.reshape(-1)) > tolerance
+    print(f"{name}: {apart.sum()} parameters of {apart.size} went another way")
+    assert not (apart & ~gone).any(), f"{name}: at {np.flatnonzero(apart & ~gone)[:6]}"
+
+
 # Codes
 
 
@@ -201,31 +208,41 @@ class AdamTwin:
         self.stored = [store(x) for store, x in zip(self.stores, (m, v), strict=True)]
 
 
+def middle(table):
+    """Where the value of a `Stored` lies in the middle of two entries of a table."""
+    return lambda stored: near_midpoint(stored.z, table)
+
+
 def follow(name, ours, twin, gradients, slots, reasons=None):
-    """Steps both and compares parameters, codes and scales after each step.
+    """Steps both and compares parameters and codes after each step.
 
     Args:
-        slots: for each moment (name, format, entries or None where codes need no comparison).
+        slots: for each moment (name, format, a function of the twin's `Stored` that says where it is undecided between two codes; None where the
+            moment has no codes).
         reasons: called with the moment's index, our codes and the twin's `Stored`; gives more reasons.
 
     Returns:
-        Where an element was stored differently in some step.
+        Where an element of ours was stored differently in some step, and where the twin itself was undecided before the last step, so that the peer may
+        have gone another way.
     """
-    carried = np.zeros(ours.values.size, bool)
+    carried, undecided = (np.zeros(ours.values.size, bool) for _ in range(2))
     for t, g in enumerate(gradients, 1):
         twin.step(g)
         ours.step(g)
         moved = np.abs(ours.values - twin.p.reshape(-1))
         assert moved[~carried].max() <= 5e-7, f"{name}: step {t} moves p by {moved[~carried].max()}"
-        now = np.zeros_like(carried)
-        for k, (slot, format, table) in enumerate(slots):
-            if table is None:
+        now, unclear = (np.zeros_like(carried) for _ in range(2))
+        for k, (slot, format, near) in enumerate(slots):
+            if near is None:
                 continue
             theirs, codes = twin.stored[k], ours.codes(slot, format)
             why = reasons(k, codes, theirs) if reasons else {}
-            why |= {"midpoint": near_midpoint(theirs.z, table), "carried": carried}
+            why |= {"midpoint": near(theirs), "carried": carried}
             differ = codes != theirs.codes
             explain(f"{name} {slot} step {t}", differ, why)
             now |= differ
+            unclear |= near(theirs)
         carried |= now
-    return carried
+        if t < len(gradients):
+            undecided |= unclear
+    return carried, undecided

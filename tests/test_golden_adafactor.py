@@ -16,7 +16,7 @@ largest positive value shrinks whenever it is stored, are no formats of lowbit e
 
 import numpy as np
 import pytest
-from peer_golden import AdamTwin, F, Ours, Stored, arrays, blockwise, encoded, entries, explain, follow, gradients, nearest, unpack  # fmt: skip
+from peer_golden import AdamTwin, F, Ours, Stored, arrays, blockwise, encoded, entries, explain, follow, gradients, middle, nearest, same_values, unpack  # fmt: skip
 
 import lowbit
 
@@ -125,12 +125,17 @@ def adaptive_log(steps):
     return store
 
 
-def near_log_midpoint(stored, v_scale, steps, ulps=2):
-    """Where z is between two codes to what float32 holds of log2 v: a logarithm around -30 is known to 2e-6, more than a step of 16 bits is fine."""
-    scale, least = (np.repeat(x, BLOCK)[: stored.z.size] for x in (v_scale[::2], v_scale[1::2]))
-    log = np.abs(least) + np.abs(scale)
-    slack = ulps * np.spacing(log.astype(F)).astype(np.float64) * steps / scale
-    return np.abs(stored.z - np.floor(stored.z) - 0.5) <= slack
+def middle_of_logs(steps, ulps=2):
+    """Where a value lies between two codes to what float32 holds of its logarithm: around -50 that is 4e-6, and a step of 16 bits is 5e-4."""
+
+    def near(stored):
+        scale, least = (
+            np.repeat(x, BLOCK)[: stored.z.size] for x in (stored.scale[::2], stored.scale[1::2])
+        )
+        slack = ulps * np.spacing(np.abs(least)).astype(np.float64) * steps / scale
+        return np.abs(stored.z - np.floor(stored.z) - 0.5) <= slack
+
+    return near
 
 
 def test_adafactor_046_8bit_factors():
@@ -146,15 +151,19 @@ def test_adafactor_046_8bit_factors():
         np.testing.assert_allclose(ours.scale(f"variance_{name}"), scale, rtol=3e-6)
 
 
+def uniform_table(bits):
+    half = 2 ** (bits - 1)
+    return ((np.arange(2 * half) - half) / half).astype(F)
+
+
 def uniform(bits):
     """uf4 and uf8: from -1 to 1 - 2^(1 - bits) of the block's largest magnitude, half to even."""
     half = 2 ** (bits - 1)
-    table = ((np.arange(2 * half) - half) / half).astype(F)
 
     def pick(z, table, tie_up):
         return np.clip(np.rint(z * F(half)), -half, half - 1).astype(int) + half
 
-    return blockwise(table, 256, floor=1e-12, pick=pick)
+    return blockwise(uniform_table(bits), 256, floor=1e-12, pick=pick)
 
 
 def towards_the_sign(z, table, tie_up):
@@ -188,28 +197,30 @@ def test_adamw_046(case):
         state_format=formats,
     )  # fmt: skip
     twin = AdamTwin(left["p0"], [first, adaptive_log(steps)], lr=1e-3, decay=decay)
-    middles = np.arange(-1, steps + 2)  # z is in steps; entries of `near_midpoint`
-    codes = np.arange(2**bits) if outside else DYNAMIC8
 
-    def reasons(k, ours_now, theirs):
-        if k == 1:
-            return {"float32 logarithm": near_log_midpoint(theirs, theirs.scale, steps)}
-        if outside:
+    def reasons(k, codes, theirs):
+        if k == 1 or outside:
             return {}
-        small = (ours_now == 127) & (np.abs(theirs.codes - 127) == 1) & (theirs.z != 0)
-        return {"sign": small}
+        return {"sign": (codes == 127) & (np.abs(theirs.codes - 127) == 1) & (theirs.z != 0)}
 
-    slots = [("exp_avg", "dynamic8", codes), ("exp_avg_sq", second, middles)]
-    carried = follow(case, ours, twin, gradients("96x64", 3), slots, reasons)
+    widths = (bits, 16 if steps > 254 else 8)
+    slots = [
+        ("exp_avg", "dynamic8", middle(DYNAMIC8 if not outside else uniform_table(bits))),
+        ("exp_avg_sq", second, middle_of_logs(steps)),
+    ]
+    carried, undecided = follow(case, ours, twin, gradients("96x64", 3), slots, reasons)
 
-    np.testing.assert_allclose(twin.p, left["p3"], rtol=0, atol=5e-7)
-    assert np.abs(ours.values - left["p3"].reshape(-1))[~carried].max() <= 5e-7
-    for k, (name, peer, width) in enumerate((("exp_avg", "m", bits), ("exp_avg_sq", "variance", 16 if steps > 254 else 8))):  # fmt: skip
-        theirs = unpack(left[f"{peer}_q"], width, high_first=True)
-        why = reasons(k, ours.codes(name, slots[k][1]), twin.stored[k])
+    same_values(f"{case} (re-derived)", twin.p, left["p3"], undecided)
+    same_values(case, ours.values, left["p3"], undecided | carried)
+    for k, (name, format, near) in enumerate(slots):
+        theirs = unpack(left[("m_q", "variance_q")[k]], widths[k], high_first=True)
+        why = {"midpoint": near(twin.stored[k]), "carried": undecided}
         explain(f"{case} {name} (re-derived)", twin.stored[k].codes != theirs, why)
-        differ = ours.codes(name, slots[k][1]) != theirs
-        explain(f"{case} {name}", differ, why | {"carried": carried})
+        codes = ours.codes(name, format)
+        why = reasons(k, codes, twin.stored[k]) | why | {"carried": undecided | carried}
+        explain(f"{case} {name}", codes != theirs, why)
+        # Blocks reach further down in the first step than in the third, so a code of then is more than one of now.
+        assert np.abs(codes - theirs).max() <= (3 if steps > 254 else 1)
     np.testing.assert_allclose(ours.scale("exp_avg", "dynamic8"), left["m_scale"], rtol=3e-7)
     scale = np.stack([left["variance_scale"], left["variance_min_log"]], axis=1).reshape(-1)
     np.testing.assert_allclose(ours.scale("exp_avg_sq", second), scale, rtol=3e-6)
