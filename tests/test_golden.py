@@ -55,11 +55,11 @@ def nearest_lut(z, table):
 class Peer:
     """A peer's 8-bit Adam in float32 numpy, one block of 256 for each row."""
 
-    def __init__(self, arrays, maps, prefix, code, decoupled, floor):
+    def __init__(self, arrays, maps, prefix, code, decoupled, floor, decay=DECAY):
         self.g = [arrays[f"g{t}_16x256"] for t in (1, 2, 3)]
         self.p = arrays[prefix + "/p0"].copy()
         self.map = (maps["dynamic8_signed"], maps["dynamic8_unsigned"])
-        self.code, self.decoupled, self.floor = code, decoupled, F(floor)
+        self.code, self.decoupled, self.floor, self.decay = code, decoupled, F(floor), decay
         self.codes = [np.zeros((16, 256), np.int64)] * 2
         self.scales = [np.zeros((16, 1), F)] * 2
         self.z = [None, None]
@@ -69,9 +69,9 @@ class Peer:
         m, v = (self.map[k][self.codes[k]] * self.scales[k] for k in (0, 1))
         g = self.g[t - 1]
         if self.decoupled:
-            self.p = self.p - F(LR * DECAY) * self.p
+            self.p = self.p - F(LR * self.decay) * self.p
         else:
-            g = g + F(DECAY) * self.p
+            g = g + F(self.decay) * self.p
         m = m + F(1 - BETA1) * (g - m)
         v = v + F(1 - BETA2) * (g * g - v)
         for k, x in enumerate((m, v)):

@@ -16,7 +16,23 @@ largest positive value shrinks whenever it is stored, are no formats of lowbit e
 
 import numpy as np
 import pytest
-from peer_golden import AdamTwin, F, Ours, Stored, arrays, blockwise, encoded, entries, explain, follow, gradients, middle, nearest, same_values, unpack  # fmt: skip
+from peer_golden import (  # fmt: skip
+    AdamTwin,
+    F,
+    Ours,
+    Stored,
+    arrays,
+    blockwise,
+    encoded,
+    entries,
+    explain,
+    follow,
+    gradients,
+    middle,
+    nearest,
+    same_values,
+    unpack,
+)
 
 import lowbit
 

@@ -10,7 +10,24 @@ The packed bytes of the golden arrays come from CPU stand-ins for lpmm's two CUD
 import functools
 
 import numpy as np
-from peer_golden import AdamTwin, F, Ours, Stored, arrays, blockwise, encoded, entries, explain, follow, gradients, middle, nearest, plain, same_values, unpack  # fmt: skip
+from peer_golden import (  # fmt: skip
+    AdamTwin,
+    F,
+    Ours,
+    Stored,
+    arrays,
+    blockwise,
+    encoded,
+    entries,
+    explain,
+    follow,
+    gradients,
+    middle,
+    nearest,
+    plain,
+    same_values,
+    unpack,
+)
 
 import lowbit
 

@@ -1,7 +1,19 @@
 """torchao's 4-bit AdamW (tests/golden/README.md); its 8-bit optimizers are in test_golden.py."""
 
 import numpy as np
-from peer_golden import AdamTwin, Ours, arrays, blockwise, entries, explain, follow, gradients, middle, same_values, unpack  # fmt: skip
+from peer_golden import (  # fmt: skip
+    AdamTwin,
+    Ours,
+    arrays,
+    blockwise,
+    entries,
+    explain,
+    follow,
+    gradients,
+    middle,
+    same_values,
+    unpack,
+)
 
 import lowbit
 
