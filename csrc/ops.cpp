@@ -1,10 +1,7 @@
-// Reception: the schemas, their checks, and dispatch to a processor. The only C++ file that
-// includes torch, through the LibTorch stable ABI, so one binary serves torch 2.11 and later.
+// Reception: the schemas, their checks, and dispatch to a processor. With the other files of
+// operators the only C++ that includes torch, through the LibTorch stable ABI, so one binary serves
+// torch 2.11 and later.
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "catalog.h"
 #include "core/bits.h"
 #include "core/exact_sum.h"
 #include "cpu/step.h"
 #include "cuda/library.h"
+#include "ops.h"
 
 namespace lowbit {
 namespace {
@@ -47,24 +44,6 @@ enum PlanColumn {
   kPlanColumns = kDims + 1 + kMostDims
 };
 enum SlotColumn { kSlotFormat, kSlotBlock, kSlotKind, kSlotStochastic, kSlotColumns };
-
-ScalarType scalar_type(const char* dtype) {
-  if (std::strcmp(dtype, "float32") == 0) return ScalarType::Float;
-  if (std::strcmp(dtype, "bfloat16") == 0) return ScalarType::BFloat16;
-  if (std::strcmp(dtype, "float16") == 0) return ScalarType::Half;
-  if (std::strcmp(dtype, "int8") == 0) return ScalarType::Char;
-  if (std::strcmp(dtype, "int16") == 0) return ScalarType::Short;
-  STD_TORCH_CHECK(std::strcmp(dtype, "uint8") == 0, "a registered format has the unknown dtype ",
-                  dtype);
-  return ScalarType::Byte;
-}
-
-int grad_format(const Tensor& grad) {
-  for (int i = 0; i < grad_count(); ++i) {
-    if (grad.scalar_type() == scalar_type(grad_dtype(i))) return i;
-  }
-  return -1;
-}
 
 void check_tensor(const Tensor& t, const char* what, size_t i, ScalarType dtype, int64_t numel,
                   const Tensor& param) {
@@ -364,7 +343,8 @@ void write_scales(const Job& job, int k, const SlotState& state, const int64_t* 
 /// Adds the old row means to the sum behind each batch's columns.
 void add_old_rows(const Job& job, const Factor& factor) {
   for (int64_t b = 0; b < job.batches; ++b) {
-    int64_t* bins = factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
+    int64_t* bins =
+        factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
     exact_add(factor.row + b * job.inner_rows, static_cast<int>(job.inner_rows), bins);
   }
 }
@@ -571,7 +551,6 @@ void check_matrix(const char* op, const char* what, const Tensor& t, ScalarType 
                   op, ": ", what, " must be a contiguous matrix [", rows < 0 ? t.size(0) : rows,
                   ", ", cols < 0 ? t.size(1) : cols, "] of the format's dtype");
 }
-
 
 /// One row after another, tile by tile, in parallel over rows.
 template <class Leaf>

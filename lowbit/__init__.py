@@ -7,6 +7,7 @@ the bytes mean.
 from importlib.metadata import version as _version
 
 from lowbit.adafactor import CAME, Adafactor
+from lowbit.apollo import APOLLO, APOLLOMini, Fira
 from lowbit.groups import param_groups
 from lowbit.layout import scaled
 from lowbit.load import load_optimizer
@@ -17,14 +18,17 @@ from lowbit.trust import LAMB, LARS
 __version__ = _version("lowbit")
 
 __all__ = [
+    "APOLLO",
     "CAME",
     "LAMB",
     "LARS",
+    "APOLLOMini",
     "Adafactor",
     "Adam",
     "Adam8bit",
     "AdamW",
     "AdamW8bit",
+    "Fira",
     "LowbitOptimizer",
     "__version__",
     "catalog",

@@ -7,7 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,13 @@ class Entry:
     shape: tuple[int, ...]  # of the whole parameter
     local: tuple[int, ...]  # of the part here, which begins at
     offset: tuple[int, ...]
-    dims: tuple[int, ...]  # the parameter's dimension that each of its own follows
+    dims: tuple[int, ...]  # the part's dimension that each of its own follows
+    places: tuple[int, ...] | None = None  # the parameter's, where that is another
+
+    @property
+    def follows(self) -> tuple[int, ...]:
+        """The parameter's dimension that each of its own follows."""
+        return self.dims if self.places is None else self.places
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,12 @@ class Slot:
 
     def entries(self, part: shard.Part) -> list[Entry]:
         """Values, then scales."""
+        made = self._entries(part)
+        if not part.follows:
+            return made
+        return [replace(e, places=tuple(part.follows[d] for d in e.dims)) for e in made]
+
+    def _entries(self, part: shard.Part) -> list[Entry]:
         info = ops.state_format(self.format)
         dtype = getattr(torch, info["dtype"])
         whole = tuple(range(len(part.shape)))
@@ -162,13 +174,17 @@ class Layout:
         shape = () if rule["numbers"] == 1 else (rule["numbers"],)
         return Entry(rule["number"], torch.float32, shape, shape, (0,) * len(shape), ())
 
+    @property
+    def others(self) -> list[Entry]:
+        """What is kept beside the moments; a loaded state must have it."""
+        return self.factors + ([self.number] if self.number else [])
+
     def entries(self) -> list[Entry]:
         """Every tensor that csrc/ops.cpp takes for the parameter, in its order."""
         made = [self.extra] if self.extra else []
         for slot in self.slots:
             made += slot.entries(self.part)
-        made += self.factors
-        return made + ([self.number] if self.number else [])
+        return made + self.others
 
     def plan_row(self, stream: int) -> list[int]:
         """The row that csrc/ops.cpp reads."""
@@ -212,11 +228,16 @@ def is_wide(shape: Sequence[int], name: str | None, wide: bool | Sequence[str]) 
     numel = 1
     for size in shape:
         numel *= size
-    if len(shape) < 2 or numel < MIN_NUMEL or numel // max(shape[0], 1) < MIN_COLS or wide is True:
+    if len(shape) < 2 or numel < MIN_NUMEL or numel // max(shape[0], 1) < MIN_COLS:
         return True
-    return bool(wide) and any(
-        fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in wide or ()
-    )
+    return named_wide(name, wide)
+
+
+def named_wide(name: str | None, wide: bool | Sequence[str]) -> bool:
+    """Whether `wide` names the parameter, whatever its shape."""
+    if isinstance(wide, bool):
+        return wide
+    return any(fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in wide)
 
 
 def scaled(

@@ -18,7 +18,7 @@ from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
-STRUCTURE = ("state_format", "param_format", "wide")
+STRUCTURE = ("state_format", "param_format", "wide", "rank")
 
 
 class LowbitOptimizer(Optimizer):
@@ -49,6 +49,12 @@ class LowbitOptimizer(Optimizer):
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         """The rule's hyperparameters in the catalog's order; the learning rate first, 0 where it is a tensor."""
         raise NotImplementedError
+
+    def layout(
+        self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+    ) -> layout.Layout:
+        """How the state of a parameter is laid out; `index` counts parameters over all groups."""
+        return layout.layout_of(self.rule(group, tuple(p.shape)), group, p, name, index)
 
     def initial(self, group: Mapping[str, Any], name: str) -> float:
         """What fresh state of that name is filled with."""
@@ -88,7 +94,7 @@ class LowbitOptimizer(Optimizer):
         }
         for entry in lay.entries():
             tensor = torch.zeros(entry.local, dtype=entry.dtype, device=device)
-            state[entry.key] = shard.like(p, tensor, entry.shape, entry.dims)
+            state[entry.key] = shard.like(p, tensor, entry.shape, entry.follows)
         for slot in lay.slots:  # the code of zero is not 0 in every format
             value = self.initial(group, slot.name)
             if slot.coded or value:
@@ -106,13 +112,7 @@ class LowbitOptimizer(Optimizer):
             names = group.get("param_names")
             for i, p in enumerate(group["params"]):
                 if not complete and p not in self._layouts:
-                    self._layouts[p] = layout.layout_of(
-                        self.rule(group, tuple(p.shape)),
-                        group,
-                        p,
-                        names[i] if names else None,
-                        index,
-                    )
+                    self._layouts[p] = self.layout(group, p, names[i] if names else None, index)
                 if not complete and names:
                     stream = self._layouts[p].stream
                     other = streams.setdefault(stream, names[i])
@@ -139,19 +139,30 @@ class LowbitOptimizer(Optimizer):
                 loss = closure()
         if self._create_late_state():
             return loss
-        grad_scale = getattr(self, "grad_scale", None)
-        found_inf = getattr(self, "found_inf", None)
+        with_grad = [
+            (number, p)
+            for number, group in enumerate(self.param_groups)
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        self._update(with_grad, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        return loss
+
+    def _update(
+        self,
+        params: Iterable[tuple[int, Tensor]],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Steps these parameters, each with the number of its group."""
         batches: dict[Any, Batch] = {}
-        for number, group in enumerate(self.param_groups):
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                value, lay = shard.local(p), self._layouts[p]
-                where = (number, value.device, lay.rule, reductions(lay))
-                batch = batches.get(where)
-                if batch is None:
-                    batch = batches[where] = Batch(group, lay)
-                batch.add(p, value, lay, self.state[p])
+        for number, p in params:
+            value, lay = shard.local(p), self._layouts[p]
+            where = (number, value.device, lay.rule, lay.phases, reductions(lay))
+            batch = batches.get(where)
+            if batch is None:
+                batch = batches[where] = Batch(self.param_groups[number], lay)
+            batch.add(p, value, lay, self.state[p])
         for where, batch in batches.items():
             group, device = batch.group, where[1]
             lr = group["lr"]
@@ -171,7 +182,6 @@ class LowbitOptimizer(Optimizer):
                 seed=group["seed"],
             )
         run_phases(list(batches.values()))
-        return loss
 
     def _plan(self, where: Any, batch: Batch) -> Tensor:
         """The plan of a batch, kept until its parameters or their streams change."""
@@ -249,7 +259,7 @@ class LowbitOptimizer(Optimizer):
                 state[p] = self._fresh(group, p, lay)
         groups = []
         for saved, group in zip(saved_groups, self.param_groups, strict=True):
-            own = {key: group[key] for key in STRUCTURE}
+            own = {key: group[key] for key in STRUCTURE if key in group}
             names = {"param_names": group["param_names"]} if "param_names" in group else {}
             groups.append({**group, **saved, **own, **names, "params": group["params"]})
         self.__setstate__({"state": state, "param_groups": groups})

@@ -17,6 +17,7 @@
 #include "core/update/adafactor.h"
 #include "core/update/adam.h"
 #include "core/update/adam_factored.h"
+#include "core/update/apollo.h"
 #include "core/update/came.h"
 #include "core/update/trust.h"
 
@@ -40,9 +41,9 @@ using StateFormats =
           PowerTwo7Unsigned, PowerTwo8, PowerTwo8Unsigned, Float8E4M3, Float8E4M3Unsigned,
           Float8E5M2, Float8E5M2Unsigned, Log8Fixed, Log8, Log16, Log8Signed, Companded8,
           Companded8Unsigned>;
-using UpdateRules =
-    Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored, Adafactor,
-          AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came, CameFull, Lamb, Lars>;
+using UpdateRules = Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored,
+                          Adafactor, AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came,
+                          CameFull, Lamb, Lars, ApolloInner>;
 using ParamFormats = Types<Float32Param, BFloat16Nearest, BFloat16Stochastic>;
 using GradFormats = Types<Float32Grad, BFloat16Grad, Float16Grad>;
 
