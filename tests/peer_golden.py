@@ -68,7 +68,7 @@ def entries(format):
     """What a format's codes mean at scale 1, in the order of the codes."""
     bits = ops.state_format(format)["bits"]
     codes = np.arange(1 << bits, dtype=np.uint8)
-    packed = codes if bits == 8 else codes[::2] | codes[1::2] << 4
+    packed = np.packbits(np.unpackbits(codes[:, None], axis=1, count=bits, bitorder="little"), bitorder="little")  # fmt: skip
     one = getattr(torch, ops.state_format(format)["scale_dtype"])
     blocks = -(-codes.size // 32)
     scales = torch.ones((1, blocks), dtype=one)

@@ -16,7 +16,7 @@ largest positive value shrinks whenever it is stored, are no formats of lowbit e
 
 import numpy as np
 import pytest
-from peer_golden import (  # fmt: skip
+from peer_golden import (
     AdamTwin,
     F,
     Ours,

@@ -6,17 +6,21 @@ import pathlib
 import numpy as np
 from peer_golden import GOLDEN, arrays
 from test_golden_adafactor import CASES
+from test_golden_bitsandbytes import ONE_STATE
 from test_golden_flashoptim import PARAMS, REFERENCES, RUNS
 
 TESTS = pathlib.Path(__file__).parent
 
-STEPS = "steps 1 to 3"
 FORMATS = {  # pattern of names in formats_golden.npz: the test
     "ao_AdamW8bit/*": "test_golden.py::test_torchao_8bit",
     "ao_Adam8bit/*": "test_golden.py::test_torchao_8bit",
     "ao_AdamW4bit/*": "test_golden_torchao.py::test_torchao_4bit",
     "bnbcpu_AdamW8bit/*": "test_golden.py::test_bitsandbytes_8bit",
     "bnbcpu_LAMB8bit/*": "test_golden_bitsandbytes.py::test_bitsandbytes_lamb_8bit",
+    **{
+        f"bnbcpu_{name}/*": "test_golden_bitsandbytes.py::test_bitsandbytes_one_state"
+        for name in ONE_STATE
+    },
     "lpmm_AdamW_group4/*": "test_golden_lpmm.py::test_lpmm_groups",
     "lpmm_AdamW_rank1/*": "test_golden_lpmm.py::test_lpmm_rank1",
     "lpmm_Factor4/*": "test_golden_lpmm.py::test_lpmm_factor",

@@ -10,7 +10,7 @@ The packed bytes of the golden arrays come from CPU stand-ins for lpmm's two CUD
 import functools
 
 import numpy as np
-from peer_golden import (  # fmt: skip
+from peer_golden import (
     AdamTwin,
     F,
     Ours,
@@ -32,8 +32,6 @@ from peer_golden import (  # fmt: skip
 import lowbit
 
 FIRST, SECOND = "dynamic4", "power1_4_unsigned"
-SETTINGS = {"lr": 1e-2}
-SHAPE = (41, 130)
 NUMEL = 41 * 130
 
 
@@ -87,9 +85,9 @@ def test_lpmm_groups():
     names = {"exp_avg": FIRST, "exp_avg_sq": SECOND}
     formats = {name: lowbit.scaled(format, block=128) for name, format in names.items()}
     ours = Ours(
-        lowbit.AdamW, left["p0"], shape=(1, NUMEL), weight_decay=1e-2, state_format=formats, **SETTINGS
+        lowbit.AdamW, left["p0"], shape=(1, NUMEL), lr=1e-2, weight_decay=1e-2, state_format=formats
     )  # fmt: skip
-    twin = AdamTwin(left["p0"], [group(FIRST), group(SECOND)], decay=1e-2, **SETTINGS)
+    twin = AdamTwin(left["p0"], [group(FIRST), group(SECOND)], lr=1e-2, decay=1e-2)
     slots = [(name, format, middle(entries(format))) for name, format in names.items()]
     gone = follow("AdamW_group4", ours, twin, gradients("41x130", 3), slots)
     moments = [
@@ -103,10 +101,10 @@ def test_lpmm_rank1():
     left = golden("AdamW_rank1")
     formats = {"exp_avg": "float32", "exp_avg_sq": lowbit.scaled(SECOND, scale="rank1")}
     ours = Ours(
-        lowbit.AdamW, left["p0"], outside={"exp_avg": encoded(FIRST, 128)}, weight_decay=1e-2,
-        state_format=formats, **SETTINGS,
+        lowbit.AdamW, left["p0"], outside={"exp_avg": encoded(FIRST, 128)}, lr=1e-2, weight_decay=1e-2,
+        state_format=formats,
     )  # fmt: skip
-    twin = AdamTwin(left["p0"], [group(FIRST), rank1], decay=1e-2, **SETTINGS)
+    twin = AdamTwin(left["p0"], [group(FIRST), rank1], lr=1e-2, decay=1e-2)
     slots = [
         ("exp_avg", FIRST, middle(entries(FIRST))),
         ("exp_avg_sq", SECOND, middle(entries(SECOND))),
@@ -127,8 +125,8 @@ def test_rank1_of_four_dimensions():
     shape = (8, 16, 6, 7)
     p0 = np.resize(golden("AdamW_rank1")["p0"], shape)
     formats = {"exp_avg": "float32", "exp_avg_sq": lowbit.scaled(SECOND, scale="rank1")}
-    ours = Ours(lowbit.AdamW, p0, weight_decay=1e-2, state_format=formats, **SETTINGS)
-    twin = AdamTwin(p0, [plain, rank1], decay=1e-2, **SETTINGS)
+    ours = Ours(lowbit.AdamW, p0, lr=1e-2, weight_decay=1e-2, state_format=formats)
+    twin = AdamTwin(p0, [plain, rank1], lr=1e-2, decay=1e-2)
     slots = [("exp_avg", "float32", None), ("exp_avg_sq", SECOND, middle(entries(SECOND)))]
     follow("four dimensions", ours, twin, gradients("8x16x6x7", 3), slots)
     kept = [ours.scale("exp_avg_sq", SECOND, f"_rank1_{d}") for d in range(4)]
@@ -153,10 +151,10 @@ class FactorTwin(AdamTwin):
 def test_lpmm_factor():
     left = golden("Factor4")
     ours = Ours(
-        lowbit.AdamW, left["p0"], outside={"exp_avg": encoded(FIRST, 128)}, weight_decay=1e-2,
-        state_format={"exp_avg": "float32", "exp_avg_sq": "factored"}, **SETTINGS,
+        lowbit.AdamW, left["p0"], outside={"exp_avg": encoded(FIRST, 128)}, lr=1e-2, weight_decay=1e-2,
+        state_format={"exp_avg": "float32", "exp_avg_sq": "factored"},
     )  # fmt: skip
-    twin = FactorTwin(left["p0"], [group(FIRST), plain], decay=1e-2, **SETTINGS)
+    twin = FactorTwin(left["p0"], [group(FIRST), plain], lr=1e-2, decay=1e-2)
     slots = [("exp_avg", FIRST, middle(entries(FIRST))), ("exp_avg_sq", None, None)]
     gone = follow("Factor4", ours, twin, gradients("41x130", 3), slots)
     scale = left["exp_avg_qstate.overhead.max1"]
@@ -172,7 +170,7 @@ def test_factor_as_lowbit_keeps_it_trains_the_same():
     """Blocks within rows of 130 (128 and 2) instead of over the flattened tensor: other scales, so near and not equal."""
     left = golden("Factor4")
     formats = {"exp_avg": lowbit.scaled(FIRST), "exp_avg_sq": "factored"}
-    ours = Ours(lowbit.AdamW, left["p0"], weight_decay=1e-2, state_format=formats, **SETTINGS)
+    ours = Ours(lowbit.AdamW, left["p0"], lr=1e-2, weight_decay=1e-2, state_format=formats)
     for g in gradients("41x130", 3):
         ours.step(g)
     moved = np.abs(ours.values - left["p0"].reshape(-1)).mean()

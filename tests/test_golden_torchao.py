@@ -1,7 +1,7 @@
 """torchao's 4-bit AdamW (tests/golden/README.md); its 8-bit optimizers are in test_golden.py."""
 
 import numpy as np
-from peer_golden import (  # fmt: skip
+from peer_golden import (
     AdamTwin,
     Ours,
     arrays,
