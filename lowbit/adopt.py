@@ -60,11 +60,10 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
     for entry in lay.others:
         tensors = _as_kept(p, [entry], saved, key, cast=entry.key)
         if tensors is None:
-            raise _unknown(saved, key, f"it has no {entry.key}")
+            if entry.shape:
+                raise _unknown(saved, key, f"it has no {entry.key}")
+            tensors = [torch.zeros(())]  # a norm that torch does not keep: what a first step finds
         _put(state, p, [entry], tensors)
-    if lay.number:  # absent in torch's state: 0 is what a first step finds
-        tensors = _as_kept(p, [lay.number], saved, key)
-        _put(state, p, [lay.number], tensors or [torch.zeros(lay.number.local)])
     if lay.extra:  # absent where the parameter was plain before: then nothing is known beside it
         tensors = _as_kept(p, [lay.extra], saved, key)
         zeros = torch.zeros(lay.extra.local, dtype=lay.extra.dtype)

@@ -131,7 +131,7 @@ NORMAL_BOUND = 6.34  # of our own normal numbers, csrc/core/lowrank/normal.h
 class Work:
     """One parameter in one step."""
 
-    def __init__(self, group: Mapping[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
+    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
         grad = shard.local(p.grad)  # type: ignore[arg-type]
         if grad.layout != torch.strided:
             raise RuntimeError(
