@@ -102,10 +102,10 @@ class _Subspace(LowbitOptimizer):
             if where not in batches:
                 batches[where] = Batch(work.group, work.lay)
             lowrank.add_inner(batches[where], work)
-        for batch in batches.values():
+        for where, batch in batches.items():
             batch.call = functools.partial(
                 ops.step, batch.rule, batch.params, batch.grads, batch.state, batch.steps,
-                batch.plan(), self.hyper(batch.group, batch.rule), seed=batch.group["seed"],
+                self._plan((where, batch.ids[0]), batch), self.hyper(batch.group, batch.rule), seed=batch.group["seed"],
             )  # fmt: skip
         return list(batches.values())
 
