@@ -44,12 +44,12 @@ class _Subspace(LowbitOptimizer):
             defaults["wide"] = (defaults["wide"],)
         super().__init__(params, defaults)
 
-    def layout(
+    def layout_of(
         self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
     ) -> layout.Layout:
         rank = lowrank.rank_of(group, tuple(p.shape), name)
         if rank == 0:
-            return super().layout(group, p, name, index)
+            return super().layout_of(group, p, name, index)
         return lowrank.layout_of(group, p, name, index, rank, self._fira)
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
@@ -68,7 +68,8 @@ class _Subspace(LowbitOptimizer):
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        matrices, others = [], []
+        matrices: list[tuple[int, Tensor]] = []
+        others: list[tuple[int, Tensor]] = []
         for number, p in params:
             low = isinstance(self._layouts[p], lowrank.LowRankLayout)
             (matrices if low else others).append((number, p))
