@@ -37,16 +37,16 @@ class LowRankLayout(layout.Layout):
         keys = tuple(e.key for slot in self.slots for e in slot.entries(self.part))
         object.__setattr__(self, "keys", keys)  # what the inner step takes
 
-    @property
+    @functools.cached_property
     def tall(self) -> bool:
         return self.own.global_rows >= self.own.global_cols
 
-    @property
-    def extra(self) -> layout.Entry | None:
+    @functools.cached_property
+    def extra(self) -> layout.Entry | None:  # type: ignore[override]
         own = layout.Layout(INNER, self.own, (), self.param_format, 0)
         return own.extra
 
-    @property
+    @functools.cached_property
     def projection(self) -> layout.Entry:
         """P, [min(R, C), rank]: whole where tall, else the rows that go with the parameter's."""
         own, f32 = self.own, torch.float32

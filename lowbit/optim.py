@@ -60,7 +60,9 @@ class LowbitOptimizer(Optimizer):
         """The rule's hyperparameters in the catalog's order; the learning rate first, 0 where it is a tensor."""
         raise NotImplementedError
 
-    def layout(self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int) -> Layout:
+    def layout_of(
+        self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+    ) -> Layout:
         """How the state of a parameter is laid out; `index` counts parameters over all groups."""
         return layout.layout_of(self.rule(group, tuple(p.shape)), group, p, name, index)
 
@@ -128,7 +130,7 @@ class LowbitOptimizer(Optimizer):
             names = group.get("param_names")
             for i, p in enumerate(group["params"]):
                 if not complete and p not in self._layouts:
-                    self._layouts[p] = self.layout(group, p, names[i] if names else None, index)
+                    self._layouts[p] = self.layout_of(group, p, names[i] if names else None, index)
                     reductions(self._layouts[p])  # raises where shards could not agree
                 if not complete and names:
                     stream = self._layouts[p].stream
