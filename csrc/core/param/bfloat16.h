@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "core/bits.h"
+#include "core/param/none.h"
 
 namespace lowbit {
 
@@ -41,19 +42,24 @@ LB_HD uint16_t bfloat16_stochastic(float x, uint32_t random16) {
 struct BFloat16Nearest {
   static constexpr const char* kName = "bfloat16";
   static constexpr const char* kDtype = "bfloat16";
+  static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = false;
+  static constexpr int kFraction = 7, kBias = 127;
   using Storage = uint16_t;
-  LB_HD static float load(uint16_t stored) { return bfloat16_to_float(stored); }
-  LB_HD static uint16_t store(float x, uint32_t) { return bfloat16_nearest(x); }
+  using Extra = None;
+  LB_HD static float load(uint16_t stored, None) { return bfloat16_to_float(stored); }
+  LB_HD static uint16_t store(float x, uint32_t, None&) { return bfloat16_nearest(x); }
 };
 
 struct BFloat16Stochastic {
   static constexpr const char* kName = "bfloat16_stochastic";
   static constexpr const char* kDtype = "bfloat16";
+  static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = true;
   using Storage = uint16_t;
-  LB_HD static float load(uint16_t stored) { return bfloat16_to_float(stored); }
-  LB_HD static uint16_t store(float x, uint32_t random16) {
+  using Extra = None;
+  LB_HD static float load(uint16_t stored, None) { return bfloat16_to_float(stored); }
+  LB_HD static uint16_t store(float x, uint32_t random16, None&) {
     return bfloat16_stochastic(x, random16);
   }
 };

@@ -30,12 +30,12 @@ LB_HD void store_block(BFloat16Stochastic, const float* x, uint16_t* stored, int
         _mm512_cmplt_epu16_mask(_mm512_add_epi16(low, r), r);  // the sum has wrapped
     const __m512i rounded = _mm512_mask_add_epi16(high, up, high, _mm512_set1_epi16(1));
     if (__builtin_expect(special != 0, 0)) {
-      for (int j = i; j < i + 32; ++j) stored[j] = BFloat16Stochastic::store(x[j], random16[j]);
+      for (int j = i; j < i + 32; ++j) stored[j] = bfloat16_stochastic(x[j], random16[j]);
     } else {
       _mm512_storeu_si512(stored + i, rounded);
     }
   }
-  for (; i < n; ++i) stored[i] = BFloat16Stochastic::store(x[i], random16[i]);
+  for (; i < n; ++i) stored[i] = bfloat16_stochastic(x[i], random16[i]);
 }
 
 }  // namespace lowbit
