@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowbit import ops, shard
-from lowbit.layout import Layout, Slot
+from lowbit.coding import decode_slot, encode_slot
+from lowbit.layout import Entry, Layout, Slot
 
 # What a foreign state dict is recognised by, and what it is.
 PEERS = {
@@ -35,6 +36,7 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
         ValueError: a moment is missing, or its layout is unknown.
     """
     device = shard.local(p).device
+    saved = _known_names(p, lay, saved)
     step = saved.get("step", None)
     if step is None:
         raise _unknown(saved, key, "it has no 'step'")
@@ -50,37 +52,75 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
         "stream": torch.tensor(stream, dtype=torch.int64),
     }
     for slot in lay.slots:
-        tensors = _as_kept(p, lay, slot, saved, key)
+        entries = slot.entries(lay.part)
+        tensors = _as_kept(p, entries, saved, key, cast=slot.name)
         if tensors is None:
-            values = _values(p, lay, slot, saved, key).to(device)
-            tensors = _encode(values, lay, slot)
-        for name, tensor, shape in zip(slot.keys, tensors, lay.global_shapes(slot), strict=True):
-            state[name] = shard.like(p, tensor.to(device).contiguous(), shape)
+            tensors = encode_slot(_values(p, lay, slot, saved, key).to(device), lay, slot)
+        _put(state, p, entries, tensors)
+    for entry in lay.factors:
+        tensors = _as_kept(p, [entry], saved, key, cast=entry.key)
+        if tensors is None:
+            raise _unknown(saved, key, f"it has no {entry.key}")
+        _put(state, p, [entry], tensors)
+    if lay.number:  # absent in torch's state: 0 is what a first step finds
+        tensors = _as_kept(p, [lay.number], saved, key)
+        _put(state, p, [lay.number], tensors or [torch.zeros(lay.number.local)])
+    if lay.extra:  # absent where the parameter was plain before: then nothing is known beside it
+        tensors = _as_kept(p, [lay.extra], saved, key)
+        zeros = torch.zeros(lay.extra.local, dtype=lay.extra.dtype)
+        _put(state, p, [lay.extra], tensors or [zeros])
     return state
 
 
+def _known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """torch's state under our names: SGD counts no steps, and Adafactor's means have the parameter's number of dimensions."""
+    if lay.rule in ("sgd", "sgd_momentum") and "step" not in saved:
+        buffer = saved.get("momentum_buffer")
+        if buffer is None:  # before its first step
+            return {
+                "step": 0.0,
+                "momentum_buffer": torch.zeros(lay.part.local, dtype=torch.float32),
+            }
+        return {"step": 1.0, "momentum_buffer": buffer}
+    if "row_var" in saved and "col_var" in saved:
+        row, col = saved["row_var"], saved["col_var"]
+        return {**saved, "variance_row": row.squeeze(-1), "variance_col": col.squeeze(-2)}
+    return saved
+
+
+def _put(
+    state: dict[str, Tensor], p: Tensor, entries: Sequence[Entry], tensors: Sequence[Tensor]
+) -> None:
+    device = shard.local(p).device
+    for entry, tensor in zip(entries, tensors, strict=True):
+        local = tensor.to(device).reshape(entry.local).contiguous()
+        state[entry.key] = shard.like(p, local, entry.shape, entry.dims)
+
+
 def _as_kept(
-    p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any
+    p: Tensor, entries: Sequence[Entry], saved: Mapping[str, Any], key: Any, cast: str = ""
 ) -> list[Tensor] | None:
-    """The slot's local tensors where the saved state has them in the very format, else None."""
-    if not all(isinstance(saved.get(name), Tensor) for name in slot.keys):
+    """The local tensors of `entries` where the saved state has them in the very format, else None.
+
+    Args:
+        cast: the key under which another float dtype means a wide moment, which is converted as values.
+    """
+    if not all(isinstance(saved.get(entry.key), Tensor) for entry in entries):
         return None
-    dtype = getattr(torch, ops.state_format(slot.format)["dtype"])
     out = []
-    for name, shape, wanted in zip(
-        slot.keys, lay.local_shapes(slot), (dtype, torch.float32), strict=False
-    ):
-        if saved[name].dtype != wanted:
-            if name == slot.name and saved[name].is_floating_point():
-                return None  # a wide moment in another float dtype: converted, as values
+    for entry in entries:
+        what, value = f"state[{key!r}][{entry.key!r}]", saved[entry.key]
+        if value.dtype != entry.dtype:
+            if entry.key == cast and value.is_floating_point():
+                return None
             raise ValueError(
-                f"state[{key!r}][{name!r}] is {saved[name].dtype}, not {wanted}: the values were cast by the program that wrote or loaded them "
+                f"{what} is {value.dtype}, not {entry.dtype}: the values were cast by the program that wrote or loaded them "
                 "and cannot be recovered; save again without the cast"
             )
-        tensor = shard.take(saved[name], p, lay.part, f"state[{key!r}][{name!r}]")
-        if tuple(tensor.shape) != shape:
+        tensor = shard.take(value, p, entry.shape, entry.local, entry.offset, entry.dims, what)
+        if tuple(tensor.shape) != entry.local:
             raise ValueError(
-                f"state[{key!r}][{name!r}] has the local shape {tuple(tensor.shape)}, expected {shape}"
+                f"{what} has the local shape {tuple(tensor.shape)}, expected {entry.local}"
             )
         out.append(tensor)
     return out
@@ -88,32 +128,47 @@ def _as_kept(
 
 def _values(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any) -> Tensor:
     """The slot's values here, float32 in the parameter's local shape, from a wide or coded moment of any known format."""
-    part = lay.part
     for entry in ops.catalog()["state"]:
-        source = Slot(slot.name, entry["name"], entry["block"])
-        if not all(isinstance(saved.get(name), Tensor) for name in source.keys):
+        first = saved.get(
+            slot.name if entry["name"] == "float32" else f"{slot.name}_{entry['name']}"
+        )
+        if not isinstance(first, Tensor):
             continue
-        what = f"state[{key!r}][{source.keys[0]!r}]"
-        if type(saved[source.keys[0]]).__module__.startswith("torchao"):
+        if type(first).__module__.startswith("torchao"):
             raise _unknown(saved, key, "it holds torchao tensor subclasses", "torchao")
-        first = shard.take(saved[source.keys[0]], p, part, what)
-        if not source.coded:
-            if not first.is_floating_point() or tuple(first.shape) != part.local:
-                raise ValueError(
-                    f"{what} is {first.dtype} {tuple(first.shape)} here, expected floating point {part.local}"
-                )
-            return first.to(torch.float32)
-        scales = shard.take(saved[source.keys[1]], p, part, what).contiguous()
-        values = ops.decode(first.contiguous(), scales, source.format, source.block, part.cols)
-        return values.reshape(part.local)
+        for source in _sources(slot.name, entry, lay, saved):
+            entries = source.entries(lay.part)
+            if not source.coded and first.is_floating_point():
+                what = f"state[{key!r}][{source.key!r}]"
+                e = entries[0]
+                local = shard.take(first, p, e.shape, e.local, e.offset, e.dims, what)
+                if tuple(local.shape) != e.local:
+                    raise ValueError(f"{what} is {local.dtype} {tuple(local.shape)} here, expected floating point {e.local}")  # fmt: skip
+                return local.to(torch.float32)
+            tensors = _as_kept(p, entries, saved, key)
+            if tensors is not None:
+                return decode_slot(tensors, lay, source)
     raise _unknown(saved, key, f"it has no {slot.name}")
 
 
-def _encode(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
-    if not slot.coded:
-        return [values.to(getattr(torch, ops.state_format(slot.format)["dtype"]))]
-    matrix = values.reshape(lay.part.rows, lay.part.cols).contiguous()
-    return list(ops.encode(matrix, slot.format, slot.block))
+def _sources(
+    name: str, info: Mapping[str, Any], lay: Layout, saved: Mapping[str, Any]
+) -> Iterator[Slot]:
+    """The ways in which the saved state may keep a moment of a format: the block length follows from how many scales there are."""
+    if not info["scaled"]:
+        yield Slot(name, info["name"])
+        return
+    base = f"{name}_{info['name']}"
+    scale = saved.get(base + "_scale")
+    if isinstance(scale, Tensor) and scale.ndim == 2:
+        for block in (info["block"], 32, 64, 128, 256, 512, 1024, 2048):
+            slot = Slot(name, info["name"], block, "block")
+            if slot.entries(lay.part)[1].shape[1] == scale.shape[1]:
+                yield slot
+                return
+    for kind in ("row", "column", "tensor", "rank1"):
+        if any(str(k).startswith(f"{base}_scale_{kind}") for k in saved):
+            yield Slot(name, info["name"], 0, kind)
 
 
 def _unknown(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-import re
+import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,84 +13,184 @@ import torch
 from torch import Tensor
 
 from lowbit import ops, shard
+from lowbit.overrides import clean_name, effective
+from lowbit.presets import FACTORED, LEAST_BLOCK, SCALES, choices, scaled
 
 MIN_NUMEL, MIN_COLS = 4096, 16  # smaller parameters, or shorter rows, keep wide state
-PLAN_COLUMNS, MAX_SLOTS = 16, 4
+MAX_SLOTS, MAX_DIMS = 4, 6
+PLAN_COLUMNS = 12 + 4 * MAX_SLOTS + 1 + MAX_DIMS
 
-# Public names of `state_format`, for a signed and an unsigned slot.
-PRESETS = {
-    "8bit": ("dynamic8", "dynamic8_unsigned"),
-    "float32": ("float32", "float32"),
-    "bfloat16": ("bfloat16", "bfloat16"),
-}
-_WRAPPERS = re.compile(r"\b(?:module|_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)\.")
+
+@dataclass(frozen=True)
+class Entry:
+    """One state tensor of one parameter, as it is kept."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of the whole parameter
+    local: tuple[int, ...]  # of the part here, which begins at
+    offset: tuple[int, ...]
+    dims: tuple[int, ...]  # the parameter's dimension that each of its own follows
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One state tensor of one parameter: torch's name for it, and how it is kept."""
+    """One state tensor of an update rule: torch's name for it, and how it is kept."""
 
     name: str
     format: str
-    block: int
+    block: int = 0
+    scale: str = "none"
+    stochastic: bool = False
 
     @property
     def coded(self) -> bool:
-        return self.block > 0
+        return self.scale != "none"
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """State keys. The format is part of the name: DCP compares no dtypes, so a name must not be able to mean two things."""
-        if self.format == "float32":
-            return (self.name,)
-        base = f"{self.name}_{self.format}"
-        return (base, base + "_scale") if self.coded else (base,)
+    def measured(self) -> bool:
+        """Whether its scales cover more than a tile, so that they are measured before the update."""
+        return self.scale not in ("none", "block")
+
+    @property
+    def key(self) -> str:
+        """The state key. The format is part of it: DCP compares no dtypes, so a name must not be able to mean two things."""
+        return self.name if self.format == "float32" else f"{self.name}_{self.format}"
+
+    def entries(self, part: shard.Part) -> list[Entry]:
+        """Values, then scales."""
+        info = ops.state_format(self.format)
+        dtype = getattr(torch, info["dtype"])
+        whole = tuple(range(len(part.shape)))
+        if not self.coded:
+            return [Entry(self.key, dtype, part.shape, part.local, part.offset, whole)]
+
+        def codes(cols: int) -> int:
+            return -(-cols * info["bits"] // 8)
+
+        def matrix(key: str, dtype: torch.dtype, width: Callable[[int], int]) -> Entry:
+            return Entry(
+                key, dtype, (part.global_rows, width(part.global_cols)), (part.rows, width(part.cols)),
+                (part.row_offset, width(part.col_offset)), (0, 1),
+            )  # fmt: skip
+
+        entries = [matrix(self.key, dtype, codes)]
+        if self.scale == "block":
+            count, kind = info["scale_numbers"], getattr(torch, info["scale_dtype"])
+            entries.append(
+                matrix(f"{self.key}_scale", kind, lambda cols: count * -(-cols // self.block))
+            )
+            return entries
+        name, f32 = f"{self.key}_scale_{self.scale}", torch.float32
+        rows = Entry(name, f32, (part.global_rows,), (part.rows,), (part.row_offset,), (0,))
+        if self.scale == "row":
+            return [*entries, rows]
+        if self.scale == "tensor":
+            return [*entries, Entry(name, f32, (1,), (1,), (0,), ())]
+        if self.scale == "column":
+            return [*entries, Entry(name, f32, (part.global_cols,), (part.cols,), (part.col_offset,), (1,))]  # fmt: skip
+        return entries + [
+            Entry(f"{name}_{d}", f32, (part.shape[d],), (part.local[d],), (part.offset[d],), (d,))
+            for d in whole
+        ]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a parameter's state lies here."""
+    """Where a parameter's state lies here, and which rule updates it."""
 
+    rule: str
     part: shard.Part
     slots: tuple[Slot, ...]
     param_format: str
     stream: int
 
-    def shapes(
-        self, slot: Slot, rows: int, cols: int, shape: tuple[int, ...]
-    ) -> list[tuple[int, ...]]:
-        """Shapes of the slot's tensors for a parameter of `rows` x `cols` and `shape`, local or global."""
-        if not slot.coded:
-            return [shape]
-        bits = ops.state_format(slot.format)["bits"]
-        return [(rows, -(-cols * bits // 8)), (rows, -(-cols // slot.block))]
+    # Derived, and looked at in every step:
+    keys: tuple[str, ...] = ()  # state keys of entries()
+    rounds: int = 0  # of sums that the rule measures before the update
+    phases: int = 0  # of those, and of the maxima of measured scales
 
-    def local_shapes(self, slot: Slot) -> list[tuple[int, ...]]:
-        return self.shapes(slot, self.part.rows, self.part.cols, self.part.local)
+    def __post_init__(self) -> None:
+        rounds = ops.rule(self.rule)["rounds"]
+        object.__setattr__(self, "keys", tuple(entry.key for entry in self.entries()))
+        object.__setattr__(self, "rounds", rounds)
+        object.__setattr__(self, "phases", rounds + any(slot.measured for slot in self.slots))
 
-    def global_shapes(self, slot: Slot) -> list[tuple[int, ...]]:
-        return self.shapes(slot, self.part.global_rows, self.part.global_cols, self.part.shape)
+    @property
+    def extra(self) -> Entry | None:
+        """What the parameter format keeps beside the parameter."""
+        info = ops.param_format(self.param_format)
+        if not info["extra"]:
+            return None
+        part = self.part
+        key = "param_" + self.param_format.split("_")[1]  # however it is rounded
+        dtype = getattr(torch, info["extra"])
+        dims = tuple(range(len(part.shape)))
+        if dtype == torch.uint8:  # several bytes to a value, in a dimension of their own
+            n = info["extra_bytes"]
+            return Entry(
+                key, dtype, (*part.shape, n), (*part.local, n), (*part.offset, 0), (*dims, -1)
+            )
+        return Entry(key, dtype, part.shape, part.local, part.offset, dims)
+
+    @property
+    def factors(self) -> list[Entry]:
+        """Row and column means of each factored moment."""
+        shape, local, offset = self.part.shape, self.part.local, self.part.offset
+        dims = tuple(range(len(shape)))
+        made = []
+        for name in ops.rule(self.rule)["factors"]:
+            for suffix, keep in (("row", dims[:-1]), ("col", dims[:-2] + dims[-1:])):
+                made.append(
+                    Entry(
+                        f"{name}_{suffix}", torch.float32, tuple(shape[d] for d in keep),
+                        tuple(local[d] for d in keep), tuple(offset[d] for d in keep), keep,
+                    )
+                )  # fmt: skip
+        return made
+
+    @property
+    def number(self) -> Entry | None:
+        """The numbers that the rule keeps for each tensor."""
+        rule = ops.rule(self.rule)
+        if not rule["numbers"]:
+            return None
+        shape = () if rule["numbers"] == 1 else (rule["numbers"],)
+        return Entry(rule["number"], torch.float32, shape, shape, (0,) * len(shape), ())
+
+    def entries(self) -> list[Entry]:
+        """Every tensor that csrc/ops.cpp takes for the parameter, in its order."""
+        made = [self.extra] if self.extra else []
+        for slot in self.slots:
+            made += slot.entries(self.part)
+        made += self.factors
+        return made + ([self.number] if self.number else [])
 
     def plan_row(self, stream: int) -> list[int]:
         """The row that csrc/ops.cpp reads."""
         part = self.part
-        gap = MAX_SLOTS - len(self.slots)
-        formats = [ops.state_format(slot.format)["index"] for slot in self.slots] + [-1] * gap
-        blocks = [slot.block for slot in self.slots] + [0] * gap
+        slots: list[int] = []
+        for slot in self.slots:
+            index = ops.state_format(slot.format)["index"]
+            slots += [index, slot.block, SCALES.index(slot.scale), int(slot.stochastic)]
+        slots += [-1, 0, 0, 0] * (MAX_SLOTS - len(self.slots))
         rows, cols, global_cols = part.rows, part.cols, part.global_cols
         first = part.row_offset * global_cols + part.col_offset
-        if part.whole_rows and not any(
-            blocks
-        ):  # one long row: nothing but the element index counts
+        flat = not any(slot.coded for slot in self.slots) and not self.factors
+        if part.whole_rows and flat:  # one long row: nothing but the element index counts
             rows, cols = 1, rows * cols
             global_cols = max(cols, part.global_rows * global_cols)
+        inner = [1, *_pair(part.local), *_pair(part.shape)]
+        inner[0] = math.prod(part.local[:-2])
         index = ops.param_format(self.param_format)["index"]
-        return [rows, cols, global_cols, first, stream, index, *formats, *blocks, 0, 0]
+        dims = [len(part.local), *part.local][: 1 + MAX_DIMS]
+        dims += [0] * (1 + MAX_DIMS - len(dims))
+        return [rows, cols, global_cols, first, stream, index, math.prod(part.shape), *inner, *slots, *dims]  # fmt: skip
 
 
-def clean_name(name: str) -> str:
-    """A parameter's fully qualified name without what wrappers put into it."""
-    return _WRAPPERS.sub("", name)
+def _pair(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The last two dimensions."""
+    return (1, 1, *shape)[-2:]  # type: ignore[return-value]
 
 
 def stream_of(name: str | None, index: int) -> int:
@@ -98,82 +198,100 @@ def stream_of(name: str | None, index: int) -> int:
     return index if name is None else zlib.crc32(clean_name(name).encode())
 
 
-def is_wide(shape: Sequence[int], name: str | None, wide: bool | Sequence[str]) -> bool:
+def is_wide(
+    shape: Sequence[int], name: str | None, wide: bool | Sequence[str], min_numel: int = MIN_NUMEL
+) -> bool:
     """Whether a parameter of this global shape and name keeps wide state."""
-    numel = 1
-    for size in shape:
-        numel *= size
-    if len(shape) < 2 or numel < MIN_NUMEL or numel // max(shape[0], 1) < MIN_COLS or wide is True:
+    numel = math.prod(shape)
+    if len(shape) < 2 or numel < min_numel or numel // max(shape[0], 1) < MIN_COLS or wide is True:
         return True
-    return bool(wide) and any(
-        fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in wide or ()
-    )
+    patterns = (wide,) if isinstance(wide, str) else wide or ()
+    return any(fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in patterns)
 
 
-def slots_of(rule: str, state_format: str | Mapping[str, str], wide: bool) -> tuple[Slot, ...]:
-    """The slots of a rule in the formats that `state_format` names: a preset, a format, or either for each slot's name.
+def rule_of(
+    rule: str, chosen: Mapping[str, Mapping[str, Any]], wide: Mapping[str, bool], ndim: int
+) -> str:
+    """The rule with those second moments factored that `choices` wants so; wide state and vectors are not."""
+    wanted = [name for name, spec in chosen.items() if spec["format"] == FACTORED]
+    if not wanted or ndim < 2:
+        return rule
+    factored = f"{rule}_factored"
+    if factored not in ops.names("rules") or wanted != ops.rule(factored)["factors"]:
+        raise ValueError(f"{rule} cannot keep {' and '.join(wanted)} factored")
+    return rule if all(wide[name] for name in wanted) else factored
 
-    Raises:
-        ValueError: no such format or slot, or an unsigned format for a signed slot.
-    """
+
+def slots_of(
+    rule: str, chosen: Mapping[str, Mapping[str, Any]], wide: Mapping[str, bool]
+) -> tuple[Slot, ...]:
+    """The slots of a rule in the formats that `choices` gave for it, or for the rule that it is the factored variant of."""
     slots = []
-    names = [slot["name"] for slot in ops.rule(rule)["slots"]]
-    if isinstance(state_format, Mapping) and (unknown := set(state_format) - set(names)):
-        raise ValueError(f"state_format names {sorted(unknown)}, but {rule} keeps {names}")
     for slot in ops.rule(rule)["slots"]:
-        name = slot["name"]
-        choice = (
-            state_format.get(name, "float32") if isinstance(state_format, Mapping) else state_format
-        )
-        if choice in PRESETS:
-            choice = PRESETS[choice][0 if slot["signed"] else 1]
-        try:
-            entry = ops.state_format(choice)
-        except ValueError as error:
-            raise ValueError(f"{error}; presets are {', '.join(PRESETS)}") from None
-        if slot["signed"] and not entry["signed"]:
-            raise ValueError(
-                f"{name} has negative values, which the unsigned format {choice} cannot hold"
-            )
-        if wide and entry["scaled"]:
-            entry = ops.state_format("float32")
-        slots.append(Slot(name, entry["name"], entry["block"]))
+        name, spec = slot["name"], chosen[slot["name"]]
+        if spec["format"] == FACTORED or (wide[name] and spec["scale"] != "none"):
+            spec = scaled("float32")
+        stochastic = spec["rounding"] == "stochastic"
+        slots.append(Slot(name, spec["format"], spec["block"], spec["scale"], stochastic))
     return tuple(slots)
 
 
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
-    """The parameter format: 'auto' is stochastic for bfloat16 and float32 for float32."""
+    """The parameter format: "auto" rounds 16-bit parameters stochastically, "nearest" to the nearest; both are plain for float32."""
     dtype = str(p.dtype).removeprefix("torch.")
-    if param_format == "auto":
-        param_format = {"float32": "float32", "bfloat16": "bfloat16_stochastic"}.get(dtype, "")
-    if not param_format or ops.param_format(param_format)["dtype"] != dtype:
-        served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    if dtype not in served:
         raise ValueError(
-            f"{what} is {dtype}, which " + (f"param_format={param_format!r} does not store" if param_format else "is not served")
-            + f"; parameters may be {' or '.join(served)}"
-        )  # fmt: skip
+            f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served)}"
+        )
+    if param_format in ("auto", "nearest"):
+        return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype
+    if ops.param_format(param_format)["dtype"] != dtype:
+        raise ValueError(
+            f"{what} is {dtype}, which param_format={param_format!r} does not store"
+            f"; parameters may be {' or '.join(served)}"
+        )
     return param_format
 
 
 def layout_of(
     rule: str, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
 ) -> Layout:
-    """The layout of parameter p of an optimizer group."""
+    """The layout of parameter p of an optimizer group, whose update rule is `rule` unless a moment of it is stored factored."""
     what = f"parameter {name!r}" if name else f"parameter {index}"
     part = shard.part(p, what)
-    slots = slots_of(rule, group["state_format"], is_wide(part.shape, name, group["wide"]))
+    options = effective(group, name, index)
+    chosen = choices(rule, options["state_format"])
+
+    def least(spec: Mapping[str, Any]) -> int:
+        own = options["min_numel"]
+        return spec.get("min_numel", MIN_NUMEL) if own is None else own
+
+    wide = {
+        slot: is_wide(part.shape, name, options["wide"], least(spec))
+        for slot, spec in chosen.items()
+    }
+    variant = rule_of(rule, chosen, wide, len(part.shape))
+    slots = slots_of(variant, chosen, wide)
     for slot in slots:
-        if (
-            slot.coded
-            and not part.whole_rows
-            and (part.col_offset % slot.block or part.cols % slot.block)
-        ):
-            raise ValueError(
-                f"{what} of {part.global_cols} columns is cut at columns {part.col_offset}..{part.col_offset + part.cols}, inside a block of "
-                f"{slot.block}; shard it on dimension 0, or keep its state wide with wide=[{name!r}]"
-            )
-    param_format = param_format_of(p, group["param_format"], what)
-    return Layout(part, slots, param_format, stream_of(name, index))
+        check_cut(slot, part, what, name)
+    param_format = param_format_of(p, options["param_format"], what)
+    return Layout(variant, part, slots, param_format, stream_of(name, index))
+
+
+def check_cut(slot: Slot, part: shard.Part, what: str, name: str | None) -> None:
+    """Raises ValueError where columns are cut where the slot's codes or scales cannot be."""
+    if not slot.coded or part.whole_rows:
+        return
+    cut = f"{what} of {part.global_cols} columns is cut at columns {part.col_offset}..{part.col_offset + part.cols}"
+    advice = f"shard it on dimension 0, or keep its state wide with wide=[{name!r}]"
+    step = slot.block or LEAST_BLOCK  # codes of any width begin on a byte there
+    if part.col_offset % step or part.cols % step:
+        raise ValueError(f"{cut}, inside a block of {step}; {advice}")
+    if slot.measured and len(part.shape) > 2:
+        raise ValueError(
+            f"{cut}, and scale={slot.scale!r} follows only dimension 0 there; {advice}"
+        )
 
 
 def plan_tensor(rows: Sequence[Sequence[int]]) -> Tensor:

@@ -32,14 +32,14 @@ def _registered() -> dict[str, Any]:
 
 
 def catalog() -> dict[str, Any]:
-    """Everything that is registered.
-
-    Returns:
-        `state`: formats of optimizer state (`name`, `index`, `bits`, `block`, `scaled`, `signed`, `dtype`);
-        `rules`: update rules (`name`, `slots`, `hyper`); `param`: parameter formats (`name`, `index`, `dtype`);
-        `isas`: instruction sets that this processor runs, best last; `isa`: the one in use.
-    """
+    """What the operators were built with; `lowbit.catalog` says what is in it."""
     return json.loads(_ops.catalog())
+
+
+@functools.cache
+def names(kind: str) -> frozenset[str]:
+    """The names of the catalog's entries of a kind: state, rules or param."""
+    return frozenset(entry["name"] for entry in _registered()[kind])
 
 
 @functools.cache
@@ -82,20 +82,41 @@ def step(
     found_inf: Tensor | None = None,
     maximize: bool = False,
     seed: int = 0,
+    phase: int = 0,
+    scratch: Sequence[Tensor] = (),
 ) -> None:
     """One step of `rule` over local, contiguous tensors of one device, in place.
 
     Args:
-        state: for each parameter and slot of the rule, its values, and after them its scales where the format has them.
-        steps: one float32 each, incremented; on the CPU for CPU parameters, else on their device.
-        plan: int64 CPU [n, 16], a row for each parameter as lowbit/layout.py writes it.
+        state: for each parameter, the tensors of `Layout.entries()`.
+        steps: one float32 each, incremented in phase 0; on the CPU for CPU parameters, else on their device.
+        plan: int64 CPU [n, PLAN_COLUMNS], a row for each parameter as lowbit/layout.py writes it.
+        phase: 0 .. `Layout.phases`. Each but the last measures something into `scratch`, which the caller reduces over the shards before the
+            next; the last updates.
+        scratch: of `scratch()`; empty where there is one phase.
         hyper: as the catalog lists them for the rule; `lr`, a tensor of one element, takes the place of `hyper[0]`.
         grad_scale: gradients are divided by it. found_inf: where it is not 0 nothing happens at all.
     """
     _ops.step(
-        rule, params, grads, state, steps, plan, hyper,
+        rule, params, grads, state, steps, scratch, plan, hyper,
         lr=lr, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, seed=seed,
+        phase=phase,
     )  # fmt: skip
+
+
+SCRATCH_DTYPES = (
+    torch.int64, torch.int64, torch.int64, torch.int32, torch.int32, torch.float32
+)  # fmt: skip
+
+
+def scratch(rule: str, plan: Tensor, device: torch.device) -> list[Tensor]:
+    """The workspace of a step of several phases: exact sums of tensors, rows and columns (add over shards), maxima of rows and columns as bits
+    (largest over shards), and floats that stay here. Holds nothing between steps."""
+    sizes = _ops.scratch_sizes(rule, plan)
+    return [
+        torch.zeros(size, dtype=dtype, device=device)
+        for size, dtype in zip(sizes, SCRATCH_DTYPES, strict=True)
+    ]
 
 
 def encode(x: Tensor, format: str, block: int) -> tuple[Tensor, Tensor]:
@@ -106,6 +127,26 @@ def encode(x: Tensor, format: str, block: int) -> tuple[Tensor, Tensor]:
 def decode(codes: Tensor, scales: Tensor, format: str, block: int, cols: int) -> Tensor:
     """Codes and scales -> float32 [rows, cols]."""
     return _ops.decode(codes, scales, format, block, cols)
+
+
+def encode_given(x: Tensor, most: Tensor, format: str) -> Tensor:
+    """float32 [rows, cols] and the largest magnitude that each value's scale covers -> codes [rows, bytes]. On the CPU."""
+    return _ops.encode_given(x, most, format)
+
+
+def decode_given(codes: Tensor, most: Tensor, format: str) -> Tensor:
+    """The inverse of `encode_given`."""
+    return _ops.decode_given(codes, most, format)
+
+
+def join(stored: Tensor, extra: Tensor | None, format: str) -> Tensor:
+    """The float32 values of a contiguous parameter and what its format keeps beside it. On the CPU."""
+    return _ops.join(stored, extra, format)
+
+
+def split(x: Tensor, format: str, *, seed: int = 0, stream: int = 0) -> tuple[Tensor, Tensor]:
+    """Contiguous float32 values -> (the parameter, what its format keeps beside it, empty where nothing). On the CPU."""
+    return _ops.split(x, format, seed, stream)
 
 
 def set_isa(name: str) -> None:
@@ -120,6 +161,7 @@ def _(
     grads,
     state,
     steps,
+    scratch,
     plan,
     hyper,
     *,
@@ -128,18 +170,52 @@ def _(
     found_inf=None,
     maximize=False,
     seed=0,
+    phase=0,
 ):  # type: ignore[no-untyped-def]
     return None
+
+
+def _row_codes(entry: dict[str, Any], cols: int) -> int:
+    return -(-cols * entry["bits"] // 8)
 
 
 @torch.library.register_fake("lowbit::encode")
 def _(x, format, block):  # type: ignore[no-untyped-def]
     entry = state_format(format)
     rows, cols = x.shape
-    codes = x.new_empty((rows, -(-cols * entry["bits"] // 8)), dtype=getattr(torch, entry["dtype"]))
-    return codes, x.new_empty((rows, -(-cols // block)))
+    codes = x.new_empty((rows, _row_codes(entry, cols)), dtype=getattr(torch, entry["dtype"]))
+    width = -(-cols // block) * entry["scale_numbers"]
+    return codes, x.new_empty((rows, width), dtype=getattr(torch, entry["scale_dtype"]))
 
 
 @torch.library.register_fake("lowbit::decode")
 def _(codes, scales, format, block, cols):  # type: ignore[no-untyped-def]
     return codes.new_empty((codes.shape[0], cols), dtype=torch.float32)
+
+
+@torch.library.register_fake("lowbit::encode_given")
+def _(x, most, format):  # type: ignore[no-untyped-def]
+    entry = state_format(format)
+    width = _row_codes(entry, x.shape[1])
+    return x.new_empty((x.shape[0], width), dtype=getattr(torch, entry["dtype"]))
+
+
+@torch.library.register_fake("lowbit::decode_given")
+def _(codes, most, format):  # type: ignore[no-untyped-def]
+    return torch.empty_like(most)
+
+
+@torch.library.register_fake("lowbit::join")
+def _(stored, extra, format):  # type: ignore[no-untyped-def]
+    return torch.empty_like(stored, dtype=torch.float32)
+
+
+@torch.library.register_fake("lowbit::split")
+def _(x, format, seed, stream):  # type: ignore[no-untyped-def]
+    info = param_format(format)
+    stored = torch.empty_like(x, dtype=getattr(torch, info["dtype"]))
+    if not info["extra"]:
+        return stored, x.new_empty((0,), dtype=torch.uint8)
+    dtype = getattr(torch, info["extra"])
+    sizes = (*x.shape, info["extra_bytes"]) if dtype == torch.uint8 else x.shape
+    return stored, x.new_empty(sizes, dtype=dtype)

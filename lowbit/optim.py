@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import glob
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -11,11 +13,16 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lowbit import layout, ops, shard
+from lowbit import layout, ops, overrides, shard
 from lowbit.adopt import adopt_state
+from lowbit.batch import Batch, reductions, run_phases
+from lowbit.coding import fresh_slot
+from lowbit.stats import Stats, collect
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
-STRUCTURE = ("state_format", "param_format", "wide")
+STRUCTURE = (
+    "state_format", "param_format", "wide", "overrides", "min_numel", "decoupled_weight_decay"
+)  # fmt: skip
 
 
 class LowbitOptimizer(Optimizer):
@@ -33,19 +40,28 @@ class LowbitOptimizer(Optimizer):
         self._layouts: dict[Tensor, layout.Layout] = {}
         self._plans: dict[Any, tuple[list[int], Tensor]] = {}
         self._ready = False
+        # Left out of the groups where they say nothing, so that checkpoints without them still load.
+        optional = ("overrides", "min_numel")
+        defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
+        _check_group("the optimizer", defaults)
         super().__init__(params, defaults)
+        overrides.check_matched(self.param_groups)
         self._ready = True
         self.init_state()
 
     # For subclasses
 
-    def rule(self, group: Mapping[str, Any]) -> str:
-        """The update rule of a group, as the catalog names it."""
+    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
+        """The update rule of a parameter of this global shape, as the catalog names it."""
         raise NotImplementedError
 
-    def hyper(self, group: Mapping[str, Any]) -> list[float]:
+    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         """The rule's hyperparameters in the catalog's order; the learning rate first, 0 where it is a tensor."""
         raise NotImplementedError
+
+    def initial(self, group: Mapping[str, Any], name: str) -> float:
+        """What fresh state of that name is filled with."""
+        return 0.0
 
     # State
 
@@ -56,10 +72,18 @@ class LowbitOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's, and state for the new parameters."""
+        if isinstance(param_group, dict):
+            _check_group("the parameter group", param_group)
         super().add_param_group(param_group)
         if self._ready:
             self._layouts.clear()
-            self.init_state()
+            try:
+                overrides.check_matched(self.param_groups)
+                self.init_state()
+            except ValueError:
+                self.param_groups.pop()
+                self._layouts.clear()
+                raise
 
     def init_state(self) -> None:
         """Creates state for every parameter that requires a gradient and has none, empty shards included.
@@ -79,17 +103,15 @@ class LowbitOptimizer(Optimizer):
             ),
             "stream": torch.tensor(lay.stream, dtype=torch.int64),
         }
-        for slot in lay.slots:
-            entry = ops.state_format(slot.format)
-            values = torch.zeros(
-                lay.local_shapes(slot)[0], dtype=getattr(torch, entry["dtype"]), device=device
-            )
-            tensors = [values]
-            if slot.coded:
-                zeros = torch.zeros((lay.part.rows, lay.part.cols), device=device)
-                tensors = list(ops.encode(zeros, slot.format, slot.block))
-            for key, tensor, shape in zip(slot.keys, tensors, lay.global_shapes(slot), strict=True):
-                state[key] = shard.like(p, tensor, shape)
+        for entry in lay.entries():
+            tensor = torch.zeros(entry.local, dtype=entry.dtype, device=device)
+            state[entry.key] = shard.like(p, tensor, entry.shape, entry.dims)
+        for slot in lay.slots:  # the code of zero is not 0 in every format
+            value = self.initial(group, slot.name)
+            if slot.coded or value:
+                tensors = fresh_slot(value, lay, slot, device)
+                for entry, tensor in zip(slot.entries(lay.part), tensors, strict=True):
+                    shard.local(state[entry.key]).copy_(tensor)
         return state
 
     def _laid_out(self) -> Iterable[tuple[dict[str, Any], Tensor, layout.Layout]]:
@@ -102,8 +124,13 @@ class LowbitOptimizer(Optimizer):
             for i, p in enumerate(group["params"]):
                 if not complete and p not in self._layouts:
                     self._layouts[p] = layout.layout_of(
-                        self.rule(group), group, p, names[i] if names else None, index
+                        self.rule(group, tuple(p.shape)),
+                        group,
+                        p,
+                        names[i] if names else None,
+                        index,
                     )
+                    reductions(self._layouts[p])  # raises where shards could not agree
                 if not complete and names:
                     stream = self._layouts[p].stream
                     other = streams.setdefault(stream, names[i])
@@ -114,6 +141,73 @@ class LowbitOptimizer(Optimizer):
                         )
                 index += 1
                 yield group, p, self._layouts[p]
+
+    def _found(self, p: Any, what: str) -> tuple[dict[str, Any], str | None, int]:
+        """The group, the name and the number of a parameter."""
+        index = 0
+        for group in self.param_groups:
+            names = group.get("param_names")
+            for i, q in enumerate(group["params"]):
+                if q is p:
+                    return group, names[i] if names else None, index
+                index += 1
+        raise ValueError(f"{what!r} of the module is no parameter of this optimizer")
+
+    def override_quantize_enable(self, module: torch.nn.Module, name: str, enable: bool) -> None:
+        """Decides for one parameter, before its first step, whether its state is quantized, whatever `wide` and `min_numel` say.
+
+        Args:
+            module, name: where the parameter is: `getattr(module, name)`.
+
+        Raises:
+            ValueError: it is not one of this optimizer's, it has been stepped already, or it has too few dimensions or too short rows.
+        """
+        p: Any = getattr(module, name, None)
+        group, known, index = self._found(p, name)
+        if float(self.state.get(p, {}).get("step", 0.0)) > 0:
+            raise ValueError(
+                f"{name!r} has been stepped; whether its state is quantized is decided before the first step"
+            )
+        if enable and layout.is_wide(tuple(p.shape), None, (), 0):
+            raise ValueError(
+                f"{name!r} of shape {tuple(p.shape)} cannot be quantized: that takes two dimensions and rows of {layout.MIN_COLS}"
+            )
+        before = group.get("overrides")
+        pattern = overrides.matched(group, known, index)
+        options = dict(before[pattern]) if before and pattern is not None else {}
+        options.update({"wide": False, "min_numel": 0} if enable else {"wide": True})
+        if not enable:
+            options.pop("state_format", None)
+        key = str(index) if known is None else glob.escape(overrides.clean_name(known))
+        rest = {k: v for k, v in (before or {}).items() if k != key}
+        group["overrides"] = {key: options, **rest}
+        kept = self.state.pop(p, None)
+        self._layouts.clear()
+        self._plans.clear()
+        try:
+            self.init_state()
+        except ValueError:  # a shard that cuts its blocks: as before
+            group["overrides"], self.state[p] = before or {}, kept or {}
+            self._layouts.clear()
+            raise
+
+    def stats(self, *, probe: bool = False) -> Stats:
+        """What is kept and how well, for each parameter and in total; print it for a table.
+
+        Args:
+            probe: also run the next step on copies, with the gradients there are, and compare what it would store with what it computed. A
+                collective where parameters are sharded and their rule or scales reduce anything.
+
+        Returns:
+            {"parameters": {name: entry}, "total": entry}, of the local shards. An entry holds `values`; `bytes` of each component (`parameter`,
+            `beside` the parameter, `codes`, `scales`, `wide` state, `factors`, `numbers`, `other`) and `bytes_per_value`; and `states`, for
+            each state that has codes the shares of its values whose code is the lowest or highest but 0 (`saturated`), that read as 0
+            (`zero`), and of its codes that occur (`used`; in the total the mean). With `probe`, a state's `rms_error`, the root mean
+            square of what storing adds to it relative to its own, and `max_error`, the largest relative to the value it is added to; and
+            the shares of weights that the same step in float32 changes (`updates`), and of those that it changes while the stored one
+            stays (`lost`).
+        """
+        return collect(self, probe)
 
     # The step
 
@@ -130,38 +224,43 @@ class LowbitOptimizer(Optimizer):
                 loss = closure()
         if self._create_late_state():
             return loss
-        grad_scale = getattr(self, "grad_scale", None)
-        found_inf = getattr(self, "found_inf", None)
+        batches: dict[Any, Batch] = {}
         for number, group in enumerate(self.param_groups):
-            batches: dict[torch.device, _Batch] = {}
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                value = shard.local(p)
-                batch = batches.get(value.device)
+                value, lay = shard.local(p), self._layouts[p]
+                where = (number, value.device, lay.rule, reductions(lay))
+                batch = batches.get(where)
                 if batch is None:
-                    batch = batches[value.device] = _Batch()
-                batch.add(p, value, self._layouts[p], self.state[p])
-            lr = group["lr"]
-            for device, batch in batches.items():
-                ops.step(
-                    self.rule(group),
-                    batch.params,
-                    batch.grads,
-                    batch.state,
-                    batch.steps,
-                    self._plan((number, device), batch),
-                    self.hyper(group),
-                    lr=shard.local(lr) if isinstance(lr, Tensor) else None,
-                    grad_scale=_on(grad_scale, device),
-                    found_inf=_on(found_inf, device),
-                    maximize=group["maximize"],
-                    seed=group["seed"],
-                )
-                batch.write_back()
+                    batch = batches[where] = Batch(group, lay)
+                batch.add(p, value, lay, self.state[p])
+        for where, batch in batches.items():
+            self._bind(batch, where[1], self._plan(where, batch))
+        run_phases(list(batches.values()))
         return loss
 
-    def _plan(self, where: Any, batch: _Batch) -> Tensor:
+    def _bind(self, batch: Batch, device: torch.device, plan: Tensor) -> None:
+        """Gives a batch its operator call."""
+        group = batch.group
+        lr = group["lr"]
+        batch.call = functools.partial(
+            ops.step,
+            batch.rule,
+            batch.params,
+            batch.grads,
+            batch.state,
+            batch.steps,
+            plan,
+            self.hyper(group, batch.rule),
+            lr=shard.local(lr) if isinstance(lr, Tensor) else None,
+            grad_scale=_on(getattr(self, "grad_scale", None), device),
+            found_inf=_on(getattr(self, "found_inf", None), device),
+            maximize=group["maximize"],
+            seed=group["seed"],
+        )
+
+    def _plan(self, where: Any, batch: Batch) -> Tensor:
         """The plan of a batch, kept until its parameters or their streams change."""
         if torch.compiler.is_compiling():
             return batch.plan()
@@ -200,7 +299,7 @@ class LowbitOptimizer(Optimizer):
         """Loads what `state_dict()` gave; dtypes stay as they are.
 
         A torch AdamW or Adam state dict is taken too: its float moments are encoded into this optimizer's formats on the spot. So is lowbit state in other
-        formats than this optimizer's. How state is laid out (`state_format`, `param_format`, `wide`) stays this optimizer's; all
+        formats than this optimizer's. How state is laid out (`state_format`, `param_format`, `wide`, `overrides`, `min_numel`) stays this optimizer's; all
         other group entries are the loaded ones.
 
         Raises:
@@ -237,7 +336,8 @@ class LowbitOptimizer(Optimizer):
                 state[p] = self._fresh(group, p, lay)
         groups = []
         for saved, group in zip(saved_groups, self.param_groups, strict=True):
-            own = {key: group[key] for key in STRUCTURE}
+            own = {key: group[key] for key in STRUCTURE if key in group}
+            saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
             names = {"param_names": group["param_names"]} if "param_names" in group else {}
             groups.append({**group, **saved, **own, **names, "params": group["params"]})
         self.__setstate__({"state": state, "param_groups": groups})
@@ -245,189 +345,11 @@ class LowbitOptimizer(Optimizer):
             post_hook(self)
 
 
-class _Batch:
-    """The parameters of one group on one device, as the operator takes them."""
-
-    def __init__(self) -> None:
-        self.params: list[Tensor] = []
-        self.grads: list[Tensor] = []
-        self.state: list[Tensor] = []
-        self.steps: list[Tensor] = []
-        self.ids: list[int] = []
-        self.rows: list[tuple[layout.Layout, Tensor]] = []
-        self.copies: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, p: Tensor, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
-        grad = shard.local(p.grad)  # type: ignore[arg-type]
-        if grad.layout != torch.strided:
-            raise RuntimeError(
-                "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
-            )
-        if value.is_contiguous():
-            self.params.append(value)
-        else:  # such as channels_last: stepped in a copy
-            self.copies.append((value, value.contiguous()))
-            self.params.append(self.copies[-1][1])
-        self.grads.append(grad.contiguous())
-        for slot in lay.slots:
-            for key in slot.keys:
-                self.state.append(shard.local(state[key]))
-        self.steps.append(state["step"])
-        self.ids.append(id(state["stream"]))
-        self.rows.append((lay, state["stream"]))
-
-    def plan(self) -> Tensor:
-        return layout.plan_tensor([lay.plan_row(int(stream)) for lay, stream in self.rows])
-
-    def write_back(self) -> None:
-        for value, copy in self.copies:
-            value.copy_(copy)
+def _check_group(what: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError where the options given in one place contradict each other."""
+    overrides.check(options.get("overrides") or {})
+    overrides.check_together(what, options)
 
 
 def _on(number: Tensor | None, device: torch.device) -> Tensor | None:
     return None if number is None else shard.local(number).to(device)
-
-
-class AdamW(LowbitOptimizer):
-    """AdamW (arXiv:1711.05101) with state in few bits and, for bfloat16 parameters, no master copy.
-
-    Args:
-        params: parameters, (name, parameter) pairs, or group dicts. Names (`model.named_parameters()`, `lowbit.param_groups(model)`) make checkpoints and
-            random bits independent of parameter order.
-        lr: learning rate, a float or a tensor of one element.
-        betas: decay of the running averages of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: decoupled, applied before the update.
-        amsgrad: keep the largest second moment, in a third state tensor.
-        maximize: ascend instead.
-        foreach, fused: accepted as torch has them and ignored; there is one implementation, and it is fused.
-        capturable: accepted as torch has it; the CUDA step never waits for the device and can be captured either way.
-        differentiable: not supported; True raises.
-        state_format: "8bit" (dynamic8, 1 + 4/256 bytes a value), "float32", "bfloat16", a format of `lowbit.catalog()`, or a mapping
-            {"exp_avg": ..., "exp_avg_sq": ...}.
-        param_format: "auto": stochastic rounding for bfloat16, plain for float32; or "bfloat16" (to nearest), "bfloat16_stochastic", "float32".
-        wide: name patterns (fnmatch) whose parameters keep float32 state, or True for all of a group. Parameters of fewer than 4096 elements, fewer
-            than 2 dimensions or rows shorter than 16 always do.
-        seed: of the random bits. The last four are per group, as the others are.
-
-    Raises:
-        ValueError: a hyperparameter out of range (torch's words), or a parameter that cannot be served, with its name and numbers.
-    """
-
-    _decoupled = True
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_format: str | Mapping[str, str] = "8bit",
-        param_format: str = "auto",
-        wide: bool | Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        if not float(lr) >= 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if not eps >= 0.0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        for i in (0, 1):
-            if not 0.0 <= float(betas[i]) < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {i}: {betas[i]}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
-        if differentiable:
-            raise ValueError(
-                "differentiable=True is not supported: the state is not differentiable. Use torch.optim for that"
-            )
-        if fused and foreach:
-            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        if isinstance(wide, str):
-            wide = (wide,)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "state_format": state_format,
-            "param_format": param_format,
-            "wide": wide,
-            "seed": seed,
-            "lowbit_version": 1,
-        }
-        super().__init__(params, defaults)
-
-    def rule(self, group: Mapping[str, Any]) -> str:
-        return ("adamw" if self._decoupled else "adam") + ("_amsgrad" if group["amsgrad"] else "")
-
-    def hyper(self, group: Mapping[str, Any]) -> list[float]:
-        lr, (beta1, beta2) = group["lr"], group["betas"]
-        first = 0.0 if isinstance(lr, Tensor) else lr
-        return [first, float(beta1), float(beta2), group["eps"], group["weight_decay"]]
-
-
-class Adam(AdamW):
-    """Adam (arXiv:1412.6980) with L2 weight decay, `weight_decay=0` by default; otherwise as `AdamW`."""
-
-    _decoupled = False
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_format: str | Mapping[str, str] = "8bit",
-        param_format: str = "auto",
-        wide: bool | Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            state_format=state_format,
-            param_format=param_format,
-            wide=wide,
-            seed=seed,
-        )
-
-
-class AdamW8bit(AdamW):
-    """`AdamW` under the name that bitsandbytes and torchao use."""
-
-
-class Adam8bit(Adam):
-    """`Adam` under the name that bitsandbytes and torchao use. Its decay is L2, as in torch; bitsandbytes' Adam8bit decouples it."""

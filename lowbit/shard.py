@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 try:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 except ImportError:  # torch built without distributed
     DTensor = ()  # type: ignore[assignment,misc]
@@ -23,6 +24,8 @@ class Part:
     shape: tuple[int, ...]  # global
     local: tuple[int, ...]
     offset: tuple[int, ...]
+    # Where it is cut: a dimension and the process group that holds its parts, for each mesh dimension that shards.
+    cuts: tuple[tuple[int, Any], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -98,11 +101,23 @@ def part(p: Tensor, what: str) -> Part:
     local_shape, offset = compute_local_shape_and_global_offset(
         p.shape, p.device_mesh, p.placements
     )
-    return Part(shape, tuple(local_shape), tuple(offset))
+    cuts = tuple(
+        (placement.dim, p.device_mesh.get_group(i))
+        for i, placement in enumerate(p.placements)
+        if hasattr(placement, "dim") and p.device_mesh.size(i) > 1
+    )
+    return Part(shape, tuple(local_shape), tuple(offset), cuts)
 
 
-def like(p: Tensor, value: Tensor, shape: Sequence[int]) -> Tensor:
-    """`value`, the local part of a state tensor of global `shape`, placed as p is: plain beside a plain parameter, else a DTensor."""
+def like(
+    p: Tensor, value: Tensor, shape: Sequence[int], dims: Sequence[int] | None = None
+) -> Tensor:
+    """`value`, the local part of a state tensor of global `shape`, placed as p is: plain beside a plain parameter, else a DTensor.
+
+    Args:
+        dims: the dimension of p that each of the tensor's own follows; the same ones by default. Over a mesh dimension that shards another one
+            the tensor is replicated.
+    """
     if not isinstance(p, DTensor):
         return value
     stride: list[int] = []
@@ -110,38 +125,76 @@ def like(p: Tensor, value: Tensor, shape: Sequence[int]) -> Tensor:
     for size in reversed(shape):
         stride.insert(0, run)
         run *= size
+    follows = range(len(shape)) if dims is None else dims
     return DTensor.from_local(
         value,
         p.device_mesh,
-        p.placements,
+        _placements(p, follows),
         run_check=False,
         shape=torch.Size(shape),
         stride=tuple(stride),
     )
 
 
-def take(value: Tensor, p: Tensor, box: Part, what: str) -> Tensor:
-    """The local part of a loaded state tensor: `value` may be placed as p is, placed otherwise, or whole.
+def _placements(p: Tensor, dims: Sequence[int]) -> list[Any]:
+    placements: list[Any] = []
+    for placement in p.placements:  # type: ignore[attr-defined]
+        dim = getattr(placement, "dim", None)
+        if dim is None:
+            placements.append(placement)
+        else:
+            placements.append(Shard(list(dims).index(dim)) if dim in dims else Replicate())
+    return placements
 
-    `value` has p's rows in dimension 0; its further dimensions are whole here unless `value` has p's own shape.
+
+def take(
+    value: Tensor,
+    p: Tensor,
+    shape: Sequence[int],
+    local: Sequence[int],
+    offset: Sequence[int],
+    dims: Sequence[int],
+    what: str,
+) -> Tensor:
+    """The part here of a loaded state tensor of global `shape`: `value` may be placed as p is, placed otherwise, whole, or that part.
+
+    Args:
+        local, offset: of the part here. dims: as in `like`.
     """
     if isinstance(value, DTensor):
         if not isinstance(p, DTensor):
             return value.full_tensor()
-        if value.device_mesh == p.device_mesh and tuple(value.placements) != tuple(p.placements):
-            value = value.redistribute(p.device_mesh, p.placements)
+        wanted = _placements(p, dims)
+        if value.device_mesh == p.device_mesh and list(value.placements) != wanted:
+            value = value.redistribute(p.device_mesh, wanted)
         return value.to_local()
-    if not isinstance(p, DTensor) or (tuple(value.shape) == box.local and box.local != box.shape):
+    if not isinstance(p, DTensor) or (tuple(value.shape) == tuple(local) != tuple(shape)):
         return value
-    if value.ndim == 0 or value.shape[0] != box.global_rows:
+    if tuple(value.shape) != tuple(shape):
         raise ValueError(
-            f"{what} has the shape {tuple(value.shape)}, which is neither the whole nor this rank's part of {box.shape}"
+            f"{what} has the shape {tuple(value.shape)}, which is neither the whole {tuple(shape)} nor this rank's part {tuple(local)}"
         )
-    value = value.narrow(0, box.row_offset, box.rows)
-    if not box.whole_rows:
-        if tuple(value.shape[1:]) != box.shape[1:]:
-            raise ValueError(
-                f"{what} is whole, but this rank holds columns of it; save and load it sharded"
-            )
-        value = value.narrow(1, box.offset[1], box.local[1])
+    for dim, (start, length) in enumerate(zip(offset, local, strict=True)):
+        value = value.narrow(dim, start, length)
     return value
+
+
+def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
+    """All-reduces tensors in place: (tensor, process group, "sum" or "max") each, one collective for each group, operation and dtype.
+
+    Integers only, so that the result does not depend on the order in which ranks are met.
+    """
+    import torch.distributed as dist
+
+    together: dict[Any, list[Tensor]] = {}
+    for tensor, group, operation in wanted:
+        if tensor.numel():
+            together.setdefault((group, operation, tensor.dtype), []).append(tensor)
+    for (group, operation, _), tensors in together.items():
+        alone = len(tensors) == 1 and tensors[0].is_contiguous()
+        joined = tensors[0] if alone else torch.cat([t.reshape(-1) for t in tensors])
+        dist.all_reduce(joined, getattr(dist.ReduceOp, operation.upper()), group)
+        if not alone:
+            pieces = joined.split([t.numel() for t in tensors])
+            for tensor, piece in zip(tensors, pieces, strict=True):
+                tensor.copy_(piece.reshape(tensor.shape))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from conftest import need
+from plans import plan_row
 
 import lowbit
 from lowbit import ops
@@ -47,19 +48,17 @@ class Run:
         """A parameter with state of zeros; `formats`: a name for each slot of the rule."""
         rows = 1 if param.dim() < 2 else param.shape[0]
         cols = math.prod(param.shape) if param.dim() < 2 else math.prod(param.shape[1:])
-        index = PARAM[param_format]["index"]
-        row = [rows, cols, global_cols or cols, first, stream, index] + [-1] * 4 + [0] * 6
-        for k, name in enumerate(formats):
+
+        choices = [(name, block) if STATE[name]["scaled"] else name for name in formats]
+        at = {"first": first, "stream": stream, "global_cols": global_cols}
+        row = plan_row(rows, cols, choices, param_format, **at)[0].tolist()
+        for name in formats:
             entry = STATE[name]
-            dtype = getattr(torch, entry["dtype"])
-            row[6 + k] = entry["index"]
             if entry["scaled"]:
-                row[10 + k] = block
-                code_bytes = -(-cols * entry["bits"] // 8)
-                self.state.append(param.new_zeros((rows, code_bytes), dtype=dtype))
-                self.state.append(param.new_zeros((rows, -(-cols // block)), dtype=torch.float32))
+                zeros = param.new_zeros((rows, cols), dtype=torch.float32)
+                self.state += [t.zero_() for t in torch.ops.lowbit.encode(zeros, name, block)]
             else:
-                self.state.append(torch.zeros_like(param, dtype=dtype))
+                self.state.append(torch.zeros_like(param, dtype=getattr(torch, entry["dtype"])))
         self.params.append(param)
         self.grads.append(grad)
         self.steps.append(param.new_zeros((), dtype=torch.float32))
@@ -74,7 +73,7 @@ class Run:
     def step(self, hyper=HYPER, **options):
         plan = torch.tensor(self.plan, dtype=torch.int64)
         lists = (self.params, self.grads, self.state, self.steps)
-        torch.ops.lowbit.step(self.rule, *lists, plan, hyper, seed=7, **options)
+        torch.ops.lowbit.step(self.rule, *lists, [], plan, hyper, seed=7, **options)
 
     def set_grads(self, grads):
         for mine, new in zip(self.grads, grads, strict=True):

@@ -14,6 +14,7 @@ import pathlib
 import numpy as np
 import pytest
 import torch
+from plans import plan_row
 
 from lowbit import ops
 
@@ -84,9 +85,7 @@ class Peer:
 def ours(rule, p0, grads, state=None, first=1):
     """lowbit from p0 through grads; returns p, [codes, scales, codes, scales]."""
     p = torch.tensor(p0.copy())
-    index = {s["name"]: s["index"] for s in ops.catalog()["state"]}
-    m, v = index["dynamic8"], index["dynamic8_unsigned"]
-    plan = torch.tensor([[16, 256, 256, 0, 0, 0, m, v, -1, -1, 256, 256, 0, 0, 0, 0]])
+    plan = plan_row(16, 256, ["dynamic8", "dynamic8_unsigned"])
     if state is None:
         zeros = (torch.zeros(16, 1), torch.zeros((16, 256), dtype=torch.uint8), torch.zeros(16, 1))
         state = [torch.full((16, 256), 127, dtype=torch.uint8), *zeros]

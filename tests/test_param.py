@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from plans import plan_row
 
 from lowbit import ops
 
 CATALOG = ops.catalog()
 PARAMS = CATALOG["param"]
-INDEX = {p["name"]: p["index"] for p in PARAMS}
-FLOAT32_STATE = next(s["index"] for s in CATALOG["state"] if s["name"] == "float32")
 M32 = 0xFFFFFFFF
 
 
@@ -40,21 +39,14 @@ def store(value, param_format, *, first=0, seed=0, step=1, stream=0, global_cols
     dtype = next(p["dtype"] for p in PARAMS if p["name"] == param_format)
     p = torch.zeros((rows, cols), dtype=getattr(torch, dtype))
     state = [torch.zeros(rows, cols), torch.zeros(rows, cols)]
-    plan = torch.tensor(
-        [
-            [
-                rows,
-                cols,
-                global_cols or cols,
-                first,
-                stream,
-                INDEX[param_format],
-                FLOAT32_STATE,
-                FLOAT32_STATE,
-                *[-1] * 2,
-                *[0] * 6,
-            ]
-        ]
+    plan = plan_row(
+        rows,
+        cols,
+        ["float32"] * 2,
+        param_format,
+        first=first,
+        stream=stream,
+        global_cols=global_cols,
     )
     steps = [torch.tensor(float(step - 1))]
     big = 2.0**60  # sqrt(v) = |g| vanishes beside it
@@ -194,22 +186,7 @@ def decayed(p, param_format, factor):
     p = p.clone()
     rows, cols = p.shape
     state = [torch.zeros(rows, cols), torch.zeros(rows, cols)]
-    plan = torch.tensor(
-        [
-            [
-                rows,
-                cols,
-                cols,
-                0,
-                0,
-                INDEX[param_format],
-                FLOAT32_STATE,
-                FLOAT32_STATE,
-                *[-1] * 2,
-                *[0] * 6,
-            ]
-        ]
-    )
+    plan = plan_row(rows, cols, ["float32"] * 2, param_format)
     hyper = [1.0, 0.9, 0.9, 1.0, 1 - factor]
     ops.step("adamw", [p], [torch.zeros(rows, cols)], state, [torch.zeros(())], plan, hyper)
     return p

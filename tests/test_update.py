@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from plans import plan_row
 
 from lowbit import ops
 
@@ -84,12 +85,7 @@ class Run:
                 self.state += ops.encode(zeros, f["name"], f["block"])
             else:
                 self.state.append(zeros.to(getattr(torch, f["dtype"])))
-        none = [-1] * (4 - len(self.formats))
-        index = [f["index"] for f in self.formats] + none
-        block = [f["block"] for f in self.formats] + [0] * len(none)
-        self.plan = torch.tensor(
-            [[rows, cols, cols, 0, 7, self.param["index"], *index, *block, 0, 0]]
-        )
+        self.plan = plan_row(rows, cols, formats, param, stream=7)
 
     def grad(self):
         return torch.randn(self.shape, generator=self.generator).mul_(0.1).to(self.grad_dtype)
@@ -298,7 +294,7 @@ def test_many_parameters_equal_one_by_one():
         ),
         (lambda r: r["state"].__setitem__(0, r["state"][0].int()), "dtype"),
         (lambda r: r["state"].pop(), "list of state tensors ends"),
-        (lambda r: r["plan"].__setitem__((0, 10), 100), "block length"),
+        (lambda r: r["plan"].__setitem__((0, 13), 100), "block length"),
         (lambda r: r["plan"].__setitem__((0, 5), 99), "no format"),
         (lambda r: r["plan"].__setitem__((0, 0), 10), "elements, expected"),
         (lambda r: r.update(params=[r["params"][0].t().contiguous().t()]), "not contiguous"),

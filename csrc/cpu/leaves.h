@@ -9,12 +9,21 @@
 
 namespace lowbit::cpu {
 
-using LoadFn = void (*)(const void* stored, float* out, int n);
+using LoadGradFn = void (*)(const void* stored, float* out, int n);
+/// extra: what the format keeps beside the parameter, null where it keeps nothing.
+using LoadFn = void (*)(const void* stored, const void* extra, float* out, int n);
 /// random16: n values of 16 bits, null where the format draws none.
-using StoreFn = void (*)(const float* x, void* stored, int n, const uint16_t* random16);
-/// scales: one for each `block` values, the first for the block in which the tile starts.
-using DecodeFn = void (*)(const void* codes, const float* scales, int block, float* out, int n);
-using EncodeFn = void (*)(const float* x, void* codes, float* scales, int block, int n);
+using StoreFn = void (*)(const float* x, void* stored, void* extra, int n,
+                         const uint16_t* random16);
+/// scales: one entry for each `block` values, the first for the block in which the tile starts.
+using DecodeFn = void (*)(const void* codes, const void* scales, int block, float* out, int n);
+/// random16: null where codes are rounded to the nearest.
+using EncodeFn = void (*)(const float* x, void* codes, void* scales, int block, int n,
+                          const uint16_t* random16);
+/// The same with a scale for each value, from the bits of the largest magnitude that it covers.
+using DecodeGivenFn = void (*)(const void* codes, const uint32_t* most, float* out, int n);
+using EncodeGivenFn = void (*)(const float* x, void* codes, const uint32_t* most, int n,
+                               const uint16_t* random16);
 /// Fills out with the random bits of `groups` groups of 8 elements from group `first` on; out has
 /// room for 7 groups more.
 struct Draw {
@@ -23,19 +32,29 @@ struct Draw {
   int groups;
   uint16_t* out;
 };
-/// draw: null, or the random bits to draw meanwhile: an update waits for the divider, drawing for
-/// the multipliers.
-using UpdateFn = void (*)(const float* g, float* p, float* const* s, int n, const void* coef,
-                          const Draw* draw);
+using DrawFn = void (*)(const Draw& draw);
+/// f: two arrays for each factored moment of the rule. draw: null, or the random bits to draw
+/// meanwhile: an update waits for the divider, drawing for the multipliers.
+using UpdateFn = void (*)(const float* g, float* p, float* const* s, const float* const* f, int n,
+                          const void* coef, const Draw* draw);
+/// What the elements add to the sums of a round; grid is written only where the round has one.
+using MeasureFn = void (*)(int round, const float* g, const float* p, const float* const* s,
+                           const float* const* f, int n, const void* coef, float* grid,
+                           float* const* totals);
 
 struct Leaves {
-  static constexpr int kMax = 32;  // registered formats or rules of one kind
+  static constexpr int kMax = 96;  // registered formats or rules of one kind
   const char* isa;
-  LoadFn load_grad[kMax], load_param[kMax];
+  LoadGradFn load_grad[kMax];
+  LoadFn load_param[kMax];
   StoreFn store_param[kMax];
   DecodeFn decode[kMax];
   EncodeFn encode[kMax];
+  DecodeGivenFn decode_given[kMax];  // null where the format's scale needs more than a maximum
+  EncodeGivenFn encode_given[kMax];
   UpdateFn update[kMax];
+  MeasureFn measure[kMax];  // null where the rule has no rounds
+  DrawFn draw;
 };
 
 extern const Leaves kLeavesBaseline;

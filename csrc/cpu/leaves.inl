@@ -5,46 +5,73 @@
 // object emits one symbol, its table.
 #include <cstring>
 
+#include "core/pack.h"
 #include "core/registry.h"
-#include "core/scale/block.h"
+#include "core/state/stochastic.h"
 #include "cpu/leaves.h"
 #include "cpu/random.h"
 
 namespace lowbit::cpu {
 namespace {
 
+// ---- gradients and parameters ----
+
 template <class F>
-void load(const void* stored, float* out, int n) {
+void load_grad(const void* stored, float* out, int n) {
   const auto* in = static_cast<const typename F::Storage*>(stored);
   for (int i = 0; i < n; ++i) out[i] = F::load(in[i]);
 }
 
+template <class F>
+constexpr bool kHasExtra = !__is_same(typename F::Extra, None);
+
+template <class F>
+void load(const void* stored, const void* extra, float* out, int n) {
+  const auto* in = static_cast<const typename F::Storage*>(stored);
+  if constexpr (kHasExtra<F>) {
+    const auto* beside = static_cast<const typename F::Extra*>(extra);
+    for (int i = 0; i < n; ++i) out[i] = F::load(in[i], beside[i]);
+  } else {
+    (void)extra;
+    for (int i = 0; i < n; ++i) out[i] = F::load(in[i], None{});
+  }
+}
+
 template <class F, class Storage>
 LB_HD void store_block(F, const float* x, Storage* stored, int n, const uint16_t* random16) {
+  None none;
   if constexpr (F::kRandom) {
-    for (int i = 0; i < n; ++i) stored[i] = F::store(x[i], random16[i]);
+    for (int i = 0; i < n; ++i) stored[i] = F::store(x[i], random16[i], none);
   } else {
     (void)random16;
-    for (int i = 0; i < n; ++i) stored[i] = F::store(x[i], 0);
+    for (int i = 0; i < n; ++i) stored[i] = F::store(x[i], 0, none);
   }
 }
 
 template <class F>
-void store(const float* x, void* stored, int n, const uint16_t* random16) {
-  store_block(F{}, x, static_cast<typename F::Storage*>(stored), n, random16);
+void store(const float* x, void* stored, void* extra, int n, const uint16_t* random16) {
+  auto* out = static_cast<typename F::Storage*>(stored);
+  if constexpr (kHasExtra<F>) {
+    auto* beside = static_cast<typename F::Extra*>(extra);
+    for (int i = 0; i < n; ++i) out[i] = F::store(x[i], F::kRandom ? random16[i] : 0, beside[i]);
+  } else {
+    store_block(F{}, x, out, n, random16);
+  }
+}
+
+// ---- state: codes one to a byte, then packed ----
+
+template <class F, class Codes>
+LB_HD void decode_block(F, const Codes* codes, const typename F::Scale& scale, float* out, int n) {
+  for (int i = 0; i < n; ++i) out[i] = scale.from_z(F::decode(codes[i]));
 }
 
 template <class F, class Codes>
-LB_HD void decode_block(F, const Codes* codes, float scale, float* out, int n) {
-  for (int i = 0; i < n; ++i) out[i] = F::decode(codes[i]) * scale;
+LB_HD void encode_block(F, const float* x, const typename F::Scale& scale, Codes* codes, int n) {
+  for (int i = 0; i < n; ++i) codes[i] = static_cast<Codes>(F::encode(scale.to_z(x[i])));
 }
 
-template <class F, class Codes>
-LB_HD void encode_block(F, const float* x, float inverse, Codes* codes, int n) {
-  for (int i = 0; i < n; ++i) codes[i] = static_cast<Codes>(F::encode(x[i] * inverse));
-}
-
-uint32_t absmax_bits(const float* x, int n) {
+uint32_t most_bits(const float* x, int n) {
   uint32_t most = 0;
   for (int i = 0; i < n; ++i) {
     const uint32_t b = magnitude_bits(x[i]);
@@ -53,82 +80,217 @@ uint32_t absmax_bits(const float* x, int n) {
   return most;
 }
 
+uint32_t least_bits(const float* x, int n) {
+  uint32_t least = kNoLeast;
+  for (int i = 0; i < n; ++i) {
+    const uint32_t b = magnitude_bits(x[i]) - 1;  // zero becomes the largest
+    least = b < least ? b : least;
+  }
+  return least == kNoLeast ? kNoLeast : least + 1;
+}
+
 template <class F>
-void decode(const void* codes, const float* scales, int block, float* out, int n) {
-  const auto* in = static_cast<const typename F::Storage*>(codes);
+typename F::Scale scale_of(const float* x, int n) {
+  return F::Scale::of(most_bits(x, n), F::Scale::kNeedsLeast ? least_bits(x, n) : kNoLeast);
+}
+
+/// The tile's codes, one to an element: those in memory where they are that already, else a buffer.
+template <class F>
+struct Codes {
+  static constexpr bool kPacked = F::kBits < 8;
+  using Storage = typename F::Storage;
+  Storage buffer[kPacked ? kMostTile : 1];
+
+  const Storage* read(const void* memory, int n) {
+    if constexpr (kPacked) {
+      unpack<F::kBits>(static_cast<const uint8_t*>(memory), buffer, n);
+      return buffer;
+    } else {
+      return static_cast<const Storage*>(memory);
+    }
+  }
+  Storage* room(void* memory) {
+    if constexpr (kPacked) {
+      return buffer;
+    } else {
+      return static_cast<Storage*>(memory);
+    }
+  }
+  void write(void* memory, int n) const {
+    if constexpr (kPacked) pack<F::kBits>(buffer, static_cast<uint8_t*>(memory), n);
+  }
+};
+
+template <class F>
+void decode(const void* codes, const void* scales, int block, float* out, int n) {
   if constexpr (F::kScaled) {
-    for (int i = 0, b = 0; i < n; i += block, ++b) {
+    Codes<F> held;
+    const auto* in = held.read(codes, n);
+    const auto* stored = static_cast<const typename F::Scale::Stored*>(scales);
+    for (int i = 0; i < n; i += block, stored += F::Scale::kStored) {
       const int count = n - i < block ? n - i : block;
-      decode_block(F{}, in + i, scales[b], out + i, count);
+      decode_block(F{}, in + i, F::Scale::read(stored), out + i, count);
     }
   } else {
     (void)scales, (void)block;
+    const auto* in = static_cast<const typename F::Storage*>(codes);
     for (int i = 0; i < n; ++i) out[i] = F::decode(in[i]);
   }
 }
 
 template <class F>
-void encode(const float* x, void* codes, float* scales, int block, int n) {
-  auto* out = static_cast<typename F::Storage*>(codes);
+void encode(const float* x, void* codes, void* scales, int block, int n, const uint16_t* random16) {
+  using Storage = typename F::Storage;
   if constexpr (F::kScaled) {
-    for (int i = 0, b = 0; i < n; i += block, ++b) {
+    Codes<F> held;
+    auto* out = held.room(codes);
+    auto* stored = static_cast<typename F::Scale::Stored*>(scales);
+    for (int i = 0; i < n; i += block, stored += F::Scale::kStored) {
       const int count = n - i < block ? n - i : block;
-      const BlockScale scale = BlockScale::of(absmax_bits(x + i, count));
-      scales[b] = scale.scale;
-      if (scale.coded) {
-        encode_block(F{}, x + i, scale.inverse, out + i, count);
+      const auto scale = scale_of<F>(x + i, count);
+      scale.write(stored);
+      if (!scale.coded) {
+        for (int j = 0; j < count; ++j) out[i + j] = static_cast<Storage>(F::kZeroCode);
+      } else if (random16 == nullptr) {
+        encode_block(F{}, x + i, scale, out + i, count);
       } else {
-        std::memset(out + i, static_cast<int>(F::kZeroCode), static_cast<size_t>(count));
+        for (int j = 0; j < count; ++j)
+          out[i + j] =
+              static_cast<Storage>(encode_stochastic<F>(scale.to_z(x[i + j]), random16[i + j]));
       }
     }
+    held.write(codes, n);
   } else {
     (void)scales, (void)block;
+    auto* out = static_cast<Storage*>(codes);
+    if constexpr (requires { F::encode(0.0f, 0u); }) {
+      if (random16 != nullptr) {
+        for (int i = 0; i < n; ++i) out[i] = F::encode(x[i], random16[i]);
+        return;
+      }
+    }
     for (int i = 0; i < n; ++i) out[i] = F::encode(x[i]);
   }
 }
 
+template <class F>
+void decode_given(const void* codes, const uint32_t* most, float* out, int n) {
+  Codes<F> held;
+  const auto* in = held.read(codes, n);
+  for (int i = 0; i < n; ++i) out[i] = F::Scale::of(most[i], kNoLeast).from_z(F::decode(in[i]));
+}
+
+template <class F>
+void encode_given(const float* x, void* codes, const uint32_t* most, int n,
+                  const uint16_t* random16) {
+  using Storage = typename F::Storage;
+  Codes<F> held;
+  auto* out = held.room(codes);
+  for (int i = 0; i < n; ++i) {
+    const auto scale = F::Scale::of(most[i], kNoLeast);
+    const float z = scale.to_z(x[i]);
+    const uint32_t code = random16 != nullptr ? encode_stochastic<F>(z, random16[i]) : F::encode(z);
+    out[i] = static_cast<Storage>(scale.coded ? code : F::kZeroCode);
+  }
+  held.write(codes, n);
+}
+
+// ---- rules ----
+
 template <class U>
 LB_HD void update_run(const float* __restrict g, float* __restrict p, float* __restrict s0,
-                      float* __restrict s1, float* __restrict s2, int n,
-                      const typename U::Coef& c) {
-  static_assert(U::kSlots <= 3);
+                      float* __restrict s1, float* __restrict s2, float* __restrict s3,
+                      const float* const* f, int n, const typename U::Coef& c) {
+  static_assert(U::kSlots <= 4 && kMaxSlots == 4 && kMaxFactors == 2);
+  constexpr int kF = 2 * factors_of<U>();
+  const float* __restrict f0 = kF > 0 ? f[0] : nullptr;
+  const float* __restrict f1 = kF > 0 ? f[1] : nullptr;
+  const float* __restrict f2 = kF > 2 ? f[2] : nullptr;
+  const float* __restrict f3 = kF > 2 ? f[3] : nullptr;
   for (int i = 0; i < n; ++i) {
-    float state[U::kSlots];
-    state[0] = s0[i];
+    Values<U> state{};
+    if constexpr (U::kSlots > 0) state[0] = s0[i];
     if constexpr (U::kSlots > 1) state[1] = s1[i];
     if constexpr (U::kSlots > 2) state[2] = s2[i];
+    if constexpr (U::kSlots > 3) state[3] = s3[i];
+    float factor[4] = {};
+    if constexpr (kF > 0) factor[0] = f0[i], factor[1] = f1[i];
+    if constexpr (kF > 2) factor[2] = f2[i], factor[3] = f3[i];
     float pi = p[i];
-    U::update(g[i], pi, state, c);
+    update_element<U>(g[i], pi, state, factor, c);
     p[i] = pi;
-    s0[i] = state[0];
+    if constexpr (U::kSlots > 0) s0[i] = state[0];
     if constexpr (U::kSlots > 1) s1[i] = state[1];
     if constexpr (U::kSlots > 2) s2[i] = state[2];
+    if constexpr (U::kSlots > 3) s3[i] = state[3];
   }
 }
 
 template <class U>
-void update(const float* g, float* p, float* const* s, int n, const void* coef, const Draw* draw) {
+void update(const float* g, float* p, float* const* s, const float* const* f, int n,
+            const void* coef, const Draw* draw) {
   typename U::Coef c;
   std::memcpy(&c, coef, sizeof c);
   float* const s0 = s[0];
   float* const s1 = U::kSlots > 1 ? s[1] : s0;
   float* const s2 = U::kSlots > 2 ? s[2] : s0;
+  float* const s3 = U::kSlots > 3 ? s[3] : s0;
   int i = 0;
   if (draw != nullptr) {
     Drawing drawing(*draw);
-    for (; i + 64 <= n && drawing.more(); i += 64) {
-      drawing.next();
-      update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, 64, c);
+    if constexpr (factors_of<U>() == 0) {
+      for (; i + 64 <= n && drawing.more(); i += 64) {
+        drawing.next();
+        update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, s3 + i, nullptr, 64, c);
+      }
     }
     drawing.finish();
   }
-  update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, n - i, c);
+  update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, s3 + i, f, n - i, c);
 }
+
+template <class U, int kRound>
+void measure_round(const float* g, const float* p, const float* const* s, const float* const* f,
+                   int n, const typename U::Coef& c, float* grid, float* const* totals) {
+  constexpr int kF = 2 * factors_of<U>();
+  for (int i = 0; i < n; ++i) {
+    Values<U> state{};
+    for (int k = 0; k < U::kSlots; ++k) state[k] = s[k][i];
+    float factor[4] = {};
+    for (int k = 0; k < kF; ++k) factor[k] = f[k][i];
+    float x = 0.0f, sum[kMaxTotals] = {};
+    U::template measure<kRound>(g[i], p[i], state, factor, c, x, sum);
+    if constexpr (U::grid_factor(kRound) >= 0) grid[i] = x;
+    for (int k = 0; k < kMaxTotals; ++k) totals[k][i] = sum[k];
+  }
+}
+
+template <class U>
+void measure(int round, const float* g, const float* p, const float* const* s,
+             const float* const* f, int n, const void* coef, float* grid, float* const* totals) {
+  static_assert(rounds_of<U>() <= 3);
+  typename U::Coef c;
+  std::memcpy(&c, coef, sizeof c);
+  if (round == 0) measure_round<U, 0>(g, p, s, f, n, c, grid, totals);
+  if constexpr (rounds_of<U>() > 1) {
+    if (round == 1) measure_round<U, 1>(g, p, s, f, n, c, grid, totals);
+  }
+  if constexpr (rounds_of<U>() > 2) {
+    if (round == 2) measure_round<U, 2>(g, p, s, f, n, c, grid, totals);
+  }
+}
+
+void draw_all(const Draw& draw) {
+  Drawing drawing(draw);
+  drawing.finish();
+}
+
+// ---- the table ----
 
 template <class... G>
 constexpr void fill_grads(Leaves& l, Types<G...>) {
   int i = 0;
-  ((l.load_grad[i++] = load<G>), ...);
+  ((l.load_grad[i++] = load_grad<G>), ...);
 }
 template <class... P>
 constexpr void fill_params(Leaves& l, Types<P...>) {
@@ -136,25 +298,43 @@ constexpr void fill_params(Leaves& l, Types<P...>) {
   ((l.load_param[i++] = load<P>), ...);
   ((l.store_param[j++] = store<P>), ...);
 }
+template <class S>
+constexpr void fill_state(Leaves& l, int i) {
+  l.decode[i] = decode<S>;
+  l.encode[i] = encode<S>;
+  if constexpr (S::kScaled) {
+    if constexpr (!S::Scale::kNeedsLeast) {
+      l.decode_given[i] = decode_given<S>;
+      l.encode_given[i] = encode_given<S>;
+    }
+  }
+}
 template <class... S>
 constexpr void fill_states(Leaves& l, Types<S...>) {
-  int i = 0, j = 0;
-  ((l.decode[i++] = decode<S>), ...);
-  ((l.encode[j++] = encode<S>), ...);
+  int i = 0;
+  (fill_state<S>(l, i++), ...);
+}
+template <class U>
+constexpr void fill_rule(Leaves& l, int i) {
+  l.update[i] = update<U>;
+  if constexpr (rounds_of<U>() > 0) l.measure[i] = measure<U>;
 }
 template <class... U>
 constexpr void fill_rules(Leaves& l, Types<U...>) {
   int i = 0;
-  ((l.update[i++] = update<U>), ...);
+  (fill_rule<U>(l, i++), ...);
 }
 
 constexpr Leaves make_leaves() {
+  static_assert(StateFormats::kCount <= Leaves::kMax && UpdateRules::kCount <= Leaves::kMax &&
+                ParamFormats::kCount <= Leaves::kMax);
   Leaves l{};
   l.isa = LOWBIT_ISA;
   fill_grads(l, GradFormats{});
   fill_params(l, ParamFormats{});
   fill_states(l, StateFormats{});
   fill_rules(l, UpdateRules{});
+  l.draw = draw_all;
   return l;
 }
 

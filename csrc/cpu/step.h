@@ -1,4 +1,5 @@
-// The walk on the CPU: tiles of a job, in any order and on any thread.
+// The passes over a job on the CPU. Each takes a range of its parts, in any order and on any
+// thread; the parts of one pass write nothing that another part of it reads.
 #pragma once
 
 #include <cstdint>
@@ -17,5 +18,12 @@ bool set_isa(const char* name);
 
 /// Steps the tiles [begin, end) of the job, counted row by row.
 void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf);
+
+/// Parts of the passes that measure: columns of tiles, or rows where each has sums of its own.
+int64_t measure_parts(const Job& job);
+/// Adds what the elements of the parts [begin, end) contribute to the sums of a round of the rule.
+void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves& leaf);
+/// Raises the maxima of measured scales to those of the updated state.
+void measure_scales(const Job& job, int64_t begin, int64_t end, const Leaves& leaf);
 
 }  // namespace lowbit::cpu

@@ -44,7 +44,7 @@ struct BFloat16Nearest {
   static constexpr const char* kDtype = "bfloat16";
   static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = false;
-  static constexpr int kFraction = 7, kBias = 127;
+  static constexpr const char* kExtraDtype = "";
   using Storage = uint16_t;
   using Extra = None;
   LB_HD static float load(uint16_t stored, None) { return bfloat16_to_float(stored); }
@@ -56,6 +56,7 @@ struct BFloat16Stochastic {
   static constexpr const char* kDtype = "bfloat16";
   static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = true;
+  static constexpr const char* kExtraDtype = "";
   using Storage = uint16_t;
   using Extra = None;
   LB_HD static float load(uint16_t stored, None) { return bfloat16_to_float(stored); }

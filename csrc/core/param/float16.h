@@ -1,10 +1,9 @@
 // float16 parameters without a master copy: decay and update are applied in float32, then rounded
-// once (core/half.h).
+// once.
 //
-//   nearest     as torch casts: overflow is infinity
-//   stochastic  between the two neighbours, so the mean is exact and an update smaller than half a
-//               step is kept on average instead of being lost (arXiv:2010.06192); overflow stays at
-//               the largest finite value
+//   nearest     ties to even; beyond the largest finite value infinity, as torch casts
+//   stochastic  to one of the two neighbours with a probability that keeps the mean; a finite value
+//               stays finite
 #pragma once
 
 #include <cstdint>
@@ -14,12 +13,30 @@
 
 namespace lowbit {
 
+/// Among the normal values 13 bits are dropped and as many random ones added; below 2^-14 the
+/// values lie 2^-24 apart.
+LB_HD uint16_t half_stochastic(float x, uint32_t random16) {
+  const uint32_t m = magnitude_bits(x);
+  const uint32_t sign = (float_bits(x) >> 16) & 0x8000u;
+  uint32_t h;
+  if (m < 0x38800000u) {  // 2^-14
+    const float steps = bits_float(m) * 0x1p24f;
+    h = static_cast<uint32_t>(steps);
+    const float left = (steps - static_cast<float>(h)) * 65536.0f;
+    h += static_cast<float>(random16) + 0.5f < left;
+  } else {
+    h = (m + (random16 >> 3) - (112u << 23)) >> 13;
+    if (h > 0x7bffu) h = 0x7bffu;  // finite stays finite
+  }
+  if (m >= kInfinityBits) h = 0x7c00u;
+  return static_cast<uint16_t>(is_nan_bits(m) ? 0x7e00u : h | sign);
+}
+
 struct Float16Nearest {
   static constexpr const char* kName = "float16";
   static constexpr const char* kDtype = "float16";
-  static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = false;
-  static constexpr int kFraction = 10, kBias = 15;
+  static constexpr const char* kExtraDtype = "";
   using Storage = uint16_t;
   using Extra = None;
   LB_HD static float load(uint16_t stored, None) { return half_to_float(stored); }
@@ -29,8 +46,8 @@ struct Float16Nearest {
 struct Float16Stochastic {
   static constexpr const char* kName = "float16_stochastic";
   static constexpr const char* kDtype = "float16";
-  static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = true;
+  static constexpr const char* kExtraDtype = "";
   using Storage = uint16_t;
   using Extra = None;
   LB_HD static float load(uint16_t stored, None) { return half_to_float(stored); }

@@ -13,6 +13,7 @@ struct Float32Param {
   static constexpr const char* kDtype = "float32";
   static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = false;
+  static constexpr const char* kExtraDtype = "";
   using Storage = float;
   using Extra = None;
   LB_HD static float load(float stored, None) { return stored; }

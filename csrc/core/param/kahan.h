@@ -1,58 +1,55 @@
-// 16-bit parameters with a compensation of the same type: w is stored, c = w - W is what the last
-// rounding added, and the weight that is trained is W = w - c in float32.
+// Kahan-compensated 16-bit parameters (arXiv:2010.06192): beside the parameter w the part c of it
+// that rounding has added, in the same 16-bit type.
 //
-//   load   W  = w - c
-//   store  w' = nearest(W'),  c' = nearest(w' - W')        (c' = 0 where w' is not finite)
+//   load   W = w - c
+//   store  w' = nearest(W'),  c' = nearest(w' - W')
 //
-// This is the compensated sum of arXiv:2010.06192 written as an error feedback. Theirs, for an
-// update u:
-//     y  = u - c
-//     w' = w + y                    rounded to 16 bits
-//     c' = (w' - w) - y
-// With W' = W + u = w - c + u = w + y, their sum w + y is W', which store rounds, and their
-// (w' - w) - y is w' - (w + y) = w' - W'. What differs is that y is not rounded to 16 bits before
-// it is added, and that decay and update may be any function of W instead of an addend. w' - W' is
-// exact in float32 (w' is the nearest to W'), so the only loss is the rounding of c': 8 bits of
-// bfloat16 or 11 of float16 below half a step of w, and for float16 never less than 2^-24.
-// An update below half a step of c is still lost; that is where the *_split16 formats go further.
+// With u = W' - W this is the paper's y = u - c, w' = w + y, c' = (w' - w) - y, of which only w'
+// and c' are rounded. c is at most half a step of w, so w and c hold 16 significant bits together;
+// an update is lost only below 2^-9 of a step.
 #pragma once
 
 #include <cstdint>
 
+#include "core/half.h"
 #include "core/param/bfloat16.h"
-#include "core/param/float16.h"
 
 namespace lowbit {
 
-template <class Word>
-struct Kahan {
-  static constexpr const char* kDtype = Word::kDtype;
-  static constexpr const char* kExtraDtype = Word::kDtype;
+struct BFloat16Kahan {
+  static constexpr const char* kName = "bfloat16_kahan";
+  static constexpr const char* kDtype = "bfloat16";
   static constexpr bool kRandom = false;
+  static constexpr const char* kExtraDtype = "bfloat16";
   using Storage = uint16_t;
   using Extra = uint16_t;
-
-  /// c = +0 gives w back to the bit, -0 included.
-  LB_HD static float load(uint16_t stored, uint16_t extra) {
-    return Word::load(stored, None{}) - Word::load(extra, None{});
+  LB_HD static float load(uint16_t stored, uint16_t added) {
+    return bfloat16_to_float(stored) - bfloat16_to_float(added);
   }
-
-  LB_HD static uint16_t store(float x, uint32_t, uint16_t& extra) {
-    None none;
-    const uint16_t stored = Word::store(x, 0, none);
-    const float added = Word::load(stored, none) - x;
-    const bool finite = magnitude_bits(Word::load(stored, none)) < kInfinityBits;
-    extra = finite ? Word::store(added, 0, none) : static_cast<uint16_t>(0);
-    return stored;
+  LB_HD static uint16_t store(float x, uint32_t, uint16_t& added) {
+    const uint16_t w = bfloat16_nearest(x);
+    const float stored = bfloat16_to_float(w);
+    added = magnitude_bits(stored) < kInfinityBits ? bfloat16_nearest(stored - x) : uint16_t{0};
+    return w;
   }
 };
 
-struct BFloat16Kahan : Kahan<BFloat16Nearest> {
-  static constexpr const char* kName = "bfloat16_kahan";
-};
-
-struct Float16Kahan : Kahan<Float16Nearest> {
+struct Float16Kahan {
   static constexpr const char* kName = "float16_kahan";
+  static constexpr const char* kDtype = "float16";
+  static constexpr bool kRandom = false;
+  static constexpr const char* kExtraDtype = "float16";
+  using Storage = uint16_t;
+  using Extra = uint16_t;
+  LB_HD static float load(uint16_t stored, uint16_t added) {
+    return half_to_float(stored) - half_to_float(added);
+  }
+  LB_HD static uint16_t store(float x, uint32_t, uint16_t& added) {
+    const uint16_t w = half_nearest(x);
+    const float stored = half_to_float(w);
+    added = magnitude_bits(stored) < kInfinityBits ? half_nearest(stored - x) : uint16_t{0};
+    return w;
+  }
 };
 
 }  // namespace lowbit

@@ -1,4 +1,4 @@
-// What a parameter format keeps beside the parameter when it keeps nothing.
+// What a parameter format keeps beside the parameter where it keeps nothing.
 #pragma once
 
 namespace lowbit {

@@ -1,89 +1,94 @@
-// 16-bit parameters with an integer correction: p is the weight rounded to nearest, c says where
-// within half a step of p the float32 weight lies. The numbers are FlashOptim's (arXiv:2602.23349),
-// so its weights and corrections can be taken over.
+// Split parameters (FlashOptim, arXiv:2602.23349): beside the 16-bit parameter p, which is the
+// nearest to the weight W, the signed share c of half a step by which W lies beyond it.
 //
-//   h      half the distance from p to the next value away from zero: 2^(e(p) - fraction bits - 1),
-//          where zero and subnormals have the exponent of the smallest normal number
-//   load   W = p + (c / M) * h                              M = 127 or 32767
-//   store  p = nearest(W),  c = round(clamp((W - p) / h, -1, 1) * M), halves away from zero
+//   h = half a step at p = 2^(exponent(p) - mantissa bits - 1)
+//   store  p = nearest(W),  c = round((W - p) / h * M), halves away from zero, |c| <= M
+//   load   W = p + c / M * h                       M = 127 (8 bits) or 32767 (16 bits)
 //
-// h may be as small as 2^-134 and 1/h beyond float32, so both are applied as two factors; products
-// with a power of two are exact until the last one, whose rounding at a subnormal result is the
-// only one.
+// Error at most h / (2 M) and a rounding: bfloat16 with 16 bits is within one float32 step of W,
+// float16 with 16 bits is W. A power of two far from 1 is applied in two factors, so that neither
+// leaves float32. Where p is not finite, c = 0.
 //
-// Two things differ from FlashOptim, neither visible in a finite weight other than -0: c is 0
-// beside an infinity or a NaN (theirs is -127), and c = 0 gives p back to the bit, -0 included
-// (theirs gives +0). Where |c| = M the weight is the midpoint of two values and may be stored as
-// the other of the two with c of the other sign next time: the same weight in other bytes.
-//
-// Error of W (float32 steps over [1, 2)): bfloat16 + 8: 258, bfloat16 + 16: 1, float16 + 8: 32,
-// float16 + 16: none.
+// Stochastic: c is rounded up or down by chance instead, so that updates below a step of c, 1 / 127
+// of half a step of p, are kept on average.
 #pragma once
 
 #include <cstdint>
 
+#include "core/half.h"
 #include "core/param/bfloat16.h"
-#include "core/param/float16.h"
 
 namespace lowbit {
 
-template <class Word, class Integer>
-struct Split {
-  static constexpr const char* kDtype = Word::kDtype;
-  static constexpr const char* kExtraDtype = sizeof(Integer) == 1 ? "int8" : "int16";
-  static constexpr bool kRandom = false;
-  static constexpr float kMost = sizeof(Integer) == 1 ? 127.0f : 32767.0f;
+struct SplitBFloat16 {
+  static constexpr const char* kDtype = "bfloat16";
+  static constexpr int kBias = 127, kMantissa = 7;
+  LB_HD static float to_float(uint16_t p) { return bfloat16_to_float(p); }
+  LB_HD static uint16_t nearest(float x) { return bfloat16_nearest(x); }
+};
+struct SplitFloat16 {
+  static constexpr const char* kDtype = "float16";
+  static constexpr int kBias = 15, kMantissa = 10;
+  LB_HD static float to_float(uint16_t p) { return half_to_float(p); }
+  LB_HD static uint16_t nearest(float x) { return half_nearest(x); }
+};
+
+template <class Type, class Correction, bool kStochastic = false>
+struct SplitParam {
+  static constexpr const char* kDtype = Type::kDtype;
+  static constexpr bool kRandom = kStochastic;
   using Storage = uint16_t;
-  using Extra = Integer;
+  using Extra = Correction;
+  static constexpr float kMost = sizeof(Correction) == 1 ? 127.0f : 32767.0f;
 
-  /// log2(h).
-  LB_HD static int half_step(uint16_t stored) {
-    const int field = (stored & 0x7fff) >> Word::kFraction;
-    return (field > 1 ? field : 1) - Word::kBias - Word::kFraction - 1;
+  /// x * 2^n
+  LB_HD static float scaled(float x, int n) {
+    const int first = n >> 1;
+    return x * two_to(first) * two_to(n - first);
   }
-
-  /// x * 2^n for |n| <= 252, rounded once.
-  LB_HD static float times_power(float x, int n) {
-    const int first = n >> 1, second = n - first;
-    return x * bits_float(static_cast<uint32_t>(127 + first) << 23) *
-           bits_float(static_cast<uint32_t>(127 + second) << 23);
+  LB_HD static float load(uint16_t stored, Correction c) {
+    return Type::to_float(stored) + scaled(static_cast<float>(c) / kMost, half_step(stored));
   }
-
-  /// Subtracts -c so that c = 0 leaves the sign of zero alone.
-  LB_HD static float load(uint16_t stored, Integer extra) {
-    const float less = static_cast<float>(-static_cast<int>(extra)) / kMost;
-    return Word::load(stored, None{}) - times_power(less, half_step(stored));
-  }
-
-  LB_HD static uint16_t store(float x, uint32_t, Integer& extra) {
-    None none;
-    const uint16_t stored = Word::store(x, 0, none);
-    const float p = Word::load(stored, none);
-    const bool finite = magnitude_bits(p) < kInfinityBits;
-    const float rest = finite ? x - p : 0.0f;  // exact: p is the nearest to x
-    float share = times_power(rest, -half_step(stored));
+  LB_HD static uint16_t store(float x, uint32_t random16, Correction& c) {
+    const uint16_t p = Type::nearest(x);
+    const float stored = Type::to_float(p);
+    if (magnitude_bits(stored) >= kInfinityBits) {
+      c = 0;
+      return p;
+    }
+    float share = scaled(x - stored, -half_step(p));
     share = share > 1.0f ? 1.0f : share < -1.0f ? -1.0f : share;
-    const float scaled = share * kMost;
-    const int steps = static_cast<int>(bits_float(magnitude_bits(scaled)) + 0.5f);
-    extra = static_cast<Integer>(scaled < 0.0f ? -steps : steps);
-    return stored;
+    const float s = share * kMost;
+    const float up = kStochastic ? (static_cast<float>(random16) + 0.5f) * 0x1p-16f : 0.5f;
+    const auto rounded = static_cast<int32_t>(bits_float(magnitude_bits(s)) + up);
+    c = static_cast<Correction>(s < 0.0f ? -rounded : rounded);
+    return p;
+  }
+
+ private:
+  LB_HD static float two_to(int n) { return bits_float(static_cast<uint32_t>(n + 127) << 23); }
+  /// log2 of h at p; zero and subnormals share the step of the smallest normal values.
+  LB_HD static int half_step(uint16_t p) {
+    const int field = (p & 0x7fff) >> Type::kMantissa;
+    return (field > 0 ? field : 1) - Type::kBias - Type::kMantissa - 1;
   }
 };
 
-struct BFloat16Split8 : Split<BFloat16Nearest, int8_t> {
-  static constexpr const char* kName = "bfloat16_split8";
+struct BFloat16Split8 : SplitParam<SplitBFloat16, int8_t> {
+  static constexpr const char *kName = "bfloat16_split8", *kExtraDtype = "int8";
 };
-
-struct BFloat16Split16 : Split<BFloat16Nearest, int16_t> {
-  static constexpr const char* kName = "bfloat16_split16";
+// Two bytes to a value: gloo and NCCL move no 16-bit integers.
+struct BFloat16Split16 : SplitParam<SplitBFloat16, int16_t> {
+  static constexpr const char *kName = "bfloat16_split16", *kExtraDtype = "uint8";
 };
-
-struct Float16Split8 : Split<Float16Nearest, int8_t> {
-  static constexpr const char* kName = "float16_split8";
+struct BFloat16Split8Stochastic : SplitParam<SplitBFloat16, int8_t, true> {
+  static constexpr const char *kName = "bfloat16_split8_stochastic", *kExtraDtype = "int8";
 };
-
-struct Float16Split16 : Split<Float16Nearest, int16_t> {
-  static constexpr const char* kName = "float16_split16";
+struct Float16Split8 : SplitParam<SplitFloat16, int8_t> {
+  static constexpr const char *kName = "float16_split8", *kExtraDtype = "int8";
+};
+struct Float16Split16 : SplitParam<SplitFloat16, int16_t> {
+  static constexpr const char *kName = "float16_split16", *kExtraDtype = "uint8";
 };
 
 }  // namespace lowbit

@@ -1,4 +1,4 @@
-// State rounded to the nearest bfloat16 (ties to even), 2 bytes a value.
+// State as bfloat16, rounded to the nearest (ties to even) or stochastically; 2 bytes a value.
 #pragma once
 
 #include "core/param/bfloat16.h"
@@ -13,6 +13,9 @@ struct BFloat16State {
   using Storage = uint16_t;
   LB_HD static float decode(uint16_t stored) { return bfloat16_to_float(stored); }
   LB_HD static uint16_t encode(float x) { return bfloat16_nearest(x); }
+  LB_HD static uint16_t encode(float x, uint32_t random16) {
+    return bfloat16_stochastic(x, random16);
+  }
 };
 
 }  // namespace lowbit

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "core/bits.h"
+#include "core/scale/block.h"
 
 namespace lowbit {
 
@@ -75,7 +76,13 @@ struct Dynamic8Code {
   static constexpr const char* kDtype = "uint8";
   static constexpr int kBits = 8, kBlock = 256;
   static constexpr bool kScaled = true;
+  static constexpr const char* kDomain = "linear";
   using Storage = uint8_t;
+  using Scale = BlockScale;
+  /// The code next in value; the same one at either end.
+  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+    return up ? (code < 255 ? code + 1 : code) : (code > 0 ? code - 1 : code);
+  }
   static constexpr float kUnsure = 0x1p-12f;
 
   /// The ordinal of the entry nearest to a >= 0, from a guess: exact, since sums of two floats are

@@ -111,11 +111,12 @@ LB_HD void encode_avx2(const float* x, float inverse, uint8_t* codes, int n) {
   if (i < n) encode_turns<Format>(x + i, inverse, codes + i, n - i);
 }
 
-LB_HD void encode_block(Dynamic8, const float* x, float inverse, uint8_t* codes, int n) {
-  encode_avx2<Dynamic8>(x, inverse, codes, n);
+LB_HD void encode_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
+  encode_avx2<Dynamic8>(x, s.inverse, codes, n);
 }
-LB_HD void encode_block(Dynamic8Unsigned, const float* x, float inverse, uint8_t* codes, int n) {
-  encode_avx2<Dynamic8Unsigned>(x, inverse, codes, n);
+LB_HD void encode_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
+                        int n) {
+  encode_avx2<Dynamic8Unsigned>(x, s.inverse, codes, n);
 }
 
 }  // namespace lowbit

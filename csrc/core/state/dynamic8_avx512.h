@@ -161,11 +161,12 @@ LB_HD void decode_all(const uint8_t* codes, float scale, float* out, int n) {
 }
 
 /// out[i] = map(codes[i]) * scale
-LB_HD void decode_block(Dynamic8, const uint8_t* codes, float scale, float* out, int n) {
-  decode_all<Dynamic8Decoder>(codes, scale, out, n);
+LB_HD void decode_block(Dynamic8, const uint8_t* codes, const BlockScale& s, float* out, int n) {
+  decode_all<Dynamic8Decoder>(codes, s.scale, out, n);
 }
-LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, float scale, float* out, int n) {
-  decode_all<Dynamic8UnsignedDecoder>(codes, scale, out, n);
+LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, const BlockScale& s, float* out,
+                        int n) {
+  decode_all<Dynamic8UnsignedDecoder>(codes, s.scale, out, n);
 }
 
 /// The operand of larger magnitude; the first operand, limited in magnitude by the second. For
@@ -321,11 +322,12 @@ LB_HD void encode_all(const float* x, float inverse, uint8_t* codes, int n) {
 }
 
 /// codes[i] = the code nearest to x[i] * inverse
-LB_HD void encode_block(Dynamic8, const float* x, float inverse, uint8_t* codes, int n) {
-  encode_all<Dynamic8, Dynamic8Encoder>(x, inverse, codes, n);
+LB_HD void encode_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
+  encode_all<Dynamic8, Dynamic8Encoder>(x, s.inverse, codes, n);
 }
-LB_HD void encode_block(Dynamic8Unsigned, const float* x, float inverse, uint8_t* codes, int n) {
-  encode_all<Dynamic8Unsigned, Dynamic8UnsignedEncoder>(x, inverse, codes, n);
+LB_HD void encode_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
+                        int n) {
+  encode_all<Dynamic8Unsigned, Dynamic8UnsignedEncoder>(x, s.inverse, codes, n);
 }
 
 }  // namespace lowbit

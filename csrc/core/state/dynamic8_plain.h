@@ -101,11 +101,12 @@ LB_HD void encode_turns(const float* x, float inverse, uint8_t* codes, int n) {
 }
 
 #if !defined(__AVX2__)
-LB_HD void encode_block(Dynamic8, const float* x, float inverse, uint8_t* codes, int n) {
-  encode_turns<Dynamic8>(x, inverse, codes, n);
+LB_HD void encode_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
+  encode_turns<Dynamic8>(x, s.inverse, codes, n);
 }
-LB_HD void encode_block(Dynamic8Unsigned, const float* x, float inverse, uint8_t* codes, int n) {
-  encode_turns<Dynamic8Unsigned>(x, inverse, codes, n);
+LB_HD void encode_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
+                        int n) {
+  encode_turns<Dynamic8Unsigned>(x, s.inverse, codes, n);
 }
 #endif
 
@@ -131,11 +132,12 @@ LB_HD void decode_by_table(const float* map, const uint8_t* codes, float scale, 
   for (; i < n; ++i) out[i] = map[codes[i]] * scale;
 }
 
-LB_HD void decode_block(Dynamic8, const uint8_t* codes, float scale, float* out, int n) {
-  decode_by_table(kDynamic8Values.of, codes, scale, out, n);
+LB_HD void decode_block(Dynamic8, const uint8_t* codes, const BlockScale& s, float* out, int n) {
+  decode_by_table(kDynamic8Values.of, codes, s.scale, out, n);
 }
-LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, float scale, float* out, int n) {
-  decode_by_table(kDynamic8UnsignedTables.magnitude, codes, scale, out, n);
+LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, const BlockScale& s, float* out,
+                        int n) {
+  decode_by_table(kDynamic8UnsignedTables.magnitude, codes, s.scale, out, n);
 }
 
 }  // namespace lowbit

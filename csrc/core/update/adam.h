@@ -17,7 +17,7 @@
 
 #include "core/bits.h"
 #include "core/power.h"
-#include "core/update/slot.h"
+#include "core/update/rule.h"
 
 namespace lowbit {
 

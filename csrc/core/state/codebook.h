@@ -1,0 +1,125 @@
+// Codes of 2 to 8 bits into a table of values in ascending order: a code is the nearest entry.
+//
+// Boundary k is the smallest float that belongs to entry k or to one above: where the exact middle
+// of two entries is a float, that float, since a tie goes to the larger value. So
+//
+//   code = how many boundaries are <= z
+//
+// is the nearest entry by construction, without arithmetic on z. Unsigned maps with a zero have the
+// smallest positive float as their first boundary: a positive value never becomes zero.
+//
+// A map is a type with kBits, kSigned, kCodes (entries; a last code may be unused) and
+// fill(value), at compile time. Everything else is shared by all maps, and the loops over many
+// values by all maps of one width (codebook_block.h).
+#pragma once
+
+#include <cstdint>
+
+#include "core/bits.h"
+#include "core/scale/block.h"
+
+#if !defined(LB_TABLE)
+#if defined(__CUDACC__)
+#define LB_TABLE __device__ const
+#else
+#define LB_TABLE constexpr
+#endif
+#endif
+
+namespace lowbit {
+
+template <class Map>
+struct CodebookTable {
+  static constexpr int kEntries = 1 << Map::kBits;
+  alignas(64) float value[kEntries] = {};     // unused codes repeat the last entry
+  alignas(64) float boundary[kEntries] = {};  // [0]: -infinity; unused codes: NaN, never reached
+  // The boundaries as a search meets them. Row l = 2^l boundaries from [2^l] on; which of them
+  // decides bit l from the top is told by the bits decided before, the first one lowest: so every
+  // answer is put where the next lookup reads it. Room for a register beyond the last row.
+  alignas(64) float tree[kEntries + 16] = {};
+  uint32_t zero = 0;  // code of z = 0
+
+  constexpr CodebookTable() {
+    Map::fill(value);
+    for (int k = Map::kCodes; k < kEntries; ++k) value[k] = value[Map::kCodes - 1];
+    boundary[0] = -bits_float(kInfinityBits);
+    for (int k = 1; k < kEntries; ++k) {
+      boundary[k] = k < Map::kCodes
+                        ? at_or_above((static_cast<double>(value[k - 1]) + value[k]) / 2)
+                        : bits_float(kCanonicalNan);
+    }
+    if (!Map::kSigned && value[0] == 0.0f) boundary[1] = bits_float(1);
+    for (int k = 1; k < Map::kCodes; ++k) zero += boundary[k] <= 0.0f;
+    for (int l = 0; l < Map::kBits; ++l) {
+      for (int prefix = 0; prefix < 1 << l; ++prefix) {
+        int reversed = 0;
+        for (int b = 0; b < l; ++b) reversed |= ((prefix >> b) & 1) << (l - 1 - b);
+        tree[(1 << l) + reversed] = boundary[(2 * prefix + 1) << (Map::kBits - 1 - l)];
+      }
+    }
+  }
+
+ private:
+  /// The smallest float at or above x. The sums of two entries are exact in double.
+  static constexpr float at_or_above(double x) {
+    const float f = static_cast<float>(x);
+    return f >= x ? f : bits_float(float_bits(f) + (f < 0.0f ? -1 : 1));
+  }
+};
+
+/// A table of any map.
+struct Codebook {
+  const float* value;
+  const float* boundary;
+  const float* tree;
+  int bits, count;
+  uint32_t zero;
+
+  LB_HD float decode(uint32_t code) const { return value[code]; }
+  LB_HD uint32_t encode(float z) const {
+    uint32_t code = 0;
+    for (uint32_t step = 1u << (bits - 1); step != 0; step >>= 1) {
+      code += z >= boundary[code + step] ? step : 0;
+    }
+    return code;
+  }
+};
+
+template <class Map>
+static LB_TABLE CodebookTable<Map> kCodebookTable{};
+
+template <class M>
+struct CodebookFormat {
+  using Map = M;
+  static constexpr const char* kDtype = "uint8";
+  static constexpr const char* kDomain = "linear";
+  static constexpr int kBits = Map::kBits, kBlock = Map::kBits == 8 ? 256 : 128;
+  static constexpr int kCodes = Map::kCodes;  // codes from here on are never written
+  static constexpr bool kScaled = true, kSigned = Map::kSigned;
+  static constexpr uint32_t kZeroCode = CodebookTable<Map>{}.zero;
+  static constexpr bool kCodebook = true;
+  using Storage = uint8_t;
+  using Scale = BlockScale;
+
+  LB_HD static Codebook book() {
+    const auto& t = kCodebookTable<Map>;
+    return {t.value, t.boundary, t.tree, kBits, kCodes, kZeroCode};
+  }
+  LB_HD static float decode(uint32_t code) { return kCodebookTable<Map>.value[code]; }
+  LB_HD static uint32_t encode(float z) { return book().encode(z); }
+  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+    if (up) return code + 1 < kCodes ? code + 1 : code;
+    return code > kLowest ? code - 1 : code;
+  }
+  /// Unsigned codes do not fall to zero.
+  static constexpr uint32_t kLowest = !kSigned && CodebookTable<Map>{}.value[0] == 0.0f ? 1 : 0;
+};
+
+template <class F>
+concept IsCodebook = F::kCodebook;
+
+}  // namespace lowbit
+
+#if !defined(__CUDACC__)
+#include "core/state/codebook_block.h"
+#endif

@@ -1,0 +1,182 @@
+// codebook.h over many values, the same codes and values: one function for each width in bits and
+// instruction set, shared by all maps. They have internal linkage, so each object of an instruction
+// set has its own, and are not inlined into the formats, so that many maps cost little.
+//
+// encode: the search of Codebook::encode for a register of values at once. The rows of the tree of
+// boundaries lie in registers; row l is looked up by the bits decided so far, and the comparison
+// adds bit l. The bits come out first decided lowest, and are turned around as bytes.
+//
+// decode: the map lies in registers, looked up by the code. Where it fills too many, plain loads.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/state/codebook.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#include "core/state/codebook_avx512.h"
+#elif defined(__AVX2__)
+#include "core/state/codebook_avx2.h"
+#endif
+
+namespace lowbit {
+
+#if defined(__AVX2__)
+
+/// Bits of a byte in the other order, by its lower and its upper half.
+template <int kBits>
+struct TurnedBits {
+  alignas(16) uint8_t lower[16] = {}, upper[16] = {};
+  constexpr TurnedBits() {
+    for (int half = 0; half < 16; ++half) {
+      for (int b = 0; b < 4; ++b) {
+        if (!((half >> b) & 1)) continue;
+        if (b < kBits) lower[half] = static_cast<uint8_t>(lower[half] | 1 << (kBits - 1 - b));
+        if (b + 4 < kBits) upper[half] = static_cast<uint8_t>(upper[half] | 1 << (kBits - 5 - b));
+      }
+    }
+  }
+};
+
+template <class V, int kBits>
+struct CodebookSearch {
+  using Float = typename V::Float;
+  using Int = typename V::Int;
+  using Mask = typename V::Mask;
+  static constexpr int kVectors = 4, kTurn = kVectors * V::kLanes;
+
+  /// What row kLevel of the tree says at the answers so far; `decided` are their bits as masks.
+  template <int kLevel>
+  LB_HD static Float look_up(const float* row, Int answers, const Mask* decided) {
+    if constexpr (kLevel == 0) {
+      return V::all(row[0]);
+    } else if constexpr (kLevel <= V::kLog2Table) {
+      return V::template table<kLevel>(row, answers);
+    } else {
+      const Float low = look_up<kLevel - 1>(row, answers, decided);
+      const Float high = look_up<kLevel - 1>(row + (1 << (kLevel - 1)), answers, decided);
+      return V::choose(decided[kLevel - 1], low, high);
+    }
+  }
+
+  template <int kLevel>
+  LB_HD static void decide(const float* tree, const Float (&z)[kVectors], Int (&answers)[kVectors],
+                           Mask (&decided)[kVectors][kBits]) {
+    if constexpr (kLevel < kBits) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const Float boundary = look_up<kLevel>(tree + (1 << kLevel), answers[v], decided[v]);
+        decided[v][kLevel] = V::at_least(z[v], boundary);
+        answers[v] = V::set(answers[v], decided[v][kLevel], 1 << kLevel);
+      }
+      decide<kLevel + 1>(tree, z, answers, decided);
+    }
+  }
+
+  LB_HD static void turn(const float* x, Float inverse, const float* tree, uint8_t* codes) {
+    Float z[kVectors];
+    Int answers[kVectors];
+    Mask decided[kVectors][kBits];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      z[v] = V::times(V::load(x + v * V::kLanes), inverse);
+      answers[v] = V::zero();
+    }
+    decide<0>(tree, z, answers, decided);
+    constexpr TurnedBits<kBits> kTurned;
+    V::template store_bytes<(kBits > 4)>(answers, kTurned.lower, kTurned.upper, codes);
+  }
+};
+
+/// codes[i] = book.encode(x[i] * inverse)
+template <int kBits>
+__attribute__((noinline)) static void codebook_encode(const float* x, float inverse,
+                                                      const float* tree, uint8_t* codes, int n) {
+  using Search = CodebookSearch<CodebookVector, kBits>;
+  const auto all = CodebookVector::all(inverse);
+  int i = 0;
+  for (; i + Search::kTurn <= n; i += Search::kTurn) Search::turn(x + i, all, tree, codes + i);
+  if (i == n) return;
+  float rest[Search::kTurn] = {};
+  uint8_t turned[Search::kTurn];
+  std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
+  Search::turn(rest, all, tree, turned);
+  std::memcpy(codes + i, turned, static_cast<size_t>(n - i));
+}
+
+template <class F>
+  requires IsCodebook<F>
+LB_HD void encode_block(F, const float* x, const typename F::Scale& scale, uint8_t* codes, int n) {
+  codebook_encode<F::kBits>(x, scale.inverse, F::book().tree, codes, n);
+}
+
+#else
+
+/// codes[i] = book.encode(x[i] * inverse): by counting where the boundaries are few, which
+/// compilers turn into vectors.
+template <int kBits>
+__attribute__((noinline)) static void codebook_encode(const float* x, float inverse,
+                                                      const float* boundary, uint8_t* codes,
+                                                      int n) {
+  constexpr int kTurn = 16, kEntries = 1 << kBits;
+  for (int begin = 0; begin < n; begin += kTurn) {
+    const int count = n - begin < kTurn ? n - begin : kTurn;
+    float z[kTurn] = {};
+    int32_t code[kTurn] = {};
+    for (int i = 0; i < count; ++i) z[i] = x[begin + i] * inverse;
+    if constexpr (kBits <= 5) {
+      for (int k = 1; k < kEntries; ++k) {
+        const float reached = boundary[k];
+        for (int i = 0; i < kTurn; ++i) code[i] += z[i] >= reached;
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int step = kEntries / 2; step != 0; step >>= 1) {
+        for (int i = 0; i < kTurn; ++i) code[i] += step & -(z[i] >= boundary[code[i] + step]);
+      }
+    }
+    for (int i = 0; i < count; ++i) codes[begin + i] = static_cast<uint8_t>(code[i]);
+  }
+}
+
+template <class F>
+  requires IsCodebook<F>
+LB_HD void encode_block(F, const float* x, const typename F::Scale& scale, uint8_t* codes, int n) {
+  codebook_encode<F::kBits>(x, scale.inverse, F::book().boundary, codes, n);
+}
+
+#endif
+
+/// out[i] = value[codes[i]] * scale
+template <int kBits>
+__attribute__((noinline)) static void codebook_decode(const uint8_t* codes, float scale,
+                                                      const float* value, float* out, int n) {
+  int i = 0;
+#if defined(__AVX2__)
+  using V = CodebookVector;
+  if constexpr (kBits <= V::kLog2Decoded) {
+    const auto all = V::all(scale);
+    for (; i + V::kLanes <= n; i += V::kLanes) {
+      V::store(out + i, V::times(V::template decode<kBits>(value, V::load_bytes(codes + i)), all));
+    }
+  }
+#endif
+  // Eight at a time by hand: compilers would move codes into vectors and out of them again.
+  for (; i + 8 <= n; i += 8) {
+    const float v[8] = {value[codes[i]],     value[codes[i + 1]], value[codes[i + 2]],
+                        value[codes[i + 3]], value[codes[i + 4]], value[codes[i + 5]],
+                        value[codes[i + 6]], value[codes[i + 7]]};
+    for (int j = 0; j < 8; ++j) out[i + j] = v[j] * scale;
+  }
+  for (; i < n; ++i) out[i] = value[codes[i]] * scale;
+}
+
+template <class F>
+  requires IsCodebook<F>
+LB_HD void decode_block(F, const uint8_t* codes, const typename F::Scale& scale, float* out,
+                        int n) {
+  codebook_decode<F::kBits>(codes, scale.scale, F::book().value, out, n);
+}
+
+}  // namespace lowbit

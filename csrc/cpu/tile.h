@@ -1,0 +1,71 @@
+// One tile of a job in float32, as every pass over a job meets it.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/leaves.h"
+#include "job.h"
+
+namespace lowbit::cpu {
+
+/// Walks over the tiles of one job: loads a tile, and knows where its parts lie in memory.
+class Tile {
+ public:
+  Tile(const Job& job, const Leaves& leaf);
+
+  /// Loads gradient, parameter, state and factors of the tile at (row, tile of the row).
+  void load(int64_t row, int64_t tile);
+  /// Updates p and s; draws the parameter's random bits on the way where they are wanted.
+  void update();
+  /// Writes state and parameter.
+  void store();
+
+  // Of the tile that is loaded:
+  int64_t row, col;
+  int n;
+  float* g() { return g_; }
+  float* p() { return p_; }
+  float* const* s() { return states_; }
+  const float* const* f() { return factors_; }
+  /// Calls fn(index among inner rows, index among the column sums, first element, count) for each
+  /// run of the tile's elements in one inner row.
+  template <class Fn>
+  void runs(const Fn& fn) const {
+    for (int i = 0; i < n;) {
+      const int64_t at = col + i, inner = at / job_.inner_cols, c = at - inner * job_.inner_cols;
+      const int count = n - i < job_.inner_cols - c ? n - i : static_cast<int>(job_.inner_cols - c);
+      const int64_t r = row * rows_inside_ + inner;
+      const int64_t batch = r / job_.inner_rows;
+      fn(r, batch, c, i, count);
+      i += count;
+    }
+  }
+
+ private:
+  struct Cursor {
+    int bits, stored_bytes;
+    char* values;
+    char* scales;
+  };
+  void most_of(const uint32_t* rows, const uint32_t* cols, int stride, uint32_t* out) const;
+  const uint16_t* draw_for(int slot);
+
+  const Job& job_;
+  const Leaves& leaf_;
+  int slots_, factors_count_, param_bytes_, extra_bytes_, grad_bytes_, skip_ = 0;
+  bool random_;
+  int64_t rows_inside_;  // inner rows in a row of the job
+  Cursor cursor_[kMaxSlots];
+  char *param_ = nullptr, *extra_ = nullptr;
+  // Apart by an odd number of cache lines: at multiples of 4096 bytes a load waits for the store of
+  // another array.
+  static constexpr int kRoom = kMostTile + 80;
+  alignas(64) float g_[kRoom], p_[kRoom], s_[kMaxSlots][kRoom];
+  float f_[2 * kMaxFactors][kRoom];
+  float* states_[kMaxSlots];
+  const float* factors_[2 * kMaxFactors];
+  uint32_t most_[kMostTile];
+  alignas(64) uint16_t random16_[kMostTile + 8 + 7 * 8], state_random16_[kMostTile + 8 + 7 * 8];
+};
+
+}  // namespace lowbit::cpu

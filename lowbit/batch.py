@@ -1,0 +1,121 @@
+"""The parameters of a step as the operator takes them, and the phases of steps that must measure something first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lowbit import layout, ops, shard
+
+
+class Reductions(NamedTuple):
+    """Process groups over which a step's sums and maxima are reduced."""
+
+    all: tuple[Any, ...] = ()
+    rows: tuple[Any, ...] = ()
+    cols: tuple[Any, ...] = ()
+    row_most: tuple[Any, ...] = ()
+    col_most: tuple[Any, ...] = ()
+
+
+class Batch:
+    """The parameters of one group on one device that take the same rule and reductions, as the operator takes them."""
+
+    def __init__(self, group: dict[str, Any], lay: layout.Layout) -> None:
+        self.group, self.rule, self.phases = group, lay.rule, lay.phases
+        self.rounds = lay.rounds
+        self.reductions = reductions(lay)
+        self.params: list[Tensor] = []
+        self.grads: list[Tensor] = []
+        self.state: list[Tensor] = []
+        self.steps: list[Tensor] = []
+        self.ids: list[int] = []
+        self.rows: list[tuple[layout.Layout, Tensor]] = []
+        self.copies: list[tuple[Tensor, Tensor]] = []
+        self.call: Callable[..., None]
+
+    def add(self, p: Tensor, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
+        grad = shard.local(p.grad)  # type: ignore[arg-type]
+        if grad.layout != torch.strided:
+            raise RuntimeError(
+                "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
+            )
+        if value.is_contiguous():
+            self.params.append(value)
+        else:  # such as channels_last: stepped in a copy
+            self.copies.append((value, value.contiguous()))
+            self.params.append(self.copies[-1][1])
+        self.grads.append(grad.contiguous())
+        for key in lay.keys:
+            self.state.append(shard.local(state[key]))
+        self.steps.append(state["step"])
+        self.ids.append(id(state["stream"]))
+        self.rows.append((lay, state["stream"]))
+
+    def plan(self) -> Tensor:
+        return layout.plan_tensor([lay.plan_row(int(stream)) for lay, stream in self.rows])
+
+    def write_back(self) -> None:
+        for value, copy in self.copies:
+            value.copy_(copy)
+
+    def measured(self, phase: int, scratch: list[Tensor]) -> list[tuple[Tensor, Any, str]]:
+        """What a phase has measured that shards must agree on: (tensor, process group, operation)."""
+        totals, rows, cols, row_most, col_most, _ = scratch
+        if phase < self.rounds:
+            of_round = totals.view(len(self.params), self.rounds, -1)[:, phase]
+            parts = [(of_round, "all", "sum")]
+            if ops.rule(self.rule)["grids"][phase] >= 0:
+                parts += [(rows, "rows", "sum"), (cols, "cols", "sum")]
+        else:
+            parts = [(row_most, "row_most", "max"), (col_most, "col_most", "max")]
+        return [
+            (tensor, group, operation)
+            for tensor, which, operation in parts
+            for group in getattr(self.reductions, which)
+        ]
+
+
+def run_phases(batches: Sequence[Batch]) -> None:
+    """Measures, reduces and updates, all batches phase by phase, so that one phase takes one collective for each kind of number."""
+    scratch: dict[int, list[Tensor]] = {}
+    for phase in range(1 + max((batch.phases for batch in batches), default=0)):
+        wanted: list[tuple[Tensor, Any, str]] = []
+        for i, batch in enumerate(batches):
+            if phase > batch.phases:
+                continue
+            if batch.phases == 0:
+                batch.call()
+            else:
+                if phase == 0:
+                    plan, device = batch.call.args[5], batch.params[0].device  # type: ignore[attr-defined]
+                    scratch[i] = ops.scratch(batch.rule, plan, device)
+                batch.call(phase=phase, scratch=scratch[i])
+            if phase < batch.phases:
+                wanted += batch.measured(phase, scratch[i])
+            else:
+                batch.write_back()
+        if wanted:
+            shard.reduce_over(wanted)
+
+
+def reductions(lay: layout.Layout) -> Reductions:
+    """Over which process groups a parameter's sums and maxima are reduced; empty where it is updated without."""
+    cuts, last = lay.part.cuts, len(lay.part.shape) - 1
+    if not lay.phases or not cuts:
+        return Reductions()
+    scales = {slot.scale for slot in lay.slots if slot.measured}
+    if "tensor" in scales and len(scales) > 1:
+        raise ValueError(
+            "scale='tensor' for one state of a sharded parameter and another measured scale for the next is not supported"
+        )
+    return Reductions(
+        all=tuple(group for _, group in cuts),
+        rows=tuple(group for dim, group in cuts if dim == last),
+        cols=tuple(group for dim, group in cuts if dim == last - 1),
+        row_most=tuple(group for dim, group in cuts if dim > 0 or "tensor" in scales),
+        col_most=tuple(group for dim, group in cuts if dim == 0),
+    )

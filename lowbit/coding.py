@@ -1,0 +1,94 @@
+"""State values to the tensors that keep them, and back: for fresh and loaded state, not for steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lowbit import ops, shard
+from lowbit.batch import reductions
+from lowbit.layout import Layout, Slot
+
+
+def encode_slot(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
+    """The tensors of `slot.entries(lay.part)` for float32 `values` in the parameter's local shape. With measured scales every holder of a part
+    must call this at once: the maxima are reduced."""
+    if not slot.coded:
+        return [values.to(getattr(torch, ops.state_format(slot.format)["dtype"]))]
+    matrix = values.reshape(lay.part.rows, lay.part.cols).contiguous()
+    if not slot.measured:
+        return list(ops.encode(matrix, slot.format, slot.block))
+    scales = _maxima(values, lay, slot)
+    codes = ops.encode_given(matrix.cpu(), _spread(scales, lay, slot), slot.format)
+    return [codes.to(values.device), *scales]
+
+
+def fresh_slot(value: float, lay: Layout, slot: Slot, device: torch.device) -> list[Tensor]:
+    """The tensors of a slot that holds `value` everywhere; no rank needs another for it."""
+    values = torch.full(lay.part.local, value, dtype=torch.float32, device=device)
+    if not slot.measured:
+        return encode_slot(values, lay, slot)
+    scales = [
+        torch.full(entry.local, abs(value), dtype=torch.float32, device=device)
+        for entry in slot.entries(lay.part)[1:]
+    ]
+    matrix = values.reshape(lay.part.rows, lay.part.cols).cpu()
+    codes = ops.encode_given(matrix, _spread(scales, lay, slot), slot.format)
+    return [codes.to(device), *scales]
+
+
+def decode_slot(tensors: Sequence[Tensor], lay: Layout, slot: Slot) -> Tensor:
+    """Float32 values in the parameter's local shape from the tensors of `slot.entries(lay.part)`."""
+    first = tensors[0].contiguous()
+    if not slot.coded:
+        return first.to(torch.float32)
+    part = lay.part
+    if slot.measured:
+        values = ops.decode_given(first.cpu(), _spread(tensors[1:], lay, slot), slot.format)
+        return values.to(first.device).reshape(part.local)
+    values = ops.decode(first, tensors[1].contiguous(), slot.format, slot.block, part.cols)
+    return values.reshape(part.local)
+
+
+def _maxima(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
+    """The largest magnitudes that each of the slot's scales covers, over all shards."""
+    # As integers: ordered like magnitudes, and a NaN is above all else.
+    bits = values.contiguous().view(torch.int32).bitwise_and(0x7FFFFFFF)
+    made = []
+    groups = reductions(lay)
+    wanted = []
+    for entry in slot.entries(lay.part)[1:]:
+        if slot.scale == "column":
+            source, keep = bits.reshape(lay.part.rows, lay.part.cols), [1]
+        else:
+            source, keep = bits, list(entry.dims)
+        others = [d for d in range(source.ndim) if d not in keep]
+        most = torch.zeros(entry.local, dtype=torch.int32, device=values.device)
+        if source.numel():
+            most.copy_(source.amax(others).reshape(entry.local) if others else source)
+        made.append(most)
+        over = (
+            groups.all if not entry.dims else groups.col_most if entry.dims[0] else groups.row_most
+        )
+        wanted += [(most, group, "max") for group in over]
+    if wanted:
+        shard.reduce_over(wanted)
+    return [most.view(torch.float32) for most in made]
+
+
+def _spread(scales: Sequence[Tensor], lay: Layout, slot: Slot) -> Tensor:
+    """For each element of the part here the maximum that its scale is made of, float32 [rows, cols] on the CPU."""
+    part = lay.part
+    least: Tensor | None = None
+    for entry, scale in zip(slot.entries(part)[1:], scales, strict=True):
+        bits = scale.cpu().contiguous().view(torch.int32)
+        if slot.scale == "column":
+            wide = bits.reshape(1, -1).expand(part.rows, part.cols)
+        else:
+            at = [part.local[d] if d in entry.dims else 1 for d in range(len(part.local))]
+            wide = bits.reshape(at).expand(part.local).reshape(part.rows, part.cols)
+        least = wide if least is None else torch.minimum(least, wide)
+    assert least is not None
+    return least.contiguous().view(torch.float32)

@@ -1,0 +1,134 @@
+"""What small updates leave of themselves in 16-bit parameters, and float32 weights out of them and back."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lowbit
+from lowbit import ops
+
+EXTRA = [p["name"] for p in ops.catalog()["param"] if p["extra"]]
+STEPS, LR = 2000, 1e-6
+
+
+def tracked(param_format, values, grads):
+    """Values after STEPS steps of plain Adam, and what float32 weights give with the same state."""
+    dtype = getattr(torch, param_format.split("_")[0])
+    p = nn.Parameter(values.to(dtype, copy=True))
+    opt = lowbit.Adam([p], lr=LR, param_format=param_format, state_format="float32")
+    for t in range(STEPS):
+        p.grad = grads[t % len(grads)].to(dtype)
+        opt.step()
+    lay = opt._layouts[p]
+    extra = opt.state[p][lay.extra.key] if lay.extra else None
+    return ops.join(p.detach(), extra, param_format)
+
+
+def test_small_updates_are_kept():
+    """2,000 steps of 1e-6: to the nearest bfloat16 they are lost; compensated, split and stochastic parameters keep them."""
+    generator = torch.Generator().manual_seed(0)
+    values = (torch.randn(64, 256, generator=generator) * 0.02).bfloat16().float()
+    values[values.abs() < 2.0**-9] = 2.0**-9  # where a bfloat16 step is above an update
+    grads = [torch.randn(64, 256, generator=generator).abs() for _ in range(7)]
+    half = [g.bfloat16().float() for g in grads]
+    exact = tracked("float32", values, half) - values
+    rows = []
+    for entry in ops.catalog()["param"]:
+        name = entry["name"]
+        if name == "float32":
+            continue
+        start = values if name.startswith("bfloat16") else values.half().float()
+        moved = tracked(name, start, grads) - start
+        error = ((moved - exact).double().square().mean() / exact.double().square().mean()).sqrt()
+        share = float(moved.double().mean() / exact.double().mean())
+        rows.append((name, share, float(error)))
+        if name in ("bfloat16", "float16"):
+            assert share < 0.6, f"{name} was expected to lose updates of {LR}"
+        elif name.endswith("stochastic"):
+            assert abs(share - 1) < 0.02, f"{name} moved {share:.3f} of the way"
+        else:
+            # 8 bits to the nearest round every update of 1e-6 the same way: off by its share, but moving
+            most = 0.15 if name == "bfloat16_split8" else 0.05
+            assert error < most, f"{name} is off by {error:.3f}"
+    print("\nparameter format            share of the way   rms error")
+    for name, share, error in rows:
+        print(f"{name:28}{share:12.3f}{error:14.4f}")
+
+
+@pytest.mark.parametrize("name", [p["name"] for p in ops.catalog()["param"] if p["random"]])
+def test_stochastic_rounding_is_unbiased(name):
+    """The mean of what a value is stored as is the value, to 4 standard errors, subnormals of float16 included."""
+    for value in (1.0 + 1e-3, 0.1, -3.3e-5, 1.7e-7, -65000.3, 2.0**-20 * 1.2345):
+        x = torch.full((200_000,), value, dtype=torch.float32)
+        stored, extra = ops.split(x, name, seed=3, stream=1)
+        got = ops.join(stored, extra if extra.numel() else None, name).double()
+        error = got.std() / np.sqrt(x.numel())
+        assert abs(got.mean() - float(x[0])) <= 4 * error + abs(value) * 2**-24, (name, value)
+
+
+def model(dtype=torch.float32):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(80, 70), nn.BatchNorm1d(70), nn.Linear(70, 70, bias=False))
+    net[2].weight.data[0, 0] = 1.5
+    net.register_parameter("tied", net[2].weight)
+    return net.to(dtype)
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_float32_weights_out_and_back(name):
+    dtype = getattr(torch, name.split("_")[0])
+    net = model()
+    wanted = {key: value.clone() for key, value in net.state_dict().items()}
+    opt = lowbit.to_master_free(net, lambda p: lowbit.AdamW(p, param_format=name), dtype=dtype)
+    assert net[0].weight.dtype == dtype
+    out = lowbit.get_fp32_model_state_dict(net, opt)
+    assert set(out) == set(wanted)
+    step = {"split8": 2.0**-15, "split16": 2.0**-22, "kahan": 2.0**-16}[name.split("_")[1]]
+    for key, value in out.items():
+        if value.is_floating_point():
+            assert value.dtype == torch.float32
+            error = (value - wanted[key]).abs().max() / wanted[key].abs().max().clamp(min=1e-3)
+            assert error <= step * 1.01, f"{key}: {error}"
+        else:
+            assert torch.equal(value, wanted[key])
+    assert torch.equal(out["tied"], out["2.weight"]), "a tied name gives the full value too"
+    again = model(dtype)  # an optimizer that never stepped takes them as well
+    fresh = lowbit.AdamW(again.named_parameters(), param_format=name)
+    lowbit.set_fp32_model_state_dict(again, fresh, out)
+    back = lowbit.get_fp32_model_state_dict(again, fresh)
+    for key, value in out.items():
+        torch.testing.assert_close(
+            back[key], value, rtol=0, atol=float(value.double().abs().max()) * step
+        )
+    with pytest.raises(ValueError, match="no 'nothing'"):
+        lowbit.set_fp32_model_state_dict(again, fresh, {"nothing": torch.zeros(1)})
+    with pytest.raises(ValueError, match="the model's"):
+        lowbit.set_fp32_model_state_dict(again, fresh, {"0.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_what_is_kept_beside_is_saved_and_loaded(name):
+    dtype = getattr(torch, name.split("_")[0])
+    nets = [model(dtype) for _ in range(2)]
+    opts = [lowbit.AdamW(net.named_parameters(), param_format=name, lr=1e-4) for net in nets]
+
+    def advance(net, opt, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for p in net.parameters():
+            p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+        opt.step()
+
+    for t in range(3):
+        advance(nets[0], opts[0], t)
+    nets[1].load_state_dict(nets[0].state_dict())
+    opts[1].load_state_dict(copy.deepcopy(opts[0].state_dict()))
+    for t in range(3, 6):
+        for net, opt in zip(nets, opts, strict=True):
+            advance(net, opt, t)
+    for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+        for key, value in opts[0].state[p].items():
+            assert torch.equal(value, opts[1].state[q][key]), key
