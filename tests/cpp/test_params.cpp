@@ -83,7 +83,7 @@ std::vector<float> samples() {
 template <class F>
 void survives() {
   bool good = true;
-  const uint32_t nan = kHalf<F> ? kCanonicalNanHalf : kCanonicalNanBFloat16;
+  const uint32_t nan = kHalf<F> ? 0x7e00u : kCanonicalNanBFloat16;
   for (uint32_t pattern = 0; pattern < 0x10000u && good; ++pattern) {
     Stored<F> first{static_cast<uint16_t>(pattern), {}};
     const bool is_nan = (pattern & 0x7fffu) > kInfinity<F>;
@@ -176,7 +176,7 @@ void specials() {
   for (uint32_t nan : {0x7fc00000u, 0x7f800001u, 0xffffffffu, 0x7fffffffu, 0xff800001u}) {
     for (uint32_t r : {0u, 0xffffu}) {
       const Stored<F> s = store<F>(bits_float(nan), r);
-      good &= s.value == (kHalf<F> ? kCanonicalNanHalf : kCanonicalNanBFloat16);
+      good &= s.value == (kHalf<F> ? 0x7e00u : kCanonicalNanBFloat16);
       if constexpr (kKeeps<F>) good &= s.extra == 0;
     }
   }
@@ -255,6 +255,29 @@ void accumulates(double loss) {
   check(good, std::string(F::kName) + " does not accumulate small updates");
 }
 
+/// The word is the nearest, and the mean of its correction over all random values is the exact
+/// share of half a step.
+template <class F>
+void splits_unbiased() {
+  for (float x : {1.5f, 0.7654321f, 0.02f, -1.2345f, 3e-5f, -7.7e20f, 1.0042e-39f}) {
+    const uint16_t word = store<F>(x).value;
+    const double p = value_of<F>(word);
+    const uint32_t magnitude = word & 0x7fffu;
+    const double half = (value_of<F>(magnitude + 1) - value_of<F>(magnitude)) / 2;
+    double sum = 0.0;
+    bool good = word == bfloat16_nearest(x);
+    for (uint32_t r = 0; r < 0x10000u; ++r) {
+      const Stored<F> s = store<F>(x, r);
+      good &= s.value == word;
+      sum += s.extra;
+    }
+    // Half of 1/65536, and float32's rounding of share * 127.
+    const double error = std::fabs(sum / 65536.0 - (double(x) - p) / half * 127.0);
+    check(good && error <= 0.5 / 65536.0 + 0x1p-17,
+          std::string(F::kName) + " is biased at " + std::to_string(x));
+  }
+}
+
 /// arXiv:2010.06192 as it is written, y in float32: the same words and compensations.
 template <class F, class Word>
 void is_the_papers() {
@@ -314,7 +337,8 @@ void names(Types<F...>) {
   for (const char* name : {F::kName...}) all += std::string(name) + " ";
   check(all ==
             "float32 bfloat16 bfloat16_stochastic float16 float16_stochastic bfloat16_kahan "
-            "float16_kahan bfloat16_split8 bfloat16_split16 float16_split8 float16_split16 ",
+            "float16_kahan bfloat16_split8 bfloat16_split16 float16_split8 float16_split16 "
+            "bfloat16_split8_stochastic ",
         "the position of a format is its index: append only");
 }
 
@@ -333,6 +357,7 @@ int main(int argc, char** argv) {
   is_nearest<Float16Nearest>();
   is_unbiased<BFloat16Stochastic>();
   is_unbiased<Float16Stochastic>();
+  splits_unbiased<BFloat16Split8Stochastic>();
   keeps<BFloat16Split8>(258, 0.5 / 127);
   keeps<BFloat16Split16>(1, 0.5 / 32767);
   keeps<Float16Split8>(32, 0.5 / 127);

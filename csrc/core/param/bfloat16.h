@@ -42,7 +42,6 @@ LB_HD uint16_t bfloat16_stochastic(float x, uint32_t random16) {
 struct BFloat16Nearest {
   static constexpr const char* kName = "bfloat16";
   static constexpr const char* kDtype = "bfloat16";
-  static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = false;
   static constexpr const char* kExtraDtype = "";
   using Storage = uint16_t;
@@ -54,7 +53,6 @@ struct BFloat16Nearest {
 struct BFloat16Stochastic {
   static constexpr const char* kName = "bfloat16_stochastic";
   static constexpr const char* kDtype = "bfloat16";
-  static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = true;
   static constexpr const char* kExtraDtype = "";
   using Storage = uint16_t;

@@ -1,8 +1,6 @@
 // Float32 parameters: what is computed is what is stored.
 #pragma once
 
-#include <cstdint>
-
 #include "core/bits.h"
 #include "core/param/none.h"
 
@@ -11,7 +9,6 @@ namespace lowbit {
 struct Float32Param {
   static constexpr const char* kName = "float32";
   static constexpr const char* kDtype = "float32";
-  static constexpr const char* kExtraDtype = "";
   static constexpr bool kRandom = false;
   static constexpr const char* kExtraDtype = "";
   using Storage = float;
