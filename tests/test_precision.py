@@ -213,3 +213,76 @@ def test_split_is_flashoptims():
         np.testing.assert_array_equal(corrections[rows], np.array(golden[f"{name}_extra"])[rows])
         np.testing.assert_array_equal(got[rows], weights[rows])
         assert not corrections[~rows].any()
+
+
+def test_updates_far_below_a_step_of_the_weight():
+    """Weights of 1..2 and updates of 1e-6, 1/7800 of a bfloat16 step: 16 more bits keep them, chance keeps them on average, 8 more bits lose most."""
+    names = [p["name"] for p in ops.catalog()["param"]]
+    generator = torch.Generator().manual_seed(1)
+    values = (1 + torch.rand(1024, generator=generator) * 0.9).bfloat16()
+    params = [
+        nn.Parameter(values.to(getattr(torch, n.split("_")[0]), copy=True)).detach() for n in names
+    ]
+    params = [nn.Parameter(p) for p in params]
+    opt = lowbit.Adam(
+        [{"params": [p], "param_format": n} for n, p in zip(names, params, strict=True)],
+        lr=LR,
+        state_format="float32",
+    )
+    for _ in range(1000):
+        grad = (1 + torch.randn(1024, generator=generator)).bfloat16()
+        for p in params:
+            p.grad = grad.to(p.dtype)
+        opt.step()
+    moved = {}
+    for name, p in zip(names, params, strict=True):
+        lay = opt._layouts[p]
+        extra = opt.state[p][lay.extra.key] if lay.extra else None
+        moved[name] = (ops.join(p.detach(), extra, name) - values.float()).double()
+    exact = moved["float32"]
+    print("\nparameter format            share of the way   rms error   bias / standard error")
+    for name, way in moved.items():
+        error = way - exact
+        share = float(way.mean() / exact.mean())
+        rms = float((error.square().mean() / exact.square().mean()).sqrt())
+        bias = float(error.mean() / (error.std() / error.numel() ** 0.5 + 1e-30))
+        print(f"{name:28}{share:12.3f}{rms:14.4f}{bias:14.1f}")
+        if name in ("bfloat16", "float16"):
+            assert abs(share) < 0.05, f"{name} was expected to lose the updates"
+        elif name == "bfloat16_split8_stochastic":
+            # p + c / 127 * h is rounded to float32, alike for all weights with the same c: a drift of up to 1/16 of these updates
+            assert abs(share - 1) < 0.06, f"{name} moved {share:.3f} of the way"
+        elif name.endswith("stochastic"):
+            assert abs(bias) < 4, f"{name} is off by {bias:.1f} standard errors"
+        elif name.endswith("split16") or name == "float16_kahan":
+            assert rms < 0.05, f"{name} is off by {rms:.3f}"
+
+
+@pytest.fixture
+def one_rank():
+    dist = pytest.importorskip("torch.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sharded_models_are_converted_and_stay_sharded(one_rank):
+    """fully_shard's parameters become 16-bit where they are; what comes out are DTensors; whole tensors are taken too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    net = nn.Sequential(nn.Linear(80, 70), nn.Linear(70, 70))
+    wanted = {key: value.clone() for key, value in net.state_dict().items()}
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (net[0], net[1], net):
+        fully_shard(module, mesh=mesh)
+    opt = lowbit.to_master_free(net, lambda p: lowbit.AdamW(p, param_format="bfloat16_split16"))
+    first = lowbit.get_fp32_model_state_dict(net, opt)
+    net(torch.randn(4, 80).bfloat16()).float().square().sum().backward()
+    opt.step()
+    lowbit.set_fp32_model_state_dict(net, opt, wanted)
+    for out in (first, lowbit.get_fp32_model_state_dict(net, opt)):
+        for key, value in out.items():
+            assert isinstance(value, DTensor) and value.dtype == torch.float32
+            torch.testing.assert_close(value.full_tensor(), wanted[key], rtol=2e-7, atol=0)
