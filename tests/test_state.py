@@ -163,7 +163,9 @@ def test_codes_are_brute_force_nearest(format, isa):
                 slack = 2.0**-20 * gap + 3e-7 * np.maximum(np.abs(wanted), np.abs(kept))
                 if format["bits"] > 8:  # logarithms of float32 accuracy beside steps of 1 / 65534
                     slack += 0.03 * gap
-                if format["scale_dtype"] == "float16":  # codes are those of the scale before rounding
+                if (
+                    format["scale_dtype"] == "float16"
+                ):  # codes are those of the scale before rounding
                     slack += 2.0**-10 * np.abs(wanted)
                 if format["domain"] == "linear" and top == 1.0:
                     slack = 0 * gap  # z is exact here
