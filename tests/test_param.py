@@ -30,6 +30,12 @@ def random16(index, seed, step, stream):
     return words[(index & 7) >> 1] >> (16 * (index & 1)) & 0xFFFF
 
 
+def kept_beside(p, param_format):
+    """What the format keeps beside an exact p, where it keeps something: it comes before the moments."""
+    _, extra = ops.split(p.float(), param_format)
+    return [extra] if extra.numel() else []
+
+
 def store(value, param_format, *, first=0, seed=0, step=1, stream=0, global_cols=None):
     """Stores float32 `value` [rows, cols] in a parameter, through a step that adds exactly `value` to zero.
 
@@ -38,7 +44,7 @@ def store(value, param_format, *, first=0, seed=0, step=1, stream=0, global_cols
     rows, cols = value.shape
     dtype = next(p["dtype"] for p in PARAMS if p["name"] == param_format)
     p = torch.zeros((rows, cols), dtype=getattr(torch, dtype))
-    state = [torch.zeros(rows, cols), torch.zeros(rows, cols)]
+    state = [*kept_beside(p, param_format), torch.zeros(rows, cols), torch.zeros(rows, cols)]
     plan = plan_row(
         rows,
         cols,
@@ -185,7 +191,7 @@ def decayed(p, param_format, factor):
     """p times factor, stored: what `store` cannot reach. AdamW with a zero gradient and a weight decay of 1 - factor."""
     p = p.clone()
     rows, cols = p.shape
-    state = [torch.zeros(rows, cols), torch.zeros(rows, cols)]
+    state = [*kept_beside(p, param_format), torch.zeros(rows, cols), torch.zeros(rows, cols)]
     plan = plan_row(rows, cols, ["float32"] * 2, param_format)
     hyper = [1.0, 0.9, 0.9, 1.0, 1 - factor]
     ops.step("adamw", [p], [torch.zeros(rows, cols)], state, [torch.zeros(())], plan, hyper)
