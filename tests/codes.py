@@ -151,7 +151,9 @@ class Table:
         x, got = np.asarray(x, np.float64).reshape(-1), np.asarray(got, np.float64).reshape(-1)
         best = self.nearest(x)
         mine = self.distance(x, got)
-        wrong = np.flatnonzero(~(mine <= best + (self.slack if slack is None else slack) * self.unit))
+        wrong = np.flatnonzero(
+            ~(mine <= best + (self.slack if slack is None else slack) * self.unit)
+        )
         assert wrong.size == 0, (
             f"{what}: {wrong.size} of {x.size} are not the nearest: values {x[wrong[:4]]} became {got[wrong[:4]]}, "
             f"{mine[wrong[:4]]} away instead of {best[wrong[:4]]}"

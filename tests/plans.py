@@ -4,6 +4,8 @@ import torch
 
 from lowbit import layout, ops
 
+FORMATS = ops.catalog()["state"]
+
 
 def slot_columns(choice):
     """Format, block length, kind of scale and rounding of one slot.
@@ -47,18 +49,21 @@ def extra_for(shape, param):
 
 
 def fresh_state(rule, shape, formats, param="float32"):
-    """Zero state of one parameter, as csrc/ops.cpp takes it; every slot in blocks or wide."""
+    """Zero state of one matrix, as csrc/ops.cpp takes it."""
     rows, cols = shape
     state = extra_for(shape, param)
+    measured = {"row": [rows], "column": [cols], "tensor": [1], "rank1": [rows, cols]}
     for choice in formats:
         index, block, kind, _ = slot_columns(choice)
-        entry = ops.catalog()["state"][index] if not isinstance(choice, str) else ops.state_format(choice)  # fmt: skip
-        assert kind < 2, "measured scales: through an optimizer"
+        entry, scale = FORMATS[index], layout.SCALES[kind]
         zeros = torch.zeros(shape)
-        if kind:
+        if scale == "none":
+            state.append(zeros.to(getattr(torch, entry["dtype"])))
+        elif scale == "block":
             state += ops.encode(zeros, entry["name"], block)
         else:
-            state.append(zeros.to(getattr(torch, entry["dtype"])))
+            state.append(ops.encode_given(zeros, zeros, entry["name"]))
+            state += [torch.zeros(n) for n in measured[scale]]
     info = ops.rule(rule)
     for _ in info["factors"]:
         state += [torch.zeros(rows), torch.zeros(cols)]

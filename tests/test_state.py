@@ -198,7 +198,9 @@ def test_every_code_survives_a_round_trip(formats):
                 assert wrong.size == 0, (
                     f"{f['name']} on {isa}, {heads}: {x[wrong[:4]]} became {got[wrong[:4]]}"
                 )
-                assert np.unique(codes).size == x.size, f"{f['name']} on {isa}: one value, two codes"
+                assert np.unique(codes).size == x.size, (
+                    f"{f['name']} on {isa}: one value, two codes"
+                )
             cover(f, "round trip", x.size)
 
 
@@ -384,7 +386,9 @@ def test_stochastic_codes_keep_the_mean(formats):
         heads = np.array(heads, F) if f["signed"] else squares(np.array(heads, F))
         table = Table(f, one_scale(f, heads[None]))
         room = block - heads.size
-        least = table.least * 1.001  # below it the mean of unsigned and logarithmic codes is another
+        least = (
+            table.least * 1.001
+        )  # below it the mean of unsigned and logarithmic codes is another
         if f["signed"] and f["domain"] != "log2":
             least = float(heads[0]) * 2**-20
         low = np.log2(max(float(heads[-1]) if heads.size > 1 else 0, least))
@@ -606,7 +610,8 @@ def test_a_format_of_one_file(tmp_path):
     (tmp_path / "csrc/core/state/toy3.h").write_text(TOY)
     registry = tmp_path / "csrc/core/registry.h"
     text = registry.read_text().replace(
-        '#include "core/state/power.h"', '#include "core/state/power.h"\n#include "core/state/toy3.h"'
+        '#include "core/state/power.h"',
+        '#include "core/state/power.h"\n#include "core/state/toy3.h"',
     )
     start = text.index("using StateFormats")
     end = text.index(">;", start)
