@@ -95,7 +95,7 @@ class Table:
             z = x / self.top
             return 2 * z / (1 + np.abs(z))
         assert domain == "log2", f"{self.format['name']}: a domain that this twin does not know"
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             return np.log2(np.abs(x))
 
     @property
@@ -110,7 +110,8 @@ class Table:
 
     def distance(self, x, y):
         """Between values x and values of codes y in the domain; infinite where y is not allowed for x."""
-        d = np.abs(self.bend(x) - self.bend(y))
+        with np.errstate(invalid="ignore"):  # zero and zero have no logarithm
+            d = np.abs(self.bend(x) - self.bend(y))
         if self.format["domain"] == "log2":  # zero stands apart, and signs do
             cut = self.least / 2 * (1 + 1e-6 * np.array([-1, 1]))
             a = np.abs(x)
