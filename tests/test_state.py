@@ -440,6 +440,10 @@ def test_stochastic_codes_keep_the_mean(formats):
         assert abs(off.mean()) < 4 * error + slack, (
             f"{f['name']}: mean off by {off.mean():.4f} of a gap, standard error {error:.4f}"
         )
+        inward = (
+            off * np.sign(0.5 - share)
+        ).mean()  # towards the farther code: errors of both sides add up
+        assert abs(inward) < 4 * error + slack, f"{f['name']}: {inward:.4f} of a gap too far"
         each = np.sqrt(share * (1 - share) / copies)
         rare = 1 / copies  # what is nearly on a code seldom leaves it
         assert (np.abs(off.mean(axis=0)) < 6 * each + 6 * rare + slack).all(), f["name"]
