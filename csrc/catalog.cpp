@@ -176,7 +176,8 @@ void settle_factor(const Job& job, int round) {
                rows = static_cast<double>(job.global_inner_rows);
   for (int64_t b = 0; b < job.batches; ++b) {
     // The rows' new mean from sums that every holder of the batch has: the rows' old sum, and all
-    // that was added, which is the sum over the columns.
+    // that was added, which is the sum over the columns. (A single matrix may be cut both ways; its
+    // sum lies with the totals.)
     const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
     int64_t added[kWords] = {};
     for (int64_t c = 0; c < job.inner_cols; ++c) {
@@ -186,7 +187,9 @@ void settle_factor(const Job& job, int round) {
       exact_carry(added);
     }
     const double old = exact_value(sums + job.inner_cols * kWords) / rows;
-    const double mean = mean_of_rows(old, exact_value(added) / (rows * cols), move);
+    const int64_t* all = job.totals + (round * kMaxTotals + kGridTotal) * kWords;
+    const double fresh = exact_value(job.batches == 1 ? all : added) / (rows * cols);
+    const double mean = mean_of_rows(old, fresh, move);
     for (int64_t r = b * job.inner_rows; r < (b + 1) * job.inner_rows; ++r) {
       float& row = factor.row[r];
       row = moved(row, exact_value(factor.row_sums + r * kWords) / cols, move.weight);

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowbit import options
 from lowbit.optim import LowbitOptimizer
 
 _DECAY_BY = ("lr", "rho", "alpha")
@@ -37,7 +38,7 @@ class Adafactor(LowbitOptimizer):
         fira_margin: Fira's norm-growth limiter: an update's norm grows by no more than this share. None: no limiter.
         factored: False keeps every second moment element by element.
         add_eps: eps1 is added to the squared gradient.
-        state_format, param_format, wide, seed: as in `AdamW`.
+        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -66,11 +67,13 @@ class Adafactor(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        if not float(lr) >= 0.0:
-            raise ValueError(f"Learning rate should be >= 0 but is: {lr}")
+        defaults = options.shared(
+            lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
+            wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+        )  # fmt: skip
         if not beta2_decay <= 0.0:
             raise ValueError(f"beta2_decay should be <= 0 but is: {beta2_decay}")
         if eps[0] is not None and not eps[0] >= 0.0:
@@ -88,13 +91,11 @@ class Adafactor(LowbitOptimizer):
             raise ValueError(f"decay_by should be one of {', '.join(_DECAY_BY)} but is: {decay_by}")
         if fira_margin is not None and not fira_margin >= 0.0:
             raise ValueError(f"fira_margin should be >= 0 or None but is: {fira_margin}")
-        defaults = {
-            "lr": lr, "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay,
-            "foreach": foreach, "maximize": maximize, "beta1": beta1, "beta2": beta2,
-            "relative_step": relative_step, "scale_parameter": scale_parameter, "decay_by": decay_by,
-            "fira_margin": fira_margin, "factored": factored, "add_eps": add_eps,
-            "state_format": state_format, "param_format": param_format,
-            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "lowbit_version": 1,
+        defaults |= {
+            "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay,
+            "beta1": beta1, "beta2": beta2, "relative_step": relative_step,
+            "scale_parameter": scale_parameter, "decay_by": decay_by, "fira_margin": fira_margin,
+            "factored": factored, "add_eps": add_eps,
         }  # fmt: skip
         super().__init__(params, defaults)
 
@@ -103,13 +104,13 @@ class Adafactor(LowbitOptimizer):
         return kind + ("" if group["beta1"] is None else "_momentum")
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
-        lr, (eps1, eps2) = group["lr"], group["eps"]
+        eps1, eps2 = group["eps"]
 
         def given(value: float | None) -> float:
             return -1.0 if value is None else float(value)
 
         return [
-            0.0 if isinstance(lr, Tensor) else lr,
+            options.number(group["lr"]),
             group["beta2_decay"],
             given(group["beta2"]),
             given(group["beta1"]),
@@ -135,7 +136,7 @@ class CAME(LowbitOptimizer):
         clip_threshold: the direction's root mean square is at most this.
         betas: decay of the momentum, of the second moment, and of the confidence.
         weight_decay: decoupled.
-        maximize, foreach, state_format, param_format, wide, seed: as in `AdamW`; the momentum is what `state_format` is about.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`; the momentum is what `state_format` is about.
 
     Raises:
         ValueError: an argument out of range.
@@ -156,25 +157,21 @@ class CAME(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        if not float(lr) >= 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
+        defaults = options.shared(
+            lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
+            wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+        )  # fmt: skip
         if not (eps[0] >= 0.0 and eps[1] >= 0.0):
             raise ValueError(f"Invalid epsilon values: {eps}")
         if not clip_threshold > 0.0:
             raise ValueError(f"Invalid clip_threshold value: {clip_threshold}")
-        for i, beta in enumerate(betas):
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
-        defaults = {
-            "lr": lr, "eps": eps, "clip_threshold": clip_threshold, "betas": betas,
-            "weight_decay": weight_decay, "foreach": foreach, "maximize": maximize,
-            "state_format": state_format, "param_format": param_format,
-            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "lowbit_version": 1,
+        options.check_betas(betas)
+        options.check_least(weight_decay=weight_decay)
+        defaults |= {
+            "eps": eps, "clip_threshold": clip_threshold, "betas": betas, "weight_decay": weight_decay
         }  # fmt: skip
         super().__init__(params, defaults)
 
@@ -182,10 +179,8 @@ class CAME(LowbitOptimizer):
         return "came" if len(shape) > 1 else "came_full"
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
-        lr = group["lr"]
-        first = 0.0 if isinstance(lr, Tensor) else lr
         return [
-            first,
+            options.number(group["lr"]),
             *group["betas"],
             *group["eps"],
             group["clip_threshold"],

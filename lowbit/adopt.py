@@ -36,6 +36,7 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
         ValueError: a moment is missing, or its layout is unknown.
     """
     device = shard.local(p).device
+    saved = _known_names(p, lay, saved)
     step = saved.get("step", None)
     if step is None:
         raise _unknown(saved, key, "it has no 'step'")
@@ -56,17 +57,35 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
         if tensors is None:
             tensors = encode_slot(_values(p, lay, slot, saved, key).to(device), lay, slot)
         _put(state, p, entries, tensors)
-    others = [*lay.factors, *([lay.number] if lay.number else [])]
-    for entry in others:
+    for entry in lay.others:
         tensors = _as_kept(p, [entry], saved, key, cast=entry.key)
         if tensors is None:
             raise _unknown(saved, key, f"it has no {entry.key}")
         _put(state, p, [entry], tensors)
+    if lay.number:  # absent in torch's state: 0 is what a first step finds
+        tensors = _as_kept(p, [lay.number], saved, key)
+        _put(state, p, [lay.number], tensors or [torch.zeros(lay.number.local)])
     if lay.extra:  # absent where the parameter was plain before: then nothing is known beside it
         tensors = _as_kept(p, [lay.extra], saved, key)
         zeros = torch.zeros(lay.extra.local, dtype=lay.extra.dtype)
         _put(state, p, [lay.extra], tensors or [zeros])
     return state
+
+
+def _known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """torch's state under our names: SGD counts no steps, and Adafactor's means have the parameter's number of dimensions."""
+    if lay.rule in ("sgd", "sgd_momentum") and "step" not in saved:
+        buffer = saved.get("momentum_buffer")
+        if buffer is None:  # before its first step
+            return {
+                "step": 0.0,
+                "momentum_buffer": torch.zeros(lay.part.local, dtype=torch.float32),
+            }
+        return {"step": 1.0, "momentum_buffer": buffer}
+    if "row_var" in saved and "col_var" in saved:
+        row, col = saved["row_var"], saved["col_var"]
+        return {**saved, "variance_row": row.squeeze(-1), "variance_col": col.squeeze(-2)}
+    return saved
 
 
 def _put(
@@ -75,7 +94,7 @@ def _put(
     device = shard.local(p).device
     for entry, tensor in zip(entries, tensors, strict=True):
         local = tensor.to(device).reshape(entry.local).contiguous()
-        state[entry.key] = shard.like(p, local, entry.shape, entry.dims)
+        state[entry.key] = shard.like(p, local, entry.shape, entry.follows)
 
 
 def _as_kept(
@@ -98,7 +117,7 @@ def _as_kept(
                 f"{what} is {value.dtype}, not {entry.dtype}: the values were cast by the program that wrote or loaded them "
                 "and cannot be recovered; save again without the cast"
             )
-        tensor = shard.take(value, p, entry.shape, entry.local, entry.offset, entry.dims, what)
+        tensor = shard.take(value, p, entry.shape, entry.local, entry.offset, entry.follows, what)
         if tuple(tensor.shape) != entry.local:
             raise ValueError(
                 f"{what} has the local shape {tuple(tensor.shape)}, expected {entry.local}"
@@ -122,7 +141,7 @@ def _values(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: A
             if not source.coded and first.is_floating_point():
                 what = f"state[{key!r}][{source.key!r}]"
                 e = entries[0]
-                local = shard.take(first, p, e.shape, e.local, e.offset, e.dims, what)
+                local = shard.take(first, p, e.shape, e.local, e.offset, e.follows, what)
                 if tuple(local.shape) != e.local:
                     raise ValueError(f"{what} is {local.dtype} {tuple(local.shape)} here, expected floating point {e.local}")  # fmt: skip
                 return local.to(torch.float32)

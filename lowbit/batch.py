@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ class Reductions(NamedTuple):
 class Batch:
     """The parameters of one group on one device that take the same rule and reductions, as the operator takes them."""
 
-    def __init__(self, group: Mapping[str, Any], lay: layout.Layout) -> None:
+    def __init__(self, group: dict[str, Any], lay: layout.Layout) -> None:
         self.group, self.rule, self.phases = group, lay.rule, lay.phases
         self.rounds = lay.rounds
         self.reductions = reductions(lay)

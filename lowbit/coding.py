@@ -61,9 +61,9 @@ def _maxima(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
     wanted = []
     for entry in slot.entries(lay.part)[1:]:
         if slot.scale == "column":
-            source, keep = bits.reshape(lay.part.rows, lay.part.cols), (1,)
+            source, keep = bits.reshape(lay.part.rows, lay.part.cols), [1]
         else:
-            source, keep = bits, entry.dims
+            source, keep = bits, list(entry.dims)
         others = [d for d in range(source.ndim) if d not in keep]
         most = torch.zeros(entry.local, dtype=torch.int32, device=values.device)
         if source.numel():

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowbit import ops, shard
+from lowbit.overrides import clean_name, effective
+from lowbit.presets import FACTORED, LEAST_BLOCK, SCALES, choices, scaled
 
 MIN_NUMEL, MIN_COLS = 4096, 16  # smaller parameters, or shorter rows, keep wide state
-LEAST_BLOCK, MOST_BLOCK = 32, 2048
 MAX_SLOTS, MAX_DIMS = 4, 6
 PLAN_COLUMNS = 12 + 4 * MAX_SLOTS + 1 + MAX_DIMS
-SCALES = ("none", "block", "row", "column", "tensor", "rank1")
-ROUNDINGS = ("nearest", "stochastic")
-
-# Public names of `state_format`, for a signed and an unsigned slot.
-PRESETS: dict[str, tuple[Any, Any]] = {
-    "8bit": ("dynamic8", "dynamic8_unsigned"),
-    "float32": ("float32", "float32"),
-    "bfloat16": ("bfloat16", "bfloat16"),
-}
-_WRAPPERS = re.compile(r"\b(?:module|_fsdp_wrapped_module|_orig_mod|_checkpoint_wrapped_module)\.")
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,13 @@ class Entry:
     shape: tuple[int, ...]  # of the whole parameter
     local: tuple[int, ...]  # of the part here, which begins at
     offset: tuple[int, ...]
-    dims: tuple[int, ...]  # the parameter's dimension that each of its own follows
+    dims: tuple[int, ...]  # the part's dimension that each of its own follows
+    places: tuple[int, ...] | None = None  # the parameter's, where that is another
+
+    @property
+    def follows(self) -> tuple[int, ...]:
+        """The parameter's dimension that each of its own follows."""
+        return self.dims if self.places is None else self.places
 
 
 @dataclass(frozen=True)
@@ -69,6 +65,12 @@ class Slot:
 
     def entries(self, part: shard.Part) -> list[Entry]:
         """Values, then scales."""
+        made = self._entries(part)
+        if not part.follows:
+            return made
+        return [replace(e, places=tuple(part.follows[d] for d in e.dims)) for e in made]
+
+    def _entries(self, part: shard.Part) -> list[Entry]:
         info = ops.state_format(self.format)
         dtype = getattr(torch, info["dtype"])
         whole = tuple(range(len(part.shape)))
@@ -168,13 +170,17 @@ class Layout:
         shape = () if rule["numbers"] == 1 else (rule["numbers"],)
         return Entry(rule["number"], torch.float32, shape, shape, (0,) * len(shape), ())
 
+    @property
+    def others(self) -> list[Entry]:
+        """What is kept beside the moments; a loaded state must have it."""
+        return self.factors + ([self.number] if self.number else [])
+
     def entries(self) -> list[Entry]:
         """Every tensor that csrc/ops.cpp takes for the parameter, in its order."""
         made = [self.extra] if self.extra else []
         for slot in self.slots:
             made += slot.entries(self.part)
-        made += self.factors
-        return made + ([self.number] if self.number else [])
+        return made + self.others
 
     def plan_row(self, stream: int) -> list[int]:
         """The row that csrc/ops.cpp reads."""
@@ -203,145 +209,89 @@ def _pair(shape: tuple[int, ...]) -> tuple[int, int]:
     return (1, 1, *shape)[-2:]  # type: ignore[return-value]
 
 
-def clean_name(name: str) -> str:
-    """A parameter's fully qualified name without what wrappers put into it."""
-    return _WRAPPERS.sub("", name)
-
-
 def stream_of(name: str | None, index: int) -> int:
     """The parameter's stream of random bits: of its name where there is one, so that order does not matter."""
     return index if name is None else zlib.crc32(clean_name(name).encode())
 
 
-def is_wide(shape: Sequence[int], name: str | None, wide: bool | Sequence[str]) -> bool:
+def is_wide(
+    shape: Sequence[int], name: str | None, wide: bool | Sequence[str], min_numel: int = MIN_NUMEL
+) -> bool:
     """Whether a parameter of this global shape and name keeps wide state."""
-    numel = 1
-    for size in shape:
-        numel *= size
-    if len(shape) < 2 or numel < MIN_NUMEL or numel // max(shape[0], 1) < MIN_COLS or wide is True:
+    numel = math.prod(shape)
+    if len(shape) < 2 or numel < min_numel or numel // max(shape[0], 1) < MIN_COLS:
         return True
-    return bool(wide) and any(
-        fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in wide or ()
-    )
+    return named_wide(name, wide)
 
 
-def scaled(
-    format: str, *, scale: str = "block", block: int | None = None, rounding: str = "nearest"
-) -> dict[str, Any]:
-    """How one state tensor is kept, for `state_format={name: lowbit.scaled(...)}`.
-
-    Args:
-        format: of `lowbit.catalog()["state"]`.
-        scale: what one scale covers: a "block" of a row, a "row", a "column", the "tensor", or "rank1": the least of one maximum for
-            each dimension (arXiv:2309.01507).
-        block: length of a block, a power of two from 32 to 2048; the format's own by default.
-        rounding: "nearest", or "stochastic": up or down by chance, so that the mean is kept.
-
-    Raises:
-        ValueError: no such format, scale or rounding, or a combination that makes no sense.
-    """
-    info, block = ops.state_format(format), block or None  # 0 is what a spec without blocks holds
-    if scale not in SCALES or rounding not in ROUNDINGS:
-        raise ValueError(f"scale must be one of {', '.join(SCALES[1:])} and rounding one of {', '.join(ROUNDINGS)}, not {scale!r} and {rounding!r}")  # fmt: skip
-    if not info["scaled"]:
-        if block is not None or scale not in ("block", "none"):
-            raise ValueError(f"{format} has no scales; leave scale and block out")
-        if rounding == "stochastic" and format == "float32":
-            raise ValueError("float32 state is not rounded; leave rounding out")
-        return {"format": format, "scale": "none", "block": 0, "rounding": rounding}
-    if scale == "none":
-        raise ValueError(f"{format} needs a scale: one of {', '.join(SCALES[1:])}")
-    if scale != "block":
-        if block is not None:
-            raise ValueError(f"scale={scale!r} has no blocks; leave block out")
-        if not info["measurable"]:
-            raise ValueError(f"{format} takes more than the largest value for a scale; it can only have scale='block'")  # fmt: skip
-        return {"format": format, "scale": scale, "block": 0, "rounding": rounding}
-    block = info["block"] if block is None else block
-    if block not in (32, 64, 128, 256, 512, 1024, 2048):
-        raise ValueError(f"block must be a power of two from {LEAST_BLOCK} to {MOST_BLOCK}, not {block}")  # fmt: skip
-    return {"format": format, "scale": scale, "block": block, "rounding": rounding}
+def named_wide(name: str | None, wide: bool | Sequence[str]) -> bool:
+    """Whether `wide` names the parameter, whatever its shape."""
+    if isinstance(wide, bool):
+        return wide
+    patterns = (wide,) if isinstance(wide, str) else wide or ()
+    return any(fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in patterns)
 
 
-def choices(rule: str, state_format: str | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What `state_format` says of each state tensor of a rule: a `scaled(...)`, or {"format": "factored"}.
-
-    Args:
-        state_format: a preset, a format, a `scaled(...)`, or any of them for each state's name; a name left out is float32.
-
-    Raises:
-        ValueError: no such format or state, or an unsigned format for a signed one.
-    """
-    slots = {slot["name"]: slot["signed"] for slot in ops.rule(rule)["slots"]}
-    by_name = isinstance(state_format, Mapping) and "format" not in state_format
-    if by_name and (unknown := set(state_format) - set(slots)):
-        raise ValueError(f"state_format names {sorted(unknown)}, but {rule} keeps {list(slots)}")
-    made = {}
-    for name, signed in slots.items():
-        choice: Any = state_format.get(name, "float32") if by_name else state_format  # type: ignore[union-attr]
-        if isinstance(choice, str) and choice in PRESETS:
-            choice = PRESETS[choice][0 if signed else 1]
-        if choice == "factored":
-            if signed:
-                raise ValueError(f"{name} has negative values, so it cannot be stored factored")
-            made[name] = {"format": "factored"}
-            continue
-        try:
-            spec = scaled(choice) if isinstance(choice, str) else scaled(**choice)
-        except ValueError as error:
-            raise ValueError(f"{error}; presets are {', '.join(PRESETS)}") from None
-        if signed and not ops.state_format(spec["format"])["signed"]:
-            raise ValueError(
-                f"{name} has negative values, which the unsigned format {spec['format']} cannot hold"
-            )
-        made[name] = spec
-    return made
-
-
-def rule_of(rule: str, state_format: str | Mapping[str, Any], wide: bool, ndim: int) -> str:
-    """The rule with those second moments factored that `state_format` wants so; wide state and vectors are not."""
-    if wide or ndim < 2:
-        return rule
-    wanted = [name for name, choice in choices(rule, state_format).items() if choice["format"] == "factored"]  # fmt: skip
-    if not wanted:
+def rule_of(
+    rule: str, chosen: Mapping[str, Mapping[str, Any]], wide: Mapping[str, bool], ndim: int
+) -> str:
+    """The rule with those second moments factored that `choices` wants so; wide state and vectors are not."""
+    wanted = [name for name, spec in chosen.items() if spec["format"] == FACTORED]
+    if not wanted or ndim < 2:
         return rule
     factored = f"{rule}_factored"
-    if not any(entry["name"] == factored for entry in ops.catalog()["rules"]) or wanted != ops.rule(factored)["factors"]:  # fmt: skip
+    if factored not in ops.names("rules") or wanted != ops.rule(factored)["factors"]:
         raise ValueError(f"{rule} cannot keep {' and '.join(wanted)} factored")
-    return factored
+    return rule if all(wide[name] for name in wanted) else factored
 
 
 def slots_of(
-    rule: str, base: str, state_format: str | Mapping[str, Any], wide: bool
+    rule: str, chosen: Mapping[str, Mapping[str, Any]], wide: Mapping[str, bool]
 ) -> tuple[Slot, ...]:
-    """The slots of a rule, which is `base` or a variant of it with fewer slots, in the formats that `state_format` names."""
-    chosen = choices(base, state_format)
+    """The slots of a rule in the formats that `choices` gave for it, or for the rule that it is the factored variant of."""
     slots = []
     for slot in ops.rule(rule)["slots"]:
-        spec = chosen[slot["name"]]
-        if spec["format"] == "factored" or (wide and spec["scale"] != "none"):
-            spec = {"format": "float32", "scale": "none", "block": 0, "rounding": "nearest"}
+        name, spec = slot["name"], chosen[slot["name"]]
+        if spec["format"] == FACTORED or (wide[name] and spec["scale"] != "none"):
+            spec = scaled("float32")
         stochastic = spec["rounding"] == "stochastic"
-        slots.append(Slot(slot["name"], spec["format"], spec["block"], spec["scale"], stochastic))
+        slots.append(Slot(name, spec["format"], spec["block"], spec["scale"], stochastic))
     return tuple(slots)
 
 
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
-    """The parameter format: 'auto' is stochastic for bfloat16 and float32 for float32."""
+    """The parameter format: "auto" rounds 16-bit parameters stochastically, "nearest" to the nearest; both are plain for float32."""
     dtype = str(p.dtype).removeprefix("torch.")
-    if param_format == "auto":
-        param_format = {
-            "float32": "float32",
-            "bfloat16": "bfloat16_stochastic",
-            "float16": "float16_stochastic",
-        }.get(dtype, "")
-    if not param_format or ops.param_format(param_format)["dtype"] != dtype:
-        served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    if dtype not in served:
         raise ValueError(
-            f"{what} is {dtype}, which " + (f"param_format={param_format!r} does not store" if param_format else "is not served")
-            + f"; parameters may be {' or '.join(served)}"
-        )  # fmt: skip
+            f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served)}"
+        )
+    if param_format in ("auto", "nearest"):
+        return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype
+    if ops.param_format(param_format)["dtype"] != dtype:
+        raise ValueError(
+            f"{what} is {dtype}, which param_format={param_format!r} does not store"
+            f"; parameters may be {' or '.join(served)}"
+        )
     return param_format
+
+
+def chosen_of(
+    rule: str, part: shard.Part, options: Mapping[str, Any], name: str | None
+) -> tuple[dict[str, dict[str, Any]], dict[str, bool]]:
+    """What the options of a parameter say of each state of a rule, and whether it is kept wide."""
+    chosen, own = choices(rule, options["state_format"]), options["min_numel"]
+    wide = {
+        slot: is_wide(
+            part.shape,
+            name,
+            options["wide"],
+            spec.get("min_numel", MIN_NUMEL) if own is None else own,
+        )
+        for slot, spec in chosen.items()
+    }
+    return chosen, wide
 
 
 def layout_of(
@@ -350,12 +300,13 @@ def layout_of(
     """The layout of parameter p of an optimizer group, whose update rule is `rule` unless a moment of it is stored factored."""
     what = f"parameter {name!r}" if name else f"parameter {index}"
     part = shard.part(p, what)
-    wide = is_wide(part.shape, name, group["wide"])
-    variant = rule_of(rule, group["state_format"], wide, len(part.shape))
-    slots = slots_of(variant, rule, group["state_format"], wide)
+    options = effective(group, name, index)
+    chosen, wide = chosen_of(rule, part, options, name)
+    variant = rule_of(rule, chosen, wide, len(part.shape))
+    slots = slots_of(variant, chosen, wide)
     for slot in slots:
         check_cut(slot, part, what, name)
-    param_format = param_format_of(p, group["param_format"], what)
+    param_format = param_format_of(p, options["param_format"], what)
     return Layout(variant, part, slots, param_format, stream_of(name, index))
 
 

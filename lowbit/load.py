@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import shard
-from lowbit.layout import clean_name
 from lowbit.optim import LowbitOptimizer
+from lowbit.overrides import clean_name
 
 _HYPER = ("lr", "initial_lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "seed")
 

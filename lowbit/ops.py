@@ -1,4 +1,4 @@
-"""The operators of csrc/ops.cpp. The only file that touches `torch.ops`."""
+"""The operators of csrc/ops*.cpp. The only file that touches `torch.ops`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,14 @@ def _registered() -> dict[str, Any]:
 
 
 def catalog() -> dict[str, Any]:
-    """Everything that is registered.
-
-    Returns:
-        `state`: formats of optimizer state (`name`, `index`, `bits`, `block`, `scaled`, `signed`, `dtype`, `domain` in which a code is the nearest,
-            `scale_dtype`, `scale_numbers` for each block, `measurable`: whether a scale may cover more than a block);
-        `rules`: update rules (`name`, `slots`, `hyper`, `factors`: second moments kept as row and column means, `rounds` of sums that are
-            measured first, `grids`: the factored moment that each round sums for, -1 for none, `numbers` that are kept for each tensor);
-        `param`: parameter formats (`name`, `index`, `dtype`, `extra`: the dtype of what is kept beside the parameter, `random`);
-        `isas`: instruction sets that this processor runs, best last; `isa`: the one in use.
-    """
+    """What the operators were built with; `lowbit.catalog` says what is in it."""
     return json.loads(_ops.catalog())
+
+
+@functools.cache
+def names(kind: str) -> frozenset[str]:
+    """The names of the catalog's entries of a kind: state, rules or param."""
+    return frozenset(entry["name"] for entry in _registered()[kind])
 
 
 @functools.cache
@@ -105,6 +102,23 @@ def step(
         lr=lr, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, seed=seed,
         phase=phase,
     )  # fmt: skip
+
+
+# The passes of a low-rank step over what is here of one matrix: docs/lowrank.md. CPU only, so that nothing but lowbit/lowrank.py calls them.
+projection = _ops.projection
+singular_vectors = _ops.singular_vectors
+project_rows = _ops.project_rows
+column_most = _ops.column_most
+project_columns = _ops.project_columns
+column_values = _ops.column_values
+channel_scales = _ops.channel_scales
+squares = _ops.squares
+tensor_scale = _ops.tensor_scale
+apollo_norm = _ops.apollo_norm
+fira_norm = _ops.fira_norm
+limit = _ops.limit
+apollo_step = _ops.apollo_step
+fira_step = _ops.fira_step
 
 
 SCRATCH_DTYPES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -12,13 +13,17 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lowbit import layout, ops, shard
+from lowbit import layout, ops, overrides, shard
 from lowbit.adopt import adopt_state
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
+from lowbit.layout import Layout
+from lowbit.stats import Stats, collect
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
-STRUCTURE = ("state_format", "param_format", "wide")
+STRUCTURE = (
+    "state_format", "param_format", "wide", "overrides", "min_numel", "rank", "decoupled_weight_decay"
+)  # fmt: skip
 
 
 class LowbitOptimizer(Optimizer):
@@ -33,10 +38,15 @@ class LowbitOptimizer(Optimizer):
     )
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._layouts: dict[Tensor, layout.Layout] = {}
+        self._layouts: dict[Tensor, Layout] = {}
         self._plans: dict[Any, tuple[list[int], Tensor]] = {}
         self._ready = False
+        # Left out of the groups where they say nothing, so that checkpoints without them still load.
+        optional = ("overrides", "min_numel")
+        defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
+        _check_group("the optimizer", defaults)
         super().__init__(params, defaults)
+        overrides.check_matched(self.param_groups)
         self._ready = True
         self.init_state()
 
@@ -49,6 +59,10 @@ class LowbitOptimizer(Optimizer):
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         """The rule's hyperparameters in the catalog's order; the learning rate first, 0 where it is a tensor."""
         raise NotImplementedError
+
+    def layout(self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int) -> Layout:
+        """How the state of a parameter is laid out; `index` counts parameters over all groups."""
+        return layout.layout_of(self.rule(group, tuple(p.shape)), group, p, name, index)
 
     def initial(self, group: Mapping[str, Any], name: str) -> float:
         """What fresh state of that name is filled with."""
@@ -63,10 +77,18 @@ class LowbitOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's, and state for the new parameters."""
+        if isinstance(param_group, dict):
+            _check_group("the parameter group", param_group)
         super().add_param_group(param_group)
         if self._ready:
             self._layouts.clear()
-            self.init_state()
+            try:
+                overrides.check_matched(self.param_groups)
+                self.init_state()
+            except ValueError:
+                self.param_groups.pop()
+                self._layouts.clear()
+                raise
 
     def init_state(self) -> None:
         """Creates state for every parameter that requires a gradient and has none, empty shards included.
@@ -78,7 +100,7 @@ class LowbitOptimizer(Optimizer):
             if p.requires_grad and not p.is_meta and not self.state.get(p):
                 self.state[p] = self._fresh(group, p, lay)
 
-    def _fresh(self, group: Mapping[str, Any], p: Tensor, lay: layout.Layout) -> dict[str, Tensor]:
+    def _fresh(self, group: Mapping[str, Any], p: Tensor, lay: Layout) -> dict[str, Tensor]:
         device = shard.local(p).device
         state = {
             "step": torch.zeros(
@@ -88,7 +110,7 @@ class LowbitOptimizer(Optimizer):
         }
         for entry in lay.entries():
             tensor = torch.zeros(entry.local, dtype=entry.dtype, device=device)
-            state[entry.key] = shard.like(p, tensor, entry.shape, entry.dims)
+            state[entry.key] = shard.like(p, tensor, entry.shape, entry.follows)
         for slot in lay.slots:  # the code of zero is not 0 in every format
             value = self.initial(group, slot.name)
             if slot.coded or value:
@@ -97,7 +119,7 @@ class LowbitOptimizer(Optimizer):
                     shard.local(state[entry.key]).copy_(tensor)
         return state
 
-    def _laid_out(self) -> Iterable[tuple[dict[str, Any], Tensor, layout.Layout]]:
+    def _laid_out(self) -> Iterable[tuple[dict[str, Any], Tensor, Layout]]:
         """Every parameter with its group and layout."""
         index = 0
         streams: dict[int, str] = {}
@@ -106,13 +128,8 @@ class LowbitOptimizer(Optimizer):
             names = group.get("param_names")
             for i, p in enumerate(group["params"]):
                 if not complete and p not in self._layouts:
-                    self._layouts[p] = layout.layout_of(
-                        self.rule(group, tuple(p.shape)),
-                        group,
-                        p,
-                        names[i] if names else None,
-                        index,
-                    )
+                    self._layouts[p] = self.layout(group, p, names[i] if names else None, index)
+                    reductions(self._layouts[p])  # raises where shards could not agree
                 if not complete and names:
                     stream = self._layouts[p].stream
                     other = streams.setdefault(stream, names[i])
@@ -123,6 +140,73 @@ class LowbitOptimizer(Optimizer):
                         )
                 index += 1
                 yield group, p, self._layouts[p]
+
+    def _found(self, p: Any, what: str) -> tuple[dict[str, Any], str | None, int]:
+        """The group, the name and the number of a parameter."""
+        index = 0
+        for group in self.param_groups:
+            names = group.get("param_names")
+            for i, q in enumerate(group["params"]):
+                if q is p:
+                    return group, names[i] if names else None, index
+                index += 1
+        raise ValueError(f"{what!r} of the module is no parameter of this optimizer")
+
+    def override_quantize_enable(self, module: torch.nn.Module, name: str, enable: bool) -> None:
+        """Decides for one parameter, before its first step, whether its state is quantized, whatever `wide` and `min_numel` say.
+
+        Args:
+            module, name: where the parameter is: `getattr(module, name)`.
+
+        Raises:
+            ValueError: it is not one of this optimizer's, it has been stepped already, or it has too few dimensions or too short rows.
+        """
+        p: Any = getattr(module, name, None)
+        group, known, index = self._found(p, name)
+        if float(self.state.get(p, {}).get("step", 0.0)) > 0:
+            raise ValueError(
+                f"{name!r} has been stepped; whether its state is quantized is decided before the first step"
+            )
+        if enable and layout.is_wide(tuple(p.shape), None, (), 0):
+            raise ValueError(
+                f"{name!r} of shape {tuple(p.shape)} cannot be quantized: that takes two dimensions and rows of {layout.MIN_COLS}"
+            )
+        before = group.get("overrides")
+        pattern = overrides.matched(group, known, index)
+        options = dict(before[pattern]) if before and pattern is not None else {}
+        options.update({"wide": False, "min_numel": 0} if enable else {"wide": True})
+        if not enable:
+            options.pop("state_format", None)
+        key = str(index) if known is None else glob.escape(overrides.clean_name(known))
+        rest = {k: v for k, v in (before or {}).items() if k != key}
+        group["overrides"] = {key: options, **rest}
+        kept = self.state.pop(p, None)
+        self._layouts.clear()
+        self._plans.clear()
+        try:
+            self.init_state()
+        except ValueError:  # a shard that cuts its blocks: as before
+            group["overrides"], self.state[p] = before or {}, kept or {}
+            self._layouts.clear()
+            raise
+
+    def stats(self, *, probe: bool = False) -> Stats:
+        """What is kept and how well, for each parameter and in total; print it for a table.
+
+        Args:
+            probe: also run the next step on copies, with the gradients there are, and compare what it would store with what it computed. A
+                collective where parameters are sharded and their rule or scales reduce anything.
+
+        Returns:
+            {"parameters": {name: entry}, "total": entry}, of the local shards. An entry holds `values`; `bytes` of each component (`parameter`,
+            `beside` the parameter, `codes`, `scales`, `wide` state, `factors`, `numbers`, `other`) and `bytes_per_value`; and `states`, for
+            each state that has codes the shares of its values whose code is the lowest or highest but 0 (`saturated`), that read as 0
+            (`zero`), and of its codes that occur (`used`; in the total the mean). With `probe`, a state's `rms_error`, the root mean
+            square of what storing adds to it relative to its own, and `max_error`, the largest relative to the value it is added to; and
+            the shares of weights that the same step in float32 changes (`updates`), and of those that it changes while the stored one
+            stays (`lost`).
+        """
+        return collect(self, probe)
 
     # The step
 
@@ -139,39 +223,60 @@ class LowbitOptimizer(Optimizer):
                 loss = closure()
         if self._create_late_state():
             return loss
-        grad_scale = getattr(self, "grad_scale", None)
-        found_inf = getattr(self, "found_inf", None)
-        batches: dict[Any, Batch] = {}
-        for number, group in enumerate(self.param_groups):
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                value, lay = shard.local(p), self._layouts[p]
-                where = (number, value.device, lay.rule, reductions(lay))
-                batch = batches.get(where)
-                if batch is None:
-                    batch = batches[where] = Batch(group, lay)
-                batch.add(p, value, lay, self.state[p])
-        for where, batch in batches.items():
-            group, device = batch.group, where[1]
-            lr = group["lr"]
-            batch.call = functools.partial(
-                ops.step,
-                batch.rule,
-                batch.params,
-                batch.grads,
-                batch.state,
-                batch.steps,
-                self._plan(where, batch),
-                self.hyper(group, batch.rule),
-                lr=shard.local(lr) if isinstance(lr, Tensor) else None,
-                grad_scale=_on(grad_scale, device),
-                found_inf=_on(found_inf, device),
-                maximize=group["maximize"],
-                seed=group["seed"],
-            )
-        run_phases(list(batches.values()))
+        with_grad = [
+            (number, p)
+            for number, group in enumerate(self.param_groups)
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        self._update(with_grad, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         return loss
+
+    def _update(
+        self,
+        params: Iterable[tuple[int, Tensor]],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Steps these parameters, each with the number of its group."""
+        batches: dict[Any, Batch] = {}
+        for number, p in params:
+            value, lay = shard.local(p), self._layouts[p]
+            where = (number, value.device, lay.rule, lay.phases, reductions(lay))
+            batch = batches.get(where)
+            if batch is None:
+                batch = batches[where] = Batch(self.param_groups[number], lay)
+            batch.add(p, value, lay, self.state[p])
+        for where, batch in batches.items():
+            self._bind(batch, where[1], self._plan(where, batch), grad_scale, found_inf)
+        run_phases(list(batches.values()))
+
+    def _bind(
+        self,
+        batch: Batch,
+        device: torch.device,
+        plan: Tensor,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Gives a batch its operator call."""
+        group = batch.group
+        lr = group["lr"]
+        batch.call = functools.partial(
+            ops.step,
+            batch.rule,
+            batch.params,
+            batch.grads,
+            batch.state,
+            batch.steps,
+            plan,
+            self.hyper(group, batch.rule),
+            lr=shard.local(lr) if isinstance(lr, Tensor) else None,
+            grad_scale=_on(grad_scale, device),
+            found_inf=_on(found_inf, device),
+            maximize=group["maximize"],
+            seed=group["seed"],
+        )
 
     def _plan(self, where: Any, batch: Batch) -> Tensor:
         """The plan of a batch, kept until its parameters or their streams change."""
@@ -212,7 +317,7 @@ class LowbitOptimizer(Optimizer):
         """Loads what `state_dict()` gave; dtypes stay as they are.
 
         A torch AdamW or Adam state dict is taken too: its float moments are encoded into this optimizer's formats on the spot. So is lowbit state in other
-        formats than this optimizer's. How state is laid out (`state_format`, `param_format`, `wide`) stays this optimizer's; all
+        formats than this optimizer's. How state is laid out (`state_format`, `param_format`, `wide`, `overrides`, `min_numel`) stays this optimizer's; all
         other group entries are the loaded ones.
 
         Raises:
@@ -249,7 +354,8 @@ class LowbitOptimizer(Optimizer):
                 state[p] = self._fresh(group, p, lay)
         groups = []
         for saved, group in zip(saved_groups, self.param_groups, strict=True):
-            own = {key: group[key] for key in STRUCTURE}
+            own = {key: group[key] for key in STRUCTURE if key in group}
+            saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
             names = {"param_names": group["param_names"]} if "param_names" in group else {}
             groups.append({**group, **saved, **own, **names, "params": group["params"]})
         self.__setstate__({"state": state, "param_groups": groups})
@@ -257,150 +363,11 @@ class LowbitOptimizer(Optimizer):
             post_hook(self)
 
 
+def _check_group(what: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError where the options given in one place contradict each other."""
+    overrides.check(options.get("overrides") or {})
+    overrides.check_together(what, options)
+
+
 def _on(number: Tensor | None, device: torch.device) -> Tensor | None:
     return None if number is None else shard.local(number).to(device)
-
-
-class AdamW(LowbitOptimizer):
-    """AdamW (arXiv:1711.05101) with state in few bits and, for bfloat16 parameters, no master copy.
-
-    Args:
-        params: parameters, (name, parameter) pairs, or group dicts. Names (`model.named_parameters()`, `lowbit.param_groups(model)`) make checkpoints and
-            random bits independent of parameter order.
-        lr: learning rate, a float or a tensor of one element.
-        betas: decay of the running averages of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: decoupled, applied before the update.
-        amsgrad: keep the largest second moment, in a third state tensor.
-        maximize: ascend instead.
-        foreach, fused: accepted as torch has them and ignored; there is one implementation, and it is fused.
-        capturable: accepted as torch has it; the CUDA step never waits for the device and can be captured either way.
-        differentiable: not supported; True raises.
-        state_format: "8bit" (dynamic8, 1 + 4/256 bytes a value), "float32", "bfloat16", a format of `lowbit.catalog()`, or a mapping
-            {"exp_avg": ..., "exp_avg_sq": ...}.
-        param_format: "auto": stochastic rounding for bfloat16, plain for float32; or "bfloat16" (to nearest), "bfloat16_stochastic", "float32".
-        wide: name patterns (fnmatch) whose parameters keep float32 state, or True for all of a group. Parameters of fewer than 4096 elements, fewer
-            than 2 dimensions or rows shorter than 16 always do.
-        seed: of the random bits. The last four are per group, as the others are.
-
-    Raises:
-        ValueError: a hyperparameter out of range (torch's words), or a parameter that cannot be served, with its name and numbers.
-    """
-
-    _decoupled = True
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_format: str | Mapping[str, str] = "8bit",
-        param_format: str = "auto",
-        wide: bool | Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        if not float(lr) >= 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if not eps >= 0.0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        for i in (0, 1):
-            if not 0.0 <= float(betas[i]) < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {i}: {betas[i]}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
-        if differentiable:
-            raise ValueError(
-                "differentiable=True is not supported: the state is not differentiable. Use torch.optim for that"
-            )
-        if fused and foreach:
-            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        if isinstance(wide, str):
-            wide = (wide,)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "state_format": state_format,
-            "param_format": param_format,
-            "wide": wide,
-            "seed": seed,
-            "lowbit_version": 1,
-        }
-        super().__init__(params, defaults)
-
-    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
-        return ("adamw" if self._decoupled else "adam") + ("_amsgrad" if group["amsgrad"] else "")
-
-    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
-        lr, (beta1, beta2) = group["lr"], group["betas"]
-        first = 0.0 if isinstance(lr, Tensor) else lr
-        return [first, float(beta1), float(beta2), group["eps"], group["weight_decay"]]
-
-
-class Adam(AdamW):
-    """Adam (arXiv:1412.6980) with L2 weight decay, `weight_decay=0` by default; otherwise as `AdamW`."""
-
-    _decoupled = False
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        state_format: str | Mapping[str, str] = "8bit",
-        param_format: str = "auto",
-        wide: bool | Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            state_format=state_format,
-            param_format=param_format,
-            wide=wide,
-            seed=seed,
-        )
-
-
-class AdamW8bit(AdamW):
-    """`AdamW` under the name that bitsandbytes and torchao use."""
-
-
-class Adam8bit(Adam):
-    """`Adam` under the name that bitsandbytes and torchao use. Its decay is L2, as in torch; bitsandbytes' Adam8bit decouples it."""

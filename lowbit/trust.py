@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lowbit import options
 from lowbit.optim import LowbitOptimizer
 
 
@@ -19,7 +20,7 @@ class LAMB(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, betas, eps: as in Adam.
         weight_decay: added to the direction before its length is taken.
-        maximize, foreach, state_format, param_format, wide, seed: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range.
@@ -39,30 +40,24 @@ class LAMB(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
-        if not float(lr) >= 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if not eps >= 0.0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        for i, beta in enumerate(betas):
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
-        defaults = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "foreach": foreach,
-            "maximize": maximize, "state_format": state_format, "param_format": param_format,
-            "wide": (wide,) if isinstance(wide, str) else wide, "seed": seed, "lowbit_version": 1,
-        }  # fmt: skip
+        defaults = options.shared(
+            lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
+            wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+        )  # fmt: skip
+        options.check_least(epsilon=eps)
+        options.check_betas(betas)
+        options.check_least(weight_decay=weight_decay)
+        defaults |= {"betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "lamb"
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
-        lr = group["lr"]
-        first = 0.0 if isinstance(lr, Tensor) else lr
-        return [first, *group["betas"], group["eps"], group["weight_decay"]]
+        return [options.number(group["lr"]), *group["betas"], group["eps"], group["weight_decay"]]
 
 
 class LARS(LowbitOptimizer):
@@ -73,7 +68,7 @@ class LARS(LowbitOptimizer):
         lr, momentum, dampening, weight_decay, nesterov: as in SGD.
         trust_coefficient: the length of a step relative to that of the weights.
         eps: added to the length of the gradient.
-        maximize, foreach, state_format, param_format, wide, seed: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range.
@@ -96,25 +91,21 @@ class LARS(LowbitOptimizer):
         param_format: str = "auto",
         wide: bool | Sequence[str] = (),
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        min_numel: int | None = None,
     ) -> None:
-        if not float(lr) >= 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if not momentum >= 0.0:
-            raise ValueError(f"Invalid momentum value: {momentum}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        defaults = options.shared(
+            lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
+            wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+        )  # fmt: skip
+        options.check_least(momentum=momentum, weight_decay=weight_decay, epsilon=eps)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         if not trust_coefficient > 0.0:
             raise ValueError(f"Invalid trust_coefficient value: {trust_coefficient}")
-        if not eps >= 0.0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        defaults = {
-            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+        defaults |= {
+            "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
             "nesterov": nesterov, "trust_coefficient": trust_coefficient, "eps": eps,
-            "foreach": foreach, "maximize": maximize, "state_format": state_format,
-            "param_format": param_format, "wide": (wide,) if isinstance(wide, str) else wide,
-            "seed": seed, "lowbit_version": 1,
         }  # fmt: skip
         super().__init__(params, defaults)
 
@@ -122,9 +113,7 @@ class LARS(LowbitOptimizer):
         return "lars"
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
-        lr = group["lr"]
-        first = 0.0 if isinstance(lr, Tensor) else lr
         return [
-            first, group["momentum"], group["dampening"], float(group["nesterov"]),
+            options.number(group["lr"]), group["momentum"], group["dampening"], float(group["nesterov"]),
             group["weight_decay"], group["trust_coefficient"], group["eps"],
         ]  # fmt: skip

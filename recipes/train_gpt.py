@@ -150,6 +150,20 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--optimizer", choices=["lowbit", "torch"], default="lowbit")
     parser.add_argument(
+        "--rule", default="AdamW", help="lowbit's optimizer: AdamW, Adafactor, CAME, Lion, ..."
+    )
+    parser.add_argument(
+        "--state-format", default="8bit", help="8bit, 4bit, fp8, log8, factored4, ..."
+    )
+    parser.add_argument(
+        "--param-format",
+        default="auto",
+        help="auto (stochastic rounding), nearest, bfloat16_kahan, ...",
+    )
+    parser.add_argument(
+        "--options", type=json.loads, default={}, help="more of the rule's arguments, as JSON"
+    )
+    parser.add_argument(
         "--parallel", choices=["fsdp", "ddp"], default="fsdp", help="with more than one rank"
     )
     parser.add_argument(
@@ -206,13 +220,16 @@ def main() -> None:
         fully_shard(model, mesh=mesh)
     elif ranks > 1:
         forward = nn.parallel.DistributedDataParallel(model)
-    options = {"lr": args.lr, "betas": (0.9, 0.95), "weight_decay": args.weight_decay}
+    options = {"lr": args.lr, "weight_decay": args.weight_decay}
     if args.optimizer == "lowbit":
-        opt: torch.optim.Optimizer = lowbit.AdamW(
-            lowbit.param_groups(model), seed=args.seed, **options
-        )
+        if args.rule in ("Adam", "AdamW"):
+            options["betas"] = (0.9, 0.95)
+        opt: torch.optim.Optimizer = getattr(lowbit, args.rule)(
+            lowbit.param_groups(model), seed=args.seed, state_format=args.state_format,
+            param_format=args.param_format, **{**options, **args.options},
+        )  # fmt: skip
     else:
-        opt = torch.optim.AdamW(model.named_parameters(), **options)
+        opt = torch.optim.AdamW(model.named_parameters(), betas=(0.9, 0.95), **options)
 
     begin = 0
     summary: dict[str, object] = {"optimizer": args.optimizer, "ranks": ranks}

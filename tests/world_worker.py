@@ -26,7 +26,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import lowbit
 from lowbit import ops
 
-SHAPES = [(96, 64), (37, 130), (2, 2080), (6, 5, 160), (4, 3, 10, 40), (70,), (1024, 1)]
+SHAPES = [(96, 64), (37, 130), (2, 2080), (9, 512), (6, 5, 160), (4, 3, 10, 40), (70,), (1024, 1)]
+COLUMNS = [(9, 512)]  # two halves of one block of 256
 STEPS = 4
 
 
@@ -37,21 +38,29 @@ def cases() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
         for rounding in ("nearest", "stochastic") if entry["scaled"] else ("nearest",):
             spec = lowbit.scaled(entry["name"], rounding=rounding)
             yield f"AdamW {entry['name']} {rounding}", functools.partial(lowbit.AdamW, state_format={slot: spec})  # fmt: skip
+    for block in (32, 64, 512, 1024, 2048):
+        specs = {"exp_avg": lowbit.scaled("dynamic4", block=block)}
+        yield f"AdamW block {block}", functools.partial(lowbit.AdamW, state_format=specs)
+    yield from rules()
+
+
+def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
+    """Every rule, and every scale that is reduced over the shards."""
     for scale in ("row", "column", "tensor", "rank1"):
         specs = {
             "exp_avg": lowbit.scaled("dynamic8", scale=scale, rounding="stochastic"),
             "exp_avg_sq": lowbit.scaled("power1_4_unsigned", scale=scale),
         }
         yield f"AdamW {scale}", functools.partial(lowbit.AdamW, state_format=specs)
-    for block in (32, 64, 512, 1024, 2048):
-        specs = {"exp_avg": lowbit.scaled("dynamic4", block=block)}
-        yield f"AdamW block {block}", functools.partial(lowbit.AdamW, state_format=specs)
-    for name, make in rules():
-        yield name, make
-
-
-def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
-    """Every rule that reduces something over the shards."""
+    yield "SGD", functools.partial(lowbit.SGD, lr=0.1)
+    yield "SGD momentum", functools.partial(lowbit.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+    yield "Lion", functools.partial(lowbit.Lion, weight_decay=0.1)
+    yield "RMSprop", functools.partial(lowbit.RMSprop, centered=True, momentum=0.9)
+    yield "Adagrad", functools.partial(lowbit.Adagrad, lr_decay=0.1, initial_accumulator_value=0.1)
+    yield "AdEMAMix", functools.partial(lowbit.AdEMAMix, t_alpha=3, t_beta3=3)
+    for entry in ops.catalog()["param"]:
+        if entry["dtype"] == "bfloat16":
+            yield f"weights {entry['name']}", functools.partial(lowbit.AdamW, param_format=entry["name"])  # fmt: skip
     factored = {"exp_avg": "dynamic8", "exp_avg_sq": "factored"}
     yield "AdamW factored", functools.partial(lowbit.AdamW, state_format=factored)
     yield "Adam factored", functools.partial(lowbit.Adam, weight_decay=0.1, state_format=factored)
@@ -60,9 +69,19 @@ def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
     yield "Adafactor momentum", functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False)  # fmt: skip
     yield "Adafactor full", functools.partial(lowbit.Adafactor, beta1=0.9, factored=False)
     rank1 = lowbit.scaled("dynamic4", scale="rank1")
+    measured = {
+        "exp_avg": lowbit.scaled("dynamic8", scale="column", rounding="stochastic"),
+        "exp_avg_sq": lowbit.scaled("dynamic8_unsigned", scale="row"),
+    }
     yield "Adafactor rank 1", functools.partial(lowbit.Adafactor, beta1=0.9, state_format={"exp_avg": rank1})  # fmt: skip
     yield "CAME", functools.partial(lowbit.CAME, weight_decay=0.1)
     yield "LAMB", functools.partial(lowbit.LAMB, weight_decay=0.1)
+    small = {"update_proj_gap": 2, "weight_decay": 0.1}
+    yield "APOLLO", functools.partial(lowbit.APOLLO, rank=8, **small)
+    yield "APOLLO measured scales", functools.partial(lowbit.APOLLO, rank=20, state_format=measured, **small)  # fmt: skip
+    yield "APOLLO torch", functools.partial(lowbit.APOLLO, rank=4, projection="torch", **small)
+    yield "APOLLO-Mini", functools.partial(lowbit.APOLLOMini, **small)
+    yield "Fira", functools.partial(lowbit.Fira, rank=8, alpha=0.5, **small)
     yield "LARS", functools.partial(lowbit.LARS, lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
@@ -77,7 +96,9 @@ def run(
     """Digest of all weights and state after STEPS steps."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     values = [torch.randn(shape, generator=generator) for shape in SHAPES]
-    params = [(f"p{i}", nn.Parameter(place(v.bfloat16() if i % 2 else v))) for i, v in enumerate(values)]  # fmt: skip
+    narrow = name.startswith("weights ")  # a parameter format of bfloat16
+    values = [v.bfloat16() if narrow or i % 2 else v for i, v in enumerate(values)]
+    params = [(f"p{i}", nn.Parameter(place(v))) for i, v in enumerate(values)]
     opt = make(params)
     for _ in range(STEPS):
         for (_, p), shape in zip(params, SHAPES, strict=True):
@@ -96,6 +117,12 @@ def sharded(mesh: DeviceMesh, placements: list[Any], t: torch.Tensor) -> torch.T
     return distribute_tensor(t, mesh, placements)
 
 
+def by_columns(mesh: DeviceMesh, t: torch.Tensor) -> torch.Tensor:
+    """Cut on dimension 1 where blocks allow it, else on dimension 0."""
+    cut = 1 if tuple(t.shape) in COLUMNS else 0
+    return distribute_tensor(t, mesh, [Shard(cut)])
+
+
 def main() -> None:
     warnings.filterwarnings("ignore")
     out, ranks = pathlib.Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1"))
@@ -107,8 +134,12 @@ def main() -> None:
     else:
         dist.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (ranks,))
-        for name, make in cases():
+        for name, make in rules() if ranks == 4 else cases():
             digests[name] = run(name, make, functools.partial(sharded, mesh, [Shard(0)]))[0]
+        if ranks == 2:  # columns
+            for name, make in rules():
+                place = functools.partial(by_columns, mesh)
+                digests[name + ", columns"] = run(name, make, place)[0]
         if ranks == 4:  # HSDP: two replicas of two shards
             mesh = init_device_mesh("cpu", (2, 2))
             for name, make in rules():

@@ -15,8 +15,12 @@ LB_HD void pack(const uint8_t* codes, uint8_t* out, int n) {
   static_assert(kBits >= 1 && kBits < 8);
   int i = 0;
   if constexpr (kBits == 4) {
-    for (; i + 2 <= n; i += 2) out[i / 2] = static_cast<uint8_t>(codes[i] | codes[i + 1] << 4);
-    if (i < n) out[i / 2] = codes[i];
+    for (; i < n / 2; ++i) {  // two codes are a little-endian word, which compilers vectorise
+      uint16_t pair;
+      __builtin_memcpy(&pair, codes + 2 * i, 2);
+      out[i] = static_cast<uint8_t>(pair | pair >> 4);
+    }
+    if (n & 1) out[i] = codes[n - 1];
   } else {
     for (; i < n; i += 8, out += kBits) {
       const int count = n - i < 8 ? n - i : 8;
@@ -33,11 +37,11 @@ LB_HD void unpack(const uint8_t* in, uint8_t* codes, int n) {
   constexpr uint8_t kMask = (1u << kBits) - 1;
   int i = 0;
   if constexpr (kBits == 4) {
-    for (; i + 2 <= n; i += 2) {
-      codes[i] = in[i / 2] & kMask;
-      codes[i + 1] = static_cast<uint8_t>(in[i / 2] >> 4);
+    for (; i < n / 2; ++i) {
+      const uint16_t pair = static_cast<uint16_t>((in[i] | in[i] << 4) & 0x0f0f);
+      __builtin_memcpy(codes + 2 * i, &pair, 2);
     }
-    if (i < n) codes[i] = in[i / 2] & kMask;
+    if (n & 1) codes[n - 1] = in[i] & kMask;
   } else {
     for (; i < n; i += 8, in += kBits) {
       const int count = n - i < 8 ? n - i : 8;

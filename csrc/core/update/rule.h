@@ -8,7 +8,8 @@
 //   grid_factor(round)    which factored moment the round's `grid` values belong to, -1 for none
 //   measure<round>(g, p, s, f, coef, grid, totals)
 //                         one element: what it adds to the sum of its row and of its column (grid)
-//                         and to sums over the tensor (totals). s may be updated; it is a copy
+//                         and to sums over the tensor (totals: two, in a round with a grid one). s
+//                         may be updated; it is a copy
 //   factor_weight(k, coef), least_mean(k, coef)
 //                         factored moment k: row and column means move by this share towards the
 //                         measured ones; the mean of the rows, by which they are divided, is at

@@ -1,0 +1,144 @@
+"""What few bits cost in quality: a small GPT on real text under each kind of state, several seeds each.
+
+    python -m bench.quality                  # all, about 25 minutes on one core; results are kept, and only missing runs are made
+    python -m bench.quality --only 4bit log8 --seeds 0 1
+
+Runs recipes/train_gpt.py and writes bench/results/quality.json, docs/quality.md and docs/quality.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results" / "quality.json"
+STEPS = 400
+# name: arguments of the recipe. Learning rates are each rule's usual ones for this model, not tuned per format.
+RUNS = {
+    "float32 AdamW (torch)": ["--optimizer", "torch"],
+    "bfloat16 weights to nearest, 8bit": ["--param-format", "nearest"],
+    "8bit": ["--state-format", "8bit"],
+    "4bit": ["--state-format", "4bit"],
+    "fp8": ["--state-format", "fp8"],
+    "log8": ["--state-format", "log8"],
+    "Factor (4-bit m)": ["--state-format", "factored4"],
+    "Kahan, 8bit": ["--param-format", "bfloat16_kahan"],
+    "Adafactor, 8-bit momentum": [
+        "--rule", "Adafactor", "--lr", "1e-2",
+        "--options", '{"beta1": 0.9, "decay_by": "rho", "weight_decay": 0.01}',
+    ],
+    "APOLLO, rank 32, 8bit": ["--rule", "APOLLO", "--lr", "1e-2", "--options", '{"rank": 32}'],
+}  # fmt: skip
+
+
+def run(name: str, seed: int, steps: int) -> dict:
+    """The recipe's curve and summary."""
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = pathlib.Path(folder) / "metrics.jsonl"
+        command = [sys.executable, str(ROOT / "recipes" / "train_gpt.py"), *RUNS[name]]
+        command += ["--steps", str(steps), "--seed", str(seed), "--metrics", str(metrics)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    losses = [line["loss"] for line in lines[:-1]]
+    curve = [round(statistics.fmean(losses[i : i + 10]), 4) for i in range(0, len(losses), 10)]
+    summary = lines[-1]
+    return {
+        "held_out_loss": summary["held_out_loss"],
+        "bytes_per_parameter": summary["bytes_per_parameter"],
+        "curve": curve,
+    }
+
+
+def page(results: dict) -> str:
+    """The table as Markdown."""
+    lines = [
+        "# Quality",
+        "",
+        f"A byte-level GPT ({results['parameters']}) on the text of Python's standard library, {results['steps']} steps, validation loss in nats per byte; "
+        "`python -m bench.quality` makes this page.",
+        "",
+        f"{results['machine']}, {results['date']}.",
+        "",
+        "| run | mean | spread | seeds | weights, gradient and state, bytes per parameter |",
+        "|---|---|---|---|---|",
+    ]
+    for name in RUNS:
+        runs = list(results["runs"].get(name, {}).values())
+        if not runs:
+            continue
+        losses = [r["held_out_loss"] for r in runs]
+        size = sum(runs[0]["bytes_per_parameter"].values())
+        each = ", ".join(f"{x:.3f}" for x in losses)
+        lines.append(
+            f"| {name} | {statistics.fmean(losses):.3f} | {max(losses) - min(losses):.3f} | {each} | {size:.2f} |"
+        )
+    return "\n".join([*lines, "", "![Training loss](quality.png)", ""])
+
+
+def plot(results: dict, path: pathlib.Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), width_ratios=[3, 2])
+    names = [name for name in RUNS if results["runs"].get(name)]
+    for i, name in enumerate(names):
+        runs = list(results["runs"][name].values())
+        mean = [
+            statistics.fmean(values) for values in zip(*(r["curve"] for r in runs), strict=True)
+        ]
+        left.plot([10 * k + 5 for k in range(len(mean))], mean, label=name, lw=1.2)
+        losses = [r["held_out_loss"] for r in runs]
+        right.plot(losses, [i] * len(losses), "o", ms=5)
+    left.set(xlabel="step", ylabel="training loss, mean of seeds", ylim=(None, 4))
+    left.legend(fontsize=7)
+    right.set_yticks(range(len(names)), names, fontsize=7)
+    right.set(xlabel="validation loss, each seed")
+    right.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--again", action="store_true", help="repeat runs that are kept")
+    args = parser.parse_args()
+    results = {"runs": {}}
+    if RESULTS.exists() and args.steps == STEPS:
+        results = json.loads(RESULTS.read_text())
+    for seed in args.seeds:
+        for name in args.only or RUNS:
+            kept = results["runs"].setdefault(name, {})
+            if str(seed) in kept and not args.again:
+                continue
+            kept[str(seed)] = run(name, seed, args.steps)
+            print(f"{name}, seed {seed}: {kept[str(seed)]['held_out_loss']:.4f}", flush=True)
+            results |= {
+                "steps": args.steps,
+                "parameters": "0.9 M parameters, width 128, depth 4",
+                "machine": f"{platform.machine()} CPU",
+                "date": datetime.date.today().isoformat(),
+            }
+            if args.steps == STEPS:
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if args.steps == STEPS:
+        (ROOT / "docs" / "quality.md").write_text(page(results))
+        plot(results, ROOT / "docs" / "quality.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+// RMSprop as torch.optim.RMSprop, plain or centred, with or without momentum.
+//
+//   g   = g + weight_decay * p
+//   v   = alpha * v + (1 - alpha) * g^2
+//   centred:  a = a + (g - a) * (1 - alpha),  root = sqrt(max(v - a^2, 0));  else  root = sqrt(v)
+//   u   = g / (root + eps);  momentum:  buf = momentum * buf + u,  u = buf
+//   p   = p - lr * u
+//
+// v - a^2 is never negative in real numbers; rounded state can make it so, and then 0 is right.
+#pragma once
+
+#include <cstdint>
+
+#include "core/update/rule.h"
+
+namespace lowbit {
+
+template <bool kCentered, bool kMomentum>
+struct RmspropRule {
+  static constexpr const char* kName =
+      kCentered ? (kMomentum ? "rmsprop_centered_momentum" : "rmsprop_centered")
+                : (kMomentum ? "rmsprop_momentum" : "rmsprop");
+  static constexpr int kSlots = 1 + kCentered + kMomentum;
+  static constexpr Slot kSlot[3] = {
+      {"square_avg", false},
+      kMomentum ? Slot{"momentum_buffer", true} : Slot{"grad_avg", true},
+      {"grad_avg", true}};
+  static constexpr int kHypers = 5;
+  static constexpr const char* kHyper[kHypers] = {"lr", "alpha", "eps", "weight_decay", "momentum"};
+
+  struct Coef {
+    float g_scale, weight_decay, alpha, one_minus_alpha, eps, momentum, lr;
+  };
+  LB_HD static Coef prepare(const double* hyper, int64_t, double g_scale) {
+    Coef c;
+    c.g_scale = static_cast<float>(g_scale);
+    c.weight_decay = static_cast<float>(hyper[3]);
+    c.alpha = static_cast<float>(hyper[1]);
+    c.one_minus_alpha = static_cast<float>(1.0 - hyper[1]);
+    c.eps = static_cast<float>(hyper[2]);
+    c.momentum = static_cast<float>(hyper[4]);
+    c.lr = static_cast<float>(hyper[0]);
+    return c;
+  }
+  LB_HD static void update(float g, float& p, float (&s)[kSlots], const Coef& c) {
+    g = g * c.g_scale + c.weight_decay * p;
+    s[0] = c.alpha * s[0] + c.one_minus_alpha * (g * g);
+    float v = s[0];
+    if constexpr (kCentered) {
+      float& mean = s[kSlots - 1];
+      mean = mean + (g - mean) * c.one_minus_alpha;
+      v = v - mean * mean;
+      v = v < 0.0f ? 0.0f : v;  // a NaN stays
+    }
+    float step = g / (__builtin_sqrtf(v) + c.eps);
+    if constexpr (kMomentum) {
+      s[1] = c.momentum * s[1] + step;
+      step = s[1];
+    }
+    p = p - c.lr * step;
+  }
+};
+
+using Rmsprop = RmspropRule<false, false>;
+using RmspropMomentum = RmspropRule<false, true>;
+using RmspropCentered = RmspropRule<true, false>;
+using RmspropCenteredMomentum = RmspropRule<true, true>;
+
+}  // namespace lowbit

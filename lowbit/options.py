@@ -1,0 +1,74 @@
+"""What the optimizers' arguments have in common: checks in torch's words, and the entries of every group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def shared(
+    lr: float | Tensor,
+    *,
+    maximize: bool = False,
+    foreach: bool | None = None,
+    capturable: bool = False,
+    differentiable: bool = False,
+    fused: bool | None = None,
+    state_format: str | Mapping[str, Any] = "8bit",
+    param_format: str = "auto",
+    wide: bool | Sequence[str] = (),
+    seed: int = 0,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    min_numel: int | None = None,
+) -> dict[str, Any]:
+    """Group entries of every lowbit optimizer, checked.
+
+    Raises:
+        ValueError, RuntimeError: as torch's optimizers raise them.
+    """
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    if not float(lr) >= 0.0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if differentiable:
+        raise ValueError(
+            "differentiable=True is not supported: the state is not differentiable. Use torch.optim for that"
+        )
+    if fused and foreach:
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+    return {
+        "lr": lr,
+        "maximize": maximize,
+        "foreach": foreach,
+        "capturable": capturable,
+        "differentiable": differentiable,
+        "fused": fused,
+        "state_format": state_format,
+        "param_format": param_format,
+        "wide": (wide,) if isinstance(wide, str) else wide,
+        "seed": seed,
+        "overrides": overrides,
+        "min_numel": min_numel,
+        "lowbit_version": 1,
+    }
+
+
+def check_betas(betas: Sequence[float | Tensor]) -> None:
+    """ValueError unless every beta is in [0, 1)."""
+    for i, beta in enumerate(betas):
+        if not 0.0 <= float(beta) < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+
+
+def check_least(least: float = 0.0, **values: float) -> None:
+    """ValueError unless every value is at least `least`."""
+    for name, value in values.items():
+        if not value >= least:
+            raise ValueError(f"Invalid {name} value: {value}")
+
+
+def number(lr: float | Tensor) -> float:
+    """What stands in `hyper` for a learning rate: 0 for a tensor, which the operator takes beside it."""
+    return 0.0 if isinstance(lr, Tensor) else lr
