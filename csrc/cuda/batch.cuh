@@ -13,6 +13,11 @@ namespace lowbit::cuda {
 #define LB_SHARED(Type, name) __shared__ Type name
 #endif
 
+// A large argument of a kernel, which threads only read.
+#ifndef LB_ARGUMENT
+#define LB_ARGUMENT(Type) const __grid_constant__ Type
+#endif
+
 constexpr int kLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
@@ -126,7 +131,7 @@ struct PrepareShared {
 /// Counts the steps and computes what is constant over a tensor, in double, one thread for each
 /// job; in later phases with what the sums of the rounds before say. Nothing where found_inf is
 /// set.
-__global__ void __launch_bounds__(Prepare::kThreads) prepare(const __grid_constant__ Prepare call) {
+__global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare) call) {
   LB_SHARED(PrepareShared, shared);
   const int i = static_cast<int>(threadIdx.x);
   if (i >= call.count) return;

@@ -24,15 +24,15 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) code(const Cuda
   }
   __syncwarp();
   const int64_t tiles = call.rows * ceil_div(call.cols, job.tile);
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < tiles;
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     const TileAt tile = tile_at(job, i);
     const bool twice = kEncode && job.tile > kTile;
     if (twice) forget_blocks(w, lane);
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
-LB_UNROLL(1)
+      LB_UNROLL(1)
       for (int64_t col = tile.col; col < tile.end; col += kTile) {
         const Chunk at = chunk_at(tile, col);
         const int first = static_cast<int>(col - tile.col);

@@ -123,7 +123,7 @@ struct BookCode {
   __device__ __forceinline__ float decode(uint32_t code) const { return value[code]; }
   __device__ __forceinline__ uint32_t encode(float z) const {
     uint32_t code = 0;
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (uint32_t step = static_cast<uint32_t>(shape.entries) / 2; step != 0; step >>= 1)
       code += z >= boundary[code + step] ? step : 0;
     return code;

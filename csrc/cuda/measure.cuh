@@ -87,7 +87,7 @@ struct MeasureShared {
 template <class U, int kRound>
 __device__ __forceinline__ void measure_values(AnyWarp& w, const Chunk& at, int lane) {
   const typename U::Coef coef = *reinterpret_cast<const typename U::Coef*>(w.job.coef);
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int i = lane; i < at.n; i += kLanes) {
     Values<U> s{};
     for (int k = 0; k < U::kSlots; ++k) s[k] = w.s[k][i];
@@ -125,7 +125,7 @@ __device__ __forceinline__ void add_grid(const AnyWarp& w, const Chunk& at, cons
     if (short_rows) add_value(w.g[i], factor.row_sums + inner.row * ExactSum::kWords);
   }
   if (short_rows) return;
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int begin = 0; begin < at.n;) {
     const Inner inner = inner_of(job, at.row, at.col + begin);
     const int64_t left = job.inner_cols - inner.col;
@@ -168,19 +168,19 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
     if (lane < ExactSum::kWords) own.totals[k][lane] = 0;
   }
   Place place;
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     if (place.end != 0 && i >= place.end) flush_totals(own, shape, lane);
     stage_job(batch, i, lane, w.job, place);
     const TileAt tile = tile_at(job, i - place.begin);
     const int slots = slots_of(job.rule);
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (int64_t col = tile.col; col < tile.end; col += kTile) {
       const Chunk at = chunk_at(tile, col);
       load_chunk(w, at, slots, lane, shared.tables);
       measure_chunk(w, at, shape.round, lane);
-LB_UNROLL(1)
+      LB_UNROLL(1)
       for (int k = 0; k < shape.totals; ++k)
         add_values(k == 0 ? w.p : w.s[0], 0, at.n, own.totals[k], lane);
       if (shape.grid_factor >= 0) add_grid(w, at, job.factor[shape.grid_factor], lane);
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   int64_t* digit = shared.digit[thread];
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int64_t m = blockIdx.x; m < batch.tiles; m += gridDim.x) {
     const int64_t i = find_job(batch, m, lane);
     const Job& job = batch.jobs[i];
@@ -239,7 +239,7 @@ LB_UNROLL(1)
     __syncthreads();  // no thread still reads what the matrix before left
     if (thread < kWords) shared.added[thread] = 0;
     __syncthreads();
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (int64_t c = thread; c < job.inner_cols; c += kMatrixThreads) {
       const int64_t* words = sums + c * kWords;
       float& mean = factor.col[b * job.inner_cols + c];
@@ -254,7 +254,7 @@ LB_UNROLL(1)
       shared.mean = mean_of_rows(old, exact_value(shared.added, digit) / (rows * cols), move);
     }
     __syncthreads();
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (int64_t r = b * job.inner_rows + thread; r < (b + 1) * job.inner_rows;
          r += kMatrixThreads) {
       const float row = moved(factor.row[r],
@@ -281,19 +281,19 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(
   AnyWarp& w = shared.warp[thread / kLanes];
   const Job& job = w.job;
   Place place;
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     stage_job(batch, i, lane, w.job, place);
     const int slots = slots_of(job.rule);
     if (!job.measures_scales(slots)) continue;
     const TileAt tile = tile_at(job, i - place.begin);
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (int64_t col = tile.col; col < tile.end; col += kTile) {
       const Chunk at = chunk_at(tile, col);
       load_chunk(w, at, slots, lane, shared.tables);
       update_chunk(w, at, lane);
-LB_UNROLL(1)
+      LB_UNROLL(1)
       for (int k = 0; k < slots; ++k) {
         const StateSlot& slot = job.state[k];
         if (!is_measured(slot.kind)) continue;
@@ -342,7 +342,7 @@ __device__ __forceinline__ uint32_t kept(uint32_t bits) {
 }
 
 __global__ void __launch_bounds__(Scales::kThreads)
-    scales(const __grid_constant__ Scales call, const ScaleWork work) {
+    scales(LB_ARGUMENT(Scales) call, const ScaleWork work) {
   if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
   const CudaScale& s = call.at[blockIdx.x / Scales::kBlocksEach];
   const int64_t begin = blockIdx.x % Scales::kBlocksEach * Scales::kThreads + threadIdx.x,

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const 
   AnyWarp& w = shared.warp[thread / kLanes];
   const Job& job = w.job;
   Place place;
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     stage_job(batch, i, lane, w.job, place);
@@ -154,15 +154,15 @@ LB_UNROLL(1)
     const int slots = slots_of(job.rule);
     const bool twice = job.tile > kTile;  // blocks of several chunks: their maxima first
     if (twice) forget_blocks(w, lane);
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
-LB_UNROLL(1)
+      LB_UNROLL(1)
       for (int64_t col = tile.col; col < tile.end; col += kTile) {
         const Chunk at = chunk_at(tile, col);
         const int first = static_cast<int>(col - tile.col);
         load_chunk(w, at, slots, lane, shared.tables);
         update_chunk(w, at, lane);
-LB_UNROLL(1)
+        LB_UNROLL(1)
         for (int k = 0; k < slots; ++k) {
           if (pass == 1) {
             encode_slot(w, k, at, first, lane, shared.tables);

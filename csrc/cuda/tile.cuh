@@ -152,7 +152,7 @@ __device__ __forceinline__ void decode_values(const Code& code, const void* code
   if constexpr (Code::kScaled) {
     using Scale = typename Code::Format::Scale;
     const auto* stored = reinterpret_cast<const typename Scale::Stored*>(scales.stored);
-LB_UNROLL(2)
+    LB_UNROLL(2)
     for (int i = lane; i < n; i += kLanes) {
       const float z = code.decode(in[i]);
       if constexpr (!Scale::kNeedsLeast) {
@@ -190,7 +190,7 @@ __device__ __forceinline__ void encode_values(const Code& code, const float* x, 
   if constexpr (Code::kScaled) {
     using Scale = typename Code::Format::Scale;
     Scale scale{};
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (int i = lane; i < n; i += kLanes) {
       if (to.scales.measured) {
         if constexpr (!Scale::kNeedsLeast) scale = Scale::of(to.scales.most(i), kNoLeast);
@@ -246,7 +246,7 @@ __device__ __forceinline__ int draw(AnyWarp& w, const Chunk& at, int slot, int l
   const int skip = static_cast<int>(index & 7);
   const uint64_t first = (index >> 3) | static_cast<uint64_t>(slot) << 56;
   __syncwarp();  // no lane still reads the bits before
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int i = lane; i < (skip + at.n + 7) / 8; i += kLanes)
     w.random[i] = random8(w.job.random, first + static_cast<uint64_t>(i));
   __syncwarp();
@@ -278,7 +278,7 @@ __device__ __forceinline__ void measure_blocks(AnyWarp& w, int k, const Chunk& a
     }
     return;
   }
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int b = 0; b * slot.block < at.n; ++b) {
     const int end = (b + 1) * slot.block;
     const Extremes e = extremes(w.s[k], b * slot.block, end < at.n ? end : at.n, lane);
@@ -339,13 +339,13 @@ __device__ __forceinline__ void load_chunk(AnyWarp& w, const Chunk& at, int slot
     const auto* in = static_cast<const typename P::Storage*>(job.param) + first;
     if constexpr (kHasExtra<P>) {
       const auto* extra = static_cast<const typename P::Extra*>(job.extra) + first;
-LB_UNROLL(2)
+      LB_UNROLL(2)
       for (int i = lane; i < at.n; i += kLanes) w.p[i] = P::load(in[i], extra[i]);
     } else {
       for (int i = lane; i < at.n; i += kLanes) w.p[i] = P::load(in[i], None{});
     }
   });
-LB_UNROLL(1)
+  LB_UNROLL(1)
   for (int k = 0; k < slots; ++k) decode_slot(w, k, at, lane, tables);
 }
 
@@ -381,7 +381,7 @@ __device__ __forceinline__ void update_chunk(AnyWarp& w, const Chunk& at, int la
   visit(w.job.rule, UpdateRules{}, [&](auto rule) {
     using U = decltype(rule);
     const typename U::Coef coef = *reinterpret_cast<const typename U::Coef*>(w.job.coef);
-LB_UNROLL(1)
+    LB_UNROLL(1)
     for (int i = lane; i < at.n; i += kLanes) {
       Values<U> s{};
       for (int k = 0; k < U::kSlots; ++k) s[k] = w.s[k][i];
@@ -401,7 +401,7 @@ __device__ __forceinline__ void store_param(AnyWarp& w, const Chunk& at, int lan
     using P = decltype(format);
     auto* out = static_cast<typename P::Storage*>(job.param) + first;
     const int skip = P::kRandom ? draw(w, at, 0, lane) : 0;
-LB_UNROLL(2)
+    LB_UNROLL(2)
     for (int i = lane; i < at.n; i += kLanes) {
       const int e = skip + i;
       const uint32_t random16 = P::kRandom ? w.random[e >> 3].bits16(e & 7) : 0;
