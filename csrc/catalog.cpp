@@ -2,8 +2,8 @@
 
 #include <cstring>
 
-#include "core/exact_sum.h"
 #include "core/registry.h"
+#include "core/settle.h"
 #include "cpu/step.h"
 
 namespace lowbit {
@@ -154,41 +154,23 @@ void prepare(Job& job, const double* hyper, int64_t step, double g_scale) {
 
 void settle(Job& job, int round, bool keep) {
   visit(job.rule, UpdateRules{}, [&]<class U>(U*) {
-    if constexpr (rounds_of<U>() > 0) {
-      typename U::Coef coef;
-      std::memcpy(&coef, job.coef, sizeof coef);
-      double totals[kMaxTotals];
-      for (int k = 0; k < kMaxTotals; ++k)
-        totals[k] = exact_value(job.totals + (round * kMaxTotals + k) * ExactSum::kWords);
-      float numbers[kMaxNumbers] = {};
-      for (int k = 0; k < numbers_of<U>(); ++k) numbers[k] = job.numbers[k];
-      U::settle(round, totals, static_cast<double>(job.numel), numbers, coef);
-      for (int k = 0; keep && k < numbers_of<U>(); ++k) job.numbers[k] = numbers[k];
-      std::memcpy(job.coef, &coef, sizeof coef);
-    }
+    typename U::Coef coef;
+    std::memcpy(&coef, job.coef, sizeof coef);
+    int64_t digit[ExactSum::kBins];
+    settle_round<U>(round, job.totals, job.numel, job.numbers, keep, digit, coef);
+    std::memcpy(job.coef, &coef, sizeof coef);
   });
 }
-
-namespace {
-
-/// mean += weight * (new mean - mean), in float32.
-float moved(float mean, double to, float weight) {
-  return mean + weight * (static_cast<float>(to) - mean);
-}
-
-}  // namespace
 
 void settle_factor(const Job& job, int round) {
   const int k = rule_info(job.rule).grid_factor[round];
-  float weight = 0.0f, least = 0.0f;
+  FactorMove move{};
   visit(job.rule, UpdateRules{}, [&]<class U>(U*) {
-    if constexpr (factors_of<U>() > 0) {
-      typename U::Coef coef;
-      std::memcpy(&coef, job.coef, sizeof coef);
-      weight = U::factor_weight(k, coef);
-      least = U::least_mean(k, coef);
-    }
+    typename U::Coef coef;
+    std::memcpy(&coef, job.coef, sizeof coef);
+    move = factor_move<U>(k, coef);
   });
+  constexpr int kWords = ExactSum::kWords;
   const Factor& factor = job.factor[k];
   const double cols = static_cast<double>(job.global_inner_cols),
                rows = static_cast<double>(job.global_inner_rows);
@@ -196,23 +178,22 @@ void settle_factor(const Job& job, int round) {
     // The rows' new mean from sums that every holder of the batch has: the rows' old sum, and all
     // that was added, which is the sum over the columns. (A single matrix may be cut both ways; its
     // sum lies with the totals.)
-    const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * ExactSum::kWords;
-    int64_t added[ExactSum::kWords] = {};
+    const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
+    int64_t added[kWords] = {};
     for (int64_t c = 0; c < job.inner_cols; ++c) {
       float& mean = factor.col[b * job.inner_cols + c];
-      mean = moved(mean, exact_value(sums + c * ExactSum::kWords) / rows, weight);
-      for (int i = 0; i < ExactSum::kWords; ++i) added[i] += sums[c * ExactSum::kWords + i];
+      mean = moved(mean, exact_value(sums + c * kWords) / rows, move.weight);
+      for (int i = 0; i < kWords; ++i) added[i] += sums[c * kWords + i];
       exact_carry(added);
     }
-    const double old = exact_value(sums + job.inner_cols * ExactSum::kWords) / rows;
-    const int64_t* all = job.totals + (round * kMaxTotals + kGridTotal) * ExactSum::kWords;
+    const double old = exact_value(sums + job.inner_cols * kWords) / rows;
+    const int64_t* all = job.totals + (round * kMaxTotals + kGridTotal) * kWords;
     const double fresh = exact_value(job.batches == 1 ? all : added) / (rows * cols);
-    double mean = old + static_cast<double>(weight) * (fresh - old);
-    if (mean < static_cast<double>(least)) mean = least;
+    const double mean = mean_of_rows(old, fresh, move);
     for (int64_t r = b * job.inner_rows; r < (b + 1) * job.inner_rows; ++r) {
       float& row = factor.row[r];
-      row = moved(row, exact_value(factor.row_sums + r * ExactSum::kWords) / cols, weight);
-      factor.scaled[r] = mean == 0.0 ? 0.0f : static_cast<float>(static_cast<double>(row) / mean);
+      row = moved(row, exact_value(factor.row_sums + r * kWords) / cols, move.weight);
+      factor.scaled[r] = scaled_row(row, mean);
     }
   }
 }

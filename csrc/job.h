@@ -12,7 +12,7 @@ namespace lowbit {
 /// What a scale covers. From kRow on it covers more than a tile holds: its maxima are measured, and
 /// reduced over the shards, before a code can be written.
 enum ScaleKind : int { kNoScale, kBlock, kRow, kColumn, kTensor, kRank1, kScaleKinds };
-constexpr bool is_measured(int kind) { return kind >= kRow; }
+LB_HD constexpr bool is_measured(int kind) { return kind >= kRow; }
 
 struct StateSlot {
   void* values;  // codes, or the values themselves
@@ -60,7 +60,7 @@ struct Job {
 
   int64_t tiles_per_row() const { return ceil_div(cols, tile); }
   int64_t tiles() const { return rows * tiles_per_row(); }
-  bool measures_scales(int slots) const {
+  LB_HD bool measures_scales(int slots) const {
     for (int k = 0; k < slots; ++k) {
       if (is_measured(state[k].kind)) return true;
     }

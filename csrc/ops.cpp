@@ -1,10 +1,7 @@
-// Reception: the schemas, their checks, and dispatch to a processor. The only C++ file that
-// includes torch, through the LibTorch stable ABI, so one binary serves torch 2.11 and later.
+// Reception: the schemas, their checks, and dispatch to a processor. With the other files of
+// operators the only C++ that includes torch, through the LibTorch stable ABI, so one binary serves
+// torch 2.11 and later.
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "catalog.h"
 #include "core/bits.h"
 #include "core/exact_sum.h"
 #include "cpu/step.h"
 #include "cuda/library.h"
+#include "ops.h"
 
 namespace lowbit {
 namespace {
@@ -47,23 +44,6 @@ enum PlanColumn {
   kPlanColumns = kDims + 1 + kMostDims
 };
 enum SlotColumn { kSlotFormat, kSlotBlock, kSlotKind, kSlotStochastic, kSlotColumns };
-
-ScalarType scalar_type(const char* dtype) {
-  if (std::strcmp(dtype, "float32") == 0) return ScalarType::Float;
-  if (std::strcmp(dtype, "bfloat16") == 0) return ScalarType::BFloat16;
-  if (std::strcmp(dtype, "float16") == 0) return ScalarType::Half;
-  if (std::strcmp(dtype, "int8") == 0) return ScalarType::Char;
-  STD_TORCH_CHECK(std::strcmp(dtype, "uint8") == 0, "a registered format has the unknown dtype ",
-                  dtype);
-  return ScalarType::Byte;
-}
-
-int grad_format(const Tensor& grad) {
-  for (int i = 0; i < grad_count(); ++i) {
-    if (grad.scalar_type() == scalar_type(grad_dtype(i))) return i;
-  }
-  return -1;
-}
 
 void check_tensor(const Tensor& t, const char* what, size_t i, ScalarType dtype, int64_t numel,
                   const Tensor& param) {

@@ -9,6 +9,7 @@ from importlib.metadata import version as _version
 from lowbit.adafactor import CAME, Adafactor
 from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
+from lowbit.apollo import APOLLO, APOLLOMini, Fira
 from lowbit.groups import param_groups
 from lowbit.load import load_optimizer
 from lowbit.optim import LowbitOptimizer
@@ -42,10 +43,12 @@ from lowbit.trust import LAMB, LARS
 __version__ = _version("lowbit")
 
 __all__ = [
+    "APOLLO",
     "CAME",
     "LAMB",
     "LARS",
     "SGD",
+    "APOLLOMini",
     "AdEMAMix",
     "AdEMAMix8bit",
     "Adafactor",
@@ -59,6 +62,7 @@ __all__ = [
     "AdamW4bit",
     "AdamW8bit",
     "AdamWFp8",
+    "Fira",
     "LAMB8bit",
     "LARS8bit",
     "Lion",

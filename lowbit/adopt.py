@@ -57,7 +57,7 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
         if tensors is None:
             tensors = encode_slot(_values(p, lay, slot, saved, key).to(device), lay, slot)
         _put(state, p, entries, tensors)
-    for entry in lay.factors:
+    for entry in lay.others:
         tensors = _as_kept(p, [entry], saved, key, cast=entry.key)
         if tensors is None:
             raise _unknown(saved, key, f"it has no {entry.key}")
@@ -94,7 +94,7 @@ def _put(
     device = shard.local(p).device
     for entry, tensor in zip(entries, tensors, strict=True):
         local = tensor.to(device).reshape(entry.local).contiguous()
-        state[entry.key] = shard.like(p, local, entry.shape, entry.dims)
+        state[entry.key] = shard.like(p, local, entry.shape, entry.follows)
 
 
 def _as_kept(
@@ -117,7 +117,7 @@ def _as_kept(
                 f"{what} is {value.dtype}, not {entry.dtype}: the values were cast by the program that wrote or loaded them "
                 "and cannot be recovered; save again without the cast"
             )
-        tensor = shard.take(value, p, entry.shape, entry.local, entry.offset, entry.dims, what)
+        tensor = shard.take(value, p, entry.shape, entry.local, entry.offset, entry.follows, what)
         if tuple(tensor.shape) != entry.local:
             raise ValueError(
                 f"{what} has the local shape {tuple(tensor.shape)}, expected {entry.local}"
@@ -141,7 +141,7 @@ def _values(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: A
             if not source.coded and first.is_floating_point():
                 what = f"state[{key!r}][{source.key!r}]"
                 e = entries[0]
-                local = shard.take(first, p, e.shape, e.local, e.offset, e.dims, what)
+                local = shard.take(first, p, e.shape, e.local, e.offset, e.follows, what)
                 if tuple(local.shape) != e.local:
                     raise ValueError(f"{what} is {local.dtype} {tuple(local.shape)} here, expected floating point {e.local}")  # fmt: skip
                 return local.to(torch.float32)

@@ -6,7 +6,7 @@ import fnmatch
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,13 @@ class Entry:
     shape: tuple[int, ...]  # of the whole parameter
     local: tuple[int, ...]  # of the part here, which begins at
     offset: tuple[int, ...]
-    dims: tuple[int, ...]  # the parameter's dimension that each of its own follows
+    dims: tuple[int, ...]  # the part's dimension that each of its own follows
+    places: tuple[int, ...] | None = None  # the parameter's, where that is another
+
+    @property
+    def follows(self) -> tuple[int, ...]:
+        """The parameter's dimension that each of its own follows."""
+        return self.dims if self.places is None else self.places
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,12 @@ class Slot:
 
     def entries(self, part: shard.Part) -> list[Entry]:
         """Values, then scales."""
+        made = self._entries(part)
+        if not part.follows:
+            return made
+        return [replace(e, places=tuple(part.follows[d] for d in e.dims)) for e in made]
+
+    def _entries(self, part: shard.Part) -> list[Entry]:
         info = ops.state_format(self.format)
         dtype = getattr(torch, info["dtype"])
         whole = tuple(range(len(part.shape)))
@@ -158,13 +170,17 @@ class Layout:
         shape = () if rule["numbers"] == 1 else (rule["numbers"],)
         return Entry(rule["number"], torch.float32, shape, shape, (0,) * len(shape), ())
 
+    @property
+    def others(self) -> list[Entry]:
+        """What is kept beside the moments; a loaded state must have it."""
+        return self.factors + ([self.number] if self.number else [])
+
     def entries(self) -> list[Entry]:
         """Every tensor that csrc/ops.cpp takes for the parameter, in its order."""
         made = [self.extra] if self.extra else []
         for slot in self.slots:
             made += slot.entries(self.part)
-        made += self.factors
-        return made + ([self.number] if self.number else [])
+        return made + self.others
 
     def plan_row(self, stream: int) -> list[int]:
         """The row that csrc/ops.cpp reads."""
@@ -203,8 +219,15 @@ def is_wide(
 ) -> bool:
     """Whether a parameter of this global shape and name keeps wide state."""
     numel = math.prod(shape)
-    if len(shape) < 2 or numel < min_numel or numel // max(shape[0], 1) < MIN_COLS or wide is True:
+    if len(shape) < 2 or numel < min_numel or numel // max(shape[0], 1) < MIN_COLS:
         return True
+    return named_wide(name, wide)
+
+
+def named_wide(name: str | None, wide: bool | Sequence[str]) -> bool:
+    """Whether `wide` names the parameter, whatever its shape."""
+    if isinstance(wide, bool):
+        return wide
     patterns = (wide,) if isinstance(wide, str) else wide or ()
     return any(fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in patterns)
 
@@ -254,6 +277,23 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     return param_format
 
 
+def chosen_of(
+    rule: str, part: shard.Part, options: Mapping[str, Any], name: str | None
+) -> tuple[dict[str, dict[str, Any]], dict[str, bool]]:
+    """What the options of a parameter say of each state of a rule, and whether it is kept wide."""
+    chosen, own = choices(rule, options["state_format"]), options["min_numel"]
+    wide = {
+        slot: is_wide(
+            part.shape,
+            name,
+            options["wide"],
+            spec.get("min_numel", MIN_NUMEL) if own is None else own,
+        )
+        for slot, spec in chosen.items()
+    }
+    return chosen, wide
+
+
 def layout_of(
     rule: str, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
 ) -> Layout:
@@ -261,16 +301,7 @@ def layout_of(
     what = f"parameter {name!r}" if name else f"parameter {index}"
     part = shard.part(p, what)
     options = effective(group, name, index)
-    chosen = choices(rule, options["state_format"])
-
-    def least(spec: Mapping[str, Any]) -> int:
-        own = options["min_numel"]
-        return spec.get("min_numel", MIN_NUMEL) if own is None else own
-
-    wide = {
-        slot: is_wide(part.shape, name, options["wide"], least(spec))
-        for slot, spec in chosen.items()
-    }
+    chosen, wide = chosen_of(rule, part, options, name)
     variant = rule_of(rule, chosen, wide, len(part.shape))
     slots = slots_of(variant, chosen, wide)
     for slot in slots:

@@ -1,4 +1,4 @@
-"""The operators of csrc/ops.cpp. The only file that touches `torch.ops`."""
+"""The operators of csrc/ops*.cpp. The only file that touches `torch.ops`."""
 
 from __future__ import annotations
 
@@ -102,6 +102,23 @@ def step(
         lr=lr, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, seed=seed,
         phase=phase,
     )  # fmt: skip
+
+
+# The passes of a low-rank step over what is here of one matrix: docs/lowrank.md. CPU only, so that nothing but lowbit/lowrank.py calls them.
+projection = _ops.projection
+singular_vectors = _ops.singular_vectors
+project_rows = _ops.project_rows
+column_most = _ops.column_most
+project_columns = _ops.project_columns
+column_values = _ops.column_values
+channel_scales = _ops.channel_scales
+squares = _ops.squares
+tensor_scale = _ops.tensor_scale
+apollo_norm = _ops.apollo_norm
+fira_norm = _ops.fira_norm
+limit = _ops.limit
+apollo_step = _ops.apollo_step
+fira_step = _ops.fira_step
 
 
 SCRATCH_DTYPES = (

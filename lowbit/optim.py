@@ -17,11 +17,12 @@ from lowbit import layout, ops, overrides, shard
 from lowbit.adopt import adopt_state
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
+from lowbit.layout import Layout
 from lowbit.stats import Stats, collect
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
 STRUCTURE = (
-    "state_format", "param_format", "wide", "overrides", "min_numel", "decoupled_weight_decay"
+    "state_format", "param_format", "wide", "overrides", "min_numel", "rank", "decoupled_weight_decay"
 )  # fmt: skip
 
 
@@ -37,7 +38,7 @@ class LowbitOptimizer(Optimizer):
     )
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._layouts: dict[Tensor, layout.Layout] = {}
+        self._layouts: dict[Tensor, Layout] = {}
         self._plans: dict[Any, tuple[list[int], Tensor]] = {}
         self._ready = False
         # Left out of the groups where they say nothing, so that checkpoints without them still load.
@@ -62,6 +63,10 @@ class LowbitOptimizer(Optimizer):
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         """The rule's hyperparameters in the catalog's order; the learning rate first, 0 where it is a tensor."""
         raise NotImplementedError
+
+    def layout(self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int) -> Layout:
+        """How the state of a parameter is laid out; `index` counts parameters over all groups."""
+        return layout.layout_of(self.rule(group, tuple(p.shape)), group, p, name, index)
 
     def initial(self, group: Mapping[str, Any], name: str) -> float:
         """What fresh state of that name is filled with."""
@@ -105,7 +110,7 @@ class LowbitOptimizer(Optimizer):
                 if not state or any(key not in state for key in lay.keys):
                     self.state[p] = {**self._fresh(group, p, lay), **state}
 
-    def _fresh(self, group: Mapping[str, Any], p: Tensor, lay: layout.Layout) -> dict[str, Tensor]:
+    def _fresh(self, group: Mapping[str, Any], p: Tensor, lay: Layout) -> dict[str, Tensor]:
         device = shard.local(p).device
         state = {
             "step": torch.zeros(
@@ -115,7 +120,7 @@ class LowbitOptimizer(Optimizer):
         }
         for entry in lay.entries():
             tensor = torch.zeros(entry.local, dtype=entry.dtype, device=device)
-            state[entry.key] = shard.like(p, tensor, entry.shape, entry.dims)
+            state[entry.key] = shard.like(p, tensor, entry.shape, entry.follows)
         for slot in lay.slots:  # the code of zero is not 0 in every format
             value = self.initial(group, slot.name)
             if slot.coded or value:
@@ -124,7 +129,7 @@ class LowbitOptimizer(Optimizer):
                     shard.local(state[entry.key]).copy_(tensor)
         return state
 
-    def _laid_out(self) -> Iterable[tuple[dict[str, Any], Tensor, layout.Layout]]:
+    def _laid_out(self) -> Iterable[tuple[dict[str, Any], Tensor, Layout]]:
         """Every parameter with its group and layout."""
         index = 0
         streams: dict[int, str] = {}
@@ -133,13 +138,7 @@ class LowbitOptimizer(Optimizer):
             names = group.get("param_names")
             for i, p in enumerate(group["params"]):
                 if not complete and p not in self._layouts:
-                    self._layouts[p] = layout.layout_of(
-                        self.rule(group, tuple(p.shape)),
-                        group,
-                        p,
-                        names[i] if names else None,
-                        index,
-                    )
+                    self._layouts[p] = self.layout(group, p, names[i] if names else None, index)
                     reductions(self._layouts[p])  # raises where shards could not agree
                 if not complete and names:
                     stream = self._layouts[p].stream
@@ -238,23 +237,42 @@ class LowbitOptimizer(Optimizer):
             self.init_state()
         if self._create_late_state():
             return loss
-        batches: dict[Any, Batch] = {}
-        for number, group in enumerate(self.param_groups):
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                value, lay = shard.local(p), self._layouts[p]
-                where = (number, value.device, lay.rule, reductions(lay))
-                batch = batches.get(where)
-                if batch is None:
-                    batch = batches[where] = Batch(group, lay)
-                batch.add(p, value, lay, self.state[p])
-        for where, batch in batches.items():
-            self._bind(batch, where[1], self._plan(where, batch))
-        run_phases(list(batches.values()))
+        with_grad = [
+            (number, p)
+            for number, group in enumerate(self.param_groups)
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        self._update(with_grad, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         return loss
 
-    def _bind(self, batch: Batch, device: torch.device, plan: Tensor) -> None:
+    def _update(
+        self,
+        params: Iterable[tuple[int, Tensor]],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Steps these parameters, each with the number of its group."""
+        batches: dict[Any, Batch] = {}
+        for number, p in params:
+            value, lay = shard.local(p), self._layouts[p]
+            where = (number, value.device, lay.rule, lay.phases, reductions(lay))
+            batch = batches.get(where)
+            if batch is None:
+                batch = batches[where] = Batch(self.param_groups[number], lay)
+            batch.add(p, value, lay, self.state[p])
+        for where, batch in batches.items():
+            self._bind(batch, where[1], self._plan(where, batch), grad_scale, found_inf)
+        run_phases(list(batches.values()))
+
+    def _bind(
+        self,
+        batch: Batch,
+        device: torch.device,
+        plan: Tensor,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
         """Gives a batch its operator call."""
         group = batch.group
         lr = group["lr"]
@@ -268,8 +286,8 @@ class LowbitOptimizer(Optimizer):
             plan,
             self.hyper(group, batch.rule),
             lr=shard.local(lr) if isinstance(lr, Tensor) else None,
-            grad_scale=_on(getattr(self, "grad_scale", None), device),
-            found_inf=_on(getattr(self, "found_inf", None), device),
+            grad_scale=_on(grad_scale, device),
+            found_inf=_on(found_inf, device),
             maximize=group["maximize"],
             seed=group["seed"],
         )

@@ -26,6 +26,8 @@ class Part:
     offset: tuple[int, ...]
     # Where it is cut: a dimension and the process group that holds its parts, for each mesh dimension that shards.
     cuts: tuple[tuple[int, Any], ...] = ()
+    # Of something made from a parameter: the parameter's dimension that each of its own follows, -1 where it follows none.
+    follows: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -67,6 +69,11 @@ def local(t: Tensor) -> Tensor:
         return t
     # to_local() builds an autograd view each time; inside a compiled region it is what the compiler knows.
     return t.to_local() if torch.compiler.is_compiling() else t._local_tensor
+
+
+def whole(t: Tensor) -> Tensor:
+    """All of t; of a DTensor gathered, which every rank must ask for at once."""
+    return t.full_tensor() if isinstance(t, DTensor) else t
 
 
 def part(p: Tensor, what: str) -> Part:

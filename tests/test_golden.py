@@ -14,6 +14,7 @@ import pathlib
 import numpy as np
 import pytest
 import torch
+from peer_golden import explain, near_midpoint
 from plans import plan_row
 
 from lowbit import ops
@@ -54,11 +55,11 @@ def nearest_lut(z, table):
 class Peer:
     """A peer's 8-bit Adam in float32 numpy, one block of 256 for each row."""
 
-    def __init__(self, arrays, maps, prefix, code, decoupled, floor):
+    def __init__(self, arrays, maps, prefix, code, decoupled, floor, decay=DECAY):
         self.g = [arrays[f"g{t}_16x256"] for t in (1, 2, 3)]
         self.p = arrays[prefix + "/p0"].copy()
         self.map = (maps["dynamic8_signed"], maps["dynamic8_unsigned"])
-        self.code, self.decoupled, self.floor = code, decoupled, F(floor)
+        self.code, self.decoupled, self.floor, self.decay = code, decoupled, F(floor), decay
         self.codes = [np.zeros((16, 256), np.int64)] * 2
         self.scales = [np.zeros((16, 1), F)] * 2
         self.z = [None, None]
@@ -68,9 +69,9 @@ class Peer:
         m, v = (self.map[k][self.codes[k]] * self.scales[k] for k in (0, 1))
         g = self.g[t - 1]
         if self.decoupled:
-            self.p = self.p - F(LR * DECAY) * self.p
+            self.p = self.p - F(LR * self.decay) * self.p
         else:
-            g = g + F(DECAY) * self.p
+            g = g + F(self.decay) * self.p
         m = m + F(1 - BETA1) * (g - m)
         v = v + F(1 - BETA2) * (g * g - v)
         for k, x in enumerate((m, v)):
@@ -93,27 +94,6 @@ def ours(rule, p0, grads, state=None, first=1):
     for g in grads:
         ops.step(rule, [p], [torch.tensor(g)], state, steps, plan, [LR, BETA1, BETA2, EPS, DECAY])
     return p.numpy(), [s.numpy() for s in state]
-
-
-def near_midpoint(z, table, ulps=2):
-    """Where z lies within `ulps` units in the last place of the middle of two neighbouring entries."""
-    middles = (table[1:].astype(np.float64) + table[:-1]) / 2
-    near = np.abs(z[..., None].astype(np.float64) - middles).min(axis=-1)
-    return near <= ulps * np.spacing(np.abs(z)).astype(np.float64)
-
-
-def explain(name, differ, reasons):
-    """Prints each reason with its count and first places; fails where a difference has none."""
-    left = differ.copy()
-    for reason, where in reasons.items():
-        hit = left & where
-        left &= ~where
-        if hit.any():
-            places = ", ".join(f"({r},{c})" for r, c in np.argwhere(hit)[:6])
-            print(f"{name}: {hit.sum()} codes differ by the {reason} rule, first at {places}")
-    assert not left.any(), (
-        f"{name}: {left.sum()} codes differ without a reason at {np.argwhere(left)[:6]}"
-    )
 
 
 @pytest.mark.parametrize("cls, rule", [("AdamW8bit", "adamw"), ("Adam8bit", "adam")])

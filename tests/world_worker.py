@@ -69,9 +69,19 @@ def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
     yield "Adafactor momentum", functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False)  # fmt: skip
     yield "Adafactor full", functools.partial(lowbit.Adafactor, beta1=0.9, factored=False)
     rank1 = lowbit.scaled("dynamic4", scale="rank1")
+    measured = {
+        "exp_avg": lowbit.scaled("dynamic8", scale="column", rounding="stochastic"),
+        "exp_avg_sq": lowbit.scaled("dynamic8_unsigned", scale="row"),
+    }
     yield "Adafactor rank 1", functools.partial(lowbit.Adafactor, beta1=0.9, state_format={"exp_avg": rank1})  # fmt: skip
     yield "CAME", functools.partial(lowbit.CAME, weight_decay=0.1)
     yield "LAMB", functools.partial(lowbit.LAMB, weight_decay=0.1)
+    small = {"update_proj_gap": 2, "weight_decay": 0.1}
+    yield "APOLLO", functools.partial(lowbit.APOLLO, rank=8, **small)
+    yield "APOLLO measured scales", functools.partial(lowbit.APOLLO, rank=20, state_format=measured, **small)  # fmt: skip
+    yield "APOLLO torch", functools.partial(lowbit.APOLLO, rank=4, projection="torch", **small)
+    yield "APOLLO-Mini", functools.partial(lowbit.APOLLOMini, **small)
+    yield "Fira", functools.partial(lowbit.Fira, rank=8, alpha=0.5, **small)
     yield "LARS", functools.partial(lowbit.LARS, lr=0.1, momentum=0.9, weight_decay=0.1)
 
 

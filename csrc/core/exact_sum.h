@@ -55,10 +55,9 @@ LB_HD constexpr double power_of_two(int n) {
 }
 
 /// The sum rounded once, to the nearest double, ties to even; NaN where a term was not finite. The
-/// words need not be canonical.
-LB_HD double exact_value(const int64_t* word) {
+/// words need not be canonical. digit: room for kBins, on a GPU in shared memory.
+LB_HD double exact_value(const int64_t* word, int64_t* digit) {
   if (word[ExactSum::kNonFinite] != 0) return __builtin_bit_cast(double, 0x7ff8000000000000ull);
-  int64_t digit[ExactSum::kBins];
   for (int i = 0; i < ExactSum::kBins; ++i) digit[i] = word[i];
   exact_carry(digit);
   const bool negative = digit[ExactSum::kBins - 1] < 0;
@@ -83,6 +82,11 @@ LB_HD double exact_value(const int64_t* word) {
   }
   const double magnitude = static_cast<double>(static_cast<int64_t>(top)) * power_of_two(exponent);
   return negative ? -magnitude : magnitude;
+}
+
+LB_HD double exact_value(const int64_t* word) {
+  int64_t digit[ExactSum::kBins];
+  return exact_value(word, digit);
 }
 
 /// Adds a double that is a whole number, below 2^53, of units 2^(position - 149).

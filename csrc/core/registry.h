@@ -22,6 +22,7 @@
 #include "core/update/adam.h"
 #include "core/update/adam_factored.h"
 #include "core/update/ademamix.h"
+#include "core/update/apollo.h"
 #include "core/update/came.h"
 #include "core/update/lion.h"
 #include "core/update/rmsprop.h"
@@ -51,7 +52,7 @@ using StateFormats =
 using UpdateRules = Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored,
                           Adafactor, AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came,
                           CameFull, Lamb, Lars, Sgd, SgdMomentum, Lion, Rmsprop, RmspropMomentum,
-                          RmspropCentered, RmspropCenteredMomentum, Adagrad, Ademamix>;
+                          RmspropCentered, RmspropCenteredMomentum, Adagrad, Ademamix, ApolloInner>;
 using ParamFormats =
     Types<Float32Param, BFloat16Nearest, BFloat16Stochastic, Float16Nearest, Float16Stochastic,
           BFloat16Kahan, Float16Kahan, BFloat16Split8, BFloat16Split16, Float16Split8,

@@ -9,24 +9,42 @@
 
 namespace lowbit {
 
-constexpr int kCudaAbi = 1;
+constexpr int kCudaAbi = 2;
 
-/// One step over `count` jobs whose pointers are device pointers. Steps, learning rate, scale and
-/// found_inf are read on the device, so nothing waits for the device and a CUDA graph may capture
-/// the call. Job::coef, Job::random.step and Job::write_param are set on the device.
+/// A measured scale of one slot as state keeps it: one tensor, or for rank 1 one for each
+/// dimension.
+struct CudaScale {
+  static constexpr int kMostDims = 6;
+  float* most[kMostDims];
+  int64_t dims[kMostDims];  // of the parameter, `count` of them
+  uint32_t* col_most;       // where the dimensions after the first are combined, else null
+  uint32_t *row_next, *col_next;
+  int64_t rows, cols;  // entries of row_next and col_next
+  int count;
+};
+
+/// One phase of a step over `count` jobs of one rule whose pointers are device pointers. Steps,
+/// learning rate, scale and found_inf are read on the device, so nothing waits for the device and a
+/// CUDA graph may capture the call. Job::coef, Job::random.step and Job::write_param are set on the
+/// device.
 struct CudaStep {
   int device;
   void* stream;
   const Job* jobs;  // host memory
   int64_t count;
-  float* const*
-      steps;  // host array of device pointers, one for each job; incremented unless found_inf
+  int phase, phases;    // `phases` of them measure something; the one after them updates
+  float* const* steps;  // host array of device pointers, one for each job; incremented in phase 0
+                        // unless found_inf
   const double* hyper;  // host, as the rule lists them
   int hypers;
   const float* lr;          // device, or null: hyper[0]
   const float* grad_scale;  // device, or null: 1
   const float* found_inf;   // device, or null: 0
   int maximize;
+  const CudaScale* scales;  // host memory, every measured scale of the jobs
+  int64_t scale_count;
+  void* sums[2];  // device: the sums of rows and of columns of all jobs, set to 0 before a round
+  int64_t sums_bytes[2];
   void* workspace;  // device, lowbit_cuda_workspace(count) bytes, 256-byte aligned
 };
 

@@ -2,6 +2,7 @@
 // the running sum of their tiles by which a warp finds its own.
 #pragma once
 
+#include "core/settle.h"
 #include "cuda/format.cuh"
 #include "job.h"
 
@@ -18,7 +19,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 /// The jobs that one kernel serves.
 struct Batch {
   const Job* jobs;
-  const int64_t* ends;  // ends[i]: tiles of jobs 0..i
+  const int64_t* ends;  // ends[i]: tiles of jobs 0..i, or what else is counted
   int64_t count, tiles;
   const float* found_inf;  // or null
 };
@@ -78,36 +79,62 @@ constexpr int most_hypers(Types<U...>) {
   return most;
 }
 
+template <int kRound>
+struct Round {
+  static constexpr int kValue = kRound;
+};
+/// Calls fn(Round<r>{}) for the rounds of a rule.
+template <class U, class Fn>
+__device__ __forceinline__ void for_each_round(const Fn& fn) {
+  static_assert(rounds_of<U>() <= 3);
+  if constexpr (rounds_of<U>() > 0) fn(Round<0>{});
+  if constexpr (rounds_of<U>() > 1) fn(Round<1>{});
+  if constexpr (rounds_of<U>() > 2) fn(Round<2>{});
+}
+
 constexpr int kMostSlots = most_slots(UpdateRules{}), kMostHypers = most_hypers(UpdateRules{});
+
+/// What the table in the workspace holds beside the jobs, an entry for each.
+struct Table {
+  Job* jobs;
+  int64_t* ends;         // running tiles within a kernel's batch
+  int64_t* matrix_ends;  // running matrices (Job::batches) of all jobs
+  FactorMove* moves;     // of the factored moment whose sums are settled
+};
 
 /// The part of the job table that one launch of `prepare` writes, handed over by value: a captured
 /// graph keeps its own copy.
 struct Prepare {
-  static constexpr int kJobs = 120;  // kernel arguments end at 32764 bytes
+  static constexpr int kThreads = 32, kJobs = kThreads;  // kernel arguments end at 32764 bytes
   struct Item {
     Job job;
-    int64_t end;
+    int64_t end, matrix_end;
     float* step;
   };
-  Job* jobs;
-  int64_t* ends;
+  Table table;
   const float *lr, *grad_scale, *found_inf;  // or null
   double hyper[kMostHypers];
-  int count, maximize;
+  int count, maximize, phase, phases;
   Item item[kJobs];
 };
 static_assert(sizeof(Prepare) <= 32764);
 
+struct PrepareShared {
+  int64_t digit[Prepare::kThreads][ExactSum::kWords];
+};
+
 /// Counts the steps and computes what is constant over a tensor, in double, one thread for each
-/// job. Nothing where found_inf is set.
-__global__ void __launch_bounds__(128) prepare(const __grid_constant__ Prepare call) {
+/// job; in later phases with what the sums of the rounds before say. Nothing where found_inf is
+/// set.
+__global__ void __launch_bounds__(Prepare::kThreads) prepare(const __grid_constant__ Prepare call) {
+  LB_SHARED(PrepareShared, shared);
   const int i = static_cast<int>(threadIdx.x);
   if (i >= call.count) return;
   if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
   const Prepare::Item& item = call.item[i];
-  Job& job = call.jobs[i];
-  const float step = *item.step + 1.0f;
-  *item.step = step;
+  Job& job = call.table.jobs[i];
+  float step = *item.step;
+  if (call.phase == 0) *item.step = step = step + 1.0f;
   const int64_t t = llrintf(step);
   double hyper[kMostHypers];
   for (int k = 0; k < kMostHypers; ++k) hyper[k] = call.hyper[k];
@@ -115,14 +142,30 @@ __global__ void __launch_bounds__(128) prepare(const __grid_constant__ Prepare c
   const double scale = call.grad_scale != nullptr ? static_cast<double>(*call.grad_scale) : 1.0;
   const double g_scale = (call.maximize ? -1.0 : 1.0) / scale;
 
-  call.ends[i] = item.end;
+  call.table.ends[i] = item.end;
+  call.table.matrix_ends[i] = item.matrix_end;
   job = item.job;
   job.random.step = static_cast<uint32_t>(t);
   job.write_param = hyper[0] != 0.0;
   visit(item.job.rule, UpdateRules{}, [&](auto rule) {
-    using Coef = typename decltype(rule)::Coef;
+    using U = decltype(rule);
+    using Coef = typename U::Coef;
     static_assert(sizeof(Coef) <= sizeof(job.coef) && alignof(Coef) <= 8);
-    *reinterpret_cast<Coef*>(job.coef) = decltype(rule)::prepare(hyper, t, g_scale);
+    Coef coef = U::prepare(hyper, t, g_scale);
+    if constexpr (rounds_of<U>() > 0) {
+      const auto settle = [&](auto round) {  // a constant: rules ask for it at compile time
+        constexpr int kRound = decltype(round)::kValue;
+        if (kRound >= call.phase) return;
+        if constexpr (U::grid_factor(kRound) >= 0) {
+          if (kRound == call.phase - 1)
+            call.table.moves[i] = factor_move<U>(U::grid_factor(kRound), coef);
+        }
+        settle_round<U>(kRound, item.job.totals, item.job.numel, item.job.numbers,
+                        call.phase == call.phases, shared.digit[i], coef);
+      };
+      for_each_round<U>(settle);
+    }
+    *reinterpret_cast<Coef*>(job.coef) = coef;
   });
 }
 

@@ -7,32 +7,49 @@
 
 namespace lowbit::cuda {
 
-struct CodeShared {
-  TablesOf<StateFormats> tables;
-};
-
 template <bool kEncode>
-__global__ void __launch_bounds__(kAnyWarps* kLanes, 4) code(const CudaCode call) {
-  LB_SHARED(CodeShared, shared);
+__global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) code(const CudaCode call) {
+  LB_SHARED(AnyShared, shared);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   fill_tables(shared.tables, StateFormats{}, thread, kAnyWarps * kLanes);
   __syncthreads();
-  const StateSlot slot{call.codes, call.scales, call.format, call.block};
-  const int64_t tiles_per_row = ceil_div(call.cols, kTile);
-  for (int64_t tile = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes;
-       tile < call.rows * tiles_per_row; tile += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
-    const int64_t row = divide(tile, tiles_per_row), col = (tile - row * tiles_per_row) * kTile;
-    const int n = static_cast<int>(call.cols - col < kTile ? call.cols - col : kTile);
-    float* values = call.values + row * call.cols + col;
-    const SlotAt at = slot_at(slot, call.cols, row, col);
-    visit(call.format, StateFormats{}, [&](auto format) {
-      using F = decltype(format);
-      if constexpr (kEncode) {
-        encode_leaf<F>(values, at.values, at.scales, call.block, n, lane, shared.tables);
-      } else {
-        decode_leaf<F>(at.values, at.scales, call.block, values, n, lane, shared.tables);
+  AnyWarp& w = shared.warp[thread / kLanes];
+  Job& job = w.job;
+  if (lane == 0) {
+    job.cols = call.cols, job.tile = call.block > kTile ? call.block : kTile;
+    StateSlot slot{};
+    slot.values = call.codes, slot.scales = call.scales;
+    slot.format = call.format, slot.block = call.block, slot.kind = kBlock;
+    job.state[0] = slot;
+  }
+  __syncwarp();
+  const int64_t tiles = call.rows * ceil_div(call.cols, job.tile);
+LB_UNROLL(1)
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < tiles;
+       i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
+    const TileAt tile = tile_at(job, i);
+    const bool twice = kEncode && job.tile > kTile;
+    if (twice) forget_blocks(w, lane);
+LB_UNROLL(1)
+    for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
+LB_UNROLL(1)
+      for (int64_t col = tile.col; col < tile.end; col += kTile) {
+        const Chunk at = chunk_at(tile, col);
+        const int first = static_cast<int>(col - tile.col);
+        float* values = call.values + at.row * call.cols + at.col;
+        if constexpr (kEncode) {
+          for (int e = lane; e < at.n; e += kLanes) w.s[0][e] = values[e];
+          if (pass == 0) {
+            measure_blocks(w, 0, at, first, lane);
+          } else {
+            encode_slot(w, 0, at, first, lane, shared.tables);
+          }
+        } else {
+          decode_slot(w, 0, at, lane, shared.tables);
+          for (int e = lane; e < at.n; e += kLanes) values[e] = w.s[0][e];
+        }
       }
-    });
+    }
   }
 }
 

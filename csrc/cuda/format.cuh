@@ -5,6 +5,12 @@
 
 #include "core/registry.h"
 
+// How often a loop's body is repeated in the code.
+#ifndef LB_UNROLL
+#define LB_PRAGMA(text) _Pragma(#text)
+#define LB_UNROLL(times) LB_PRAGMA(unroll times)
+#endif
+
 namespace lowbit::cuda {
 
 template <class F>

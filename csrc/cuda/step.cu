@@ -1,10 +1,12 @@
 // The launcher: which kernel serves which job, and the C interface of abi.h. Host code, compiled
 // with the kernels.
 #include <cstdio>
+#include <initializer_list>
 #include <vector>
 
 #include "cuda/abi.h"
 #include "cuda/code.cuh"
+#include "cuda/measure.cuh"
 #include "cuda/step.cuh"
 
 namespace lowbit::cuda {
@@ -68,13 +70,12 @@ bool aligned(const void* p, int bytes) {
 /// Whether a lane's 8 values are always all there, aligned for 16-byte accesses, inside one block
 /// and one Philox group.
 bool by_eights(const Job& job) {
-  if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 ||
+  if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 || job.tile != kTile ||
       !aligned(job.param, 16) || !aligned(job.grad, 16))
     return false;
   for (int k = 0; k < 2; ++k) {
-    if (!aligned(job.state[k].values, 16) ||
-        (job.state[k].scales != nullptr && job.state[k].block < 8))
-      return false;
+    const StateSlot& slot = job.state[k];
+    if (!aligned(slot.values, 16) || slot.stochastic || is_measured(slot.kind)) return false;
   }
   return true;
 }
@@ -126,7 +127,9 @@ const char* load_kernels(int device) {
   for (const Fast& f : kFast) {
     if (const char* error = load(f.kernel)) return error;
   }
-  for (const char* error : {load(step_any), load(prepare), load(code<true>), load(code<false>)}) {
+  for (const char* error :
+       {load(step_any), load(prepare), load(code<true>), load(code<false>), load(measure),
+        load(measure_scales), load(old_rows), load(settle_factor), load(scales)}) {
     if (error) return error;
   }
   if (device < 64) loaded |= uint64_t{1} << device;
@@ -138,32 +141,136 @@ const char* begin(int device) {
   return load_kernels(device);
 }
 
-int64_t ends_offset(int64_t count) { return count * static_cast<int64_t>(sizeof(Job)); }
+Table table_in(void* workspace, int64_t count) {
+  Table t;
+  t.jobs = static_cast<Job*>(workspace);
+  t.ends = reinterpret_cast<int64_t*>(t.jobs + count);
+  t.matrix_ends = t.ends + count;
+  t.moves = reinterpret_cast<FactorMove*>(t.matrix_ends + count);
+  return t;
+}
+int64_t table_bytes(int64_t count) {
+  return count * static_cast<int64_t>(sizeof(Job) + 2 * sizeof(int64_t) + sizeof(FactorMove));
+}
 
-/// Writes the job table and steps; `order` is the jobs' order in the workspace, `ends` their
-/// running tiles within a kernel's batch.
-const char* launch_prepare(const CudaStep& call, Job* jobs, int64_t* ends,
-                           const std::vector<int64_t>& order,
-                           const std::vector<int64_t>& order_ends) {
+/// What a rule says of its rounds, for the host.
+template <class U>
+constexpr RoundShape round_of(int round) {
+  RoundShape shape{round, -1, 0};
+  if constexpr (rounds_of<U>() > 0) {
+    shape.grid_factor = U::grid_factor(round);
+    shape.totals = U::totals(round);
+  }
+  return shape;
+}
+template <class... U>
+RoundShape round_at(int rule, int round, Types<U...>) {
+  const RoundShape all[] = {round_of<U>(round)...};
+  return all[rule];
+}
+template <class... U>
+int rounds_at(int rule, Types<U...>) {
+  const int all[] = {rounds_of<U>()...};
+  return all[rule];
+}
+
+/// The jobs in the order in which they lie in the workspace, kernel by kernel, with running tiles
+/// within a kernel's batch and running matrices over all.
+struct Order {
+  struct Part {
+    int64_t begin, count, tiles;
+  };
+  std::vector<int64_t> jobs, ends, matrix_ends;
+  Part parts[kFastCount + 1];
+  int64_t matrices = 0;
+};
+
+/// `general`: all jobs to the last kernel.
+Order order_jobs(const CudaStep& call, bool general) {
+  Order order;
+  std::vector<int> kernels(call.count);
+  for (int64_t i = 0; i < call.count; ++i) kernels[i] = general ? kAny : kernel_of(call.jobs[i]);
+  for (int k = 0; k <= kAny; ++k) {
+    Order::Part& part = order.parts[k] = {static_cast<int64_t>(order.jobs.size()), 0, 0};
+    for (int64_t i = 0; i < call.count; ++i) {
+      if (kernels[i] != k) continue;
+      order.jobs.push_back(i);
+      order.ends.push_back(part.tiles += call.jobs[i].tiles());
+      order.matrix_ends.push_back(order.matrices += call.jobs[i].batches);
+      ++part.count;
+    }
+  }
+  return order;
+}
+
+/// Writes the job table and steps.
+const char* launch_prepare(const CudaStep& call, const Table& table, const Order& order) {
   std::vector<Prepare> chunk(1);  // too large for some stacks
   Prepare& p = chunk[0];
   p.lr = call.lr;
   p.grad_scale = call.grad_scale;
   p.found_inf = call.found_inf;
   p.maximize = call.maximize;
+  p.phase = call.phase, p.phases = call.phases;
   for (int k = 0; k < call.hypers; ++k) p.hyper[k] = call.hyper[k];
   for (int64_t at = 0; at < call.count; at += Prepare::kJobs) {
     p.count = static_cast<int>(call.count - at < Prepare::kJobs ? call.count - at : Prepare::kJobs);
-    p.jobs = jobs + at;
-    p.ends = ends + at;
+    p.table = {table.jobs + at, table.ends + at, table.matrix_ends + at, table.moves + at};
     for (int i = 0; i < p.count; ++i) {
-      const int64_t from = order[at + i];
-      p.item[i] = {call.jobs[from], order_ends[at + i], call.steps[from]};
+      const int64_t from = order.jobs[at + i];
+      p.item[i] = {call.jobs[from], order.ends[at + i], order.matrix_ends[at + i],
+                   call.steps[from]};
     }
-    if (const char* error = launch(prepare, 1, 128, call.stream, "launching prepare", p))
+    if (const char* error =
+            launch(prepare, 1, Prepare::kThreads, call.stream, "launching prepare", p))
       return error;
   }
   return nullptr;
+}
+
+/// One kernel over the tiles (or matrices) of a batch, on as many blocks as fit.
+template <class... Expected, class... Given>
+const char* launch_batch(const CudaStep& call, void (*kernel)(Batch, Expected...), int warps,
+                         const char* name, const Batch& batch, int64_t each,
+                         const Given&... given) {
+  if (batch.tiles == 0) return nullptr;
+  int64_t blocks = 0;
+  if (const char* error = explain(grid(call.device, kernel, batch.tiles * each, warps, &blocks),
+                                  "asking for the device's size"))
+    return error;
+  return launch(kernel, blocks, warps * kLanes, call.stream, name, batch, given...);
+}
+
+const char* launch_scales(const CudaStep& call, std::initializer_list<ScaleWork> works) {
+  if (call.scale_count == 0) return nullptr;
+  std::vector<Scales> chunk(1);
+  Scales& s = chunk[0];
+  s.found_inf = call.found_inf;
+  for (const ScaleWork work : works) {
+    for (int64_t at = 0; at < call.scale_count; at += Scales::kMany) {
+      const int64_t left = call.scale_count - at;
+      s.count = static_cast<int>(left < Scales::kMany ? left : Scales::kMany);
+      for (int i = 0; i < s.count; ++i) s.at[i] = call.scales[at + i];
+      if (const char* error = launch(scales, int64_t{s.count} * Scales::kBlocksEach,
+                                     Scales::kThreads, call.stream, "launching scales", s, work))
+        return error;
+    }
+  }
+  return nullptr;
+}
+
+/// A round's sums begin at 0, but for the rows' old means.
+const char* begin_sums(const CudaStep& call, const Batch& matrices, int factor) {
+  for (int i = 0; i < 2; ++i) {
+    if (call.sums_bytes[i] == 0) continue;
+    if (const char* error =
+            explain(cudaMemsetAsync(call.sums[i], 0, static_cast<size_t>(call.sums_bytes[i]),
+                                    static_cast<cudaStream_t>(call.stream)),
+                    "clearing sums"))
+      return error;
+  }
+  return launch_batch(call, old_rows, kMatrixThreads / kLanes, "launching old_rows", matrices,
+                      kMatrixThreads / kLanes, factor);
 }
 
 const char* run(const CudaStep& call) {
@@ -171,47 +278,52 @@ const char* run(const CudaStep& call) {
   if (call.hypers > kMostHypers) return "more hyperparameters than any rule takes";
   if (const char* error = begin(call.device)) return error;
 
-  std::vector<int> kernels(call.count);
-  for (int64_t i = 0; i < call.count; ++i) kernels[i] = kernel_of(call.jobs[i]);
-  std::vector<int64_t> order, ends;  // jobs kernel by kernel, and their running tiles
-  struct Part {
-    int64_t begin, count, tiles;
-  } parts[kFastCount + 1];
-  for (int k = 0; k <= kAny; ++k) {
-    Part& part = parts[k] = {static_cast<int64_t>(order.size()), 0, 0};
-    for (int64_t i = 0; i < call.count; ++i) {
-      if (kernels[i] != k) continue;
-      order.push_back(i);
-      ends.push_back(part.tiles += call.jobs[i].tiles());
-      ++part.count;
+  const int rule = call.jobs[0].rule, rounds = rounds_at(rule, UpdateRules{});
+  const bool updates = call.phase == call.phases;
+  const Table table = table_in(call.workspace, call.count);
+  const Order order = order_jobs(call, !updates);
+  if (const char* error = launch_prepare(call, table, order)) return error;
+  const Batch matrices{table.jobs, table.matrix_ends, call.count, order.matrices, call.found_inf};
+  if (call.phase > 0 && call.phase <= rounds) {
+    const RoundShape before = round_at(rule, call.phase - 1, UpdateRules{});
+    if (before.grid_factor >= 0) {
+      if (const char* error =
+              launch_batch(call, settle_factor, kMatrixThreads / kLanes, "launching settle_factor",
+                           matrices, kMatrixThreads / kLanes, table.moves, before.grid_factor))
+        return error;
     }
   }
-  auto* jobs = static_cast<Job*>(call.workspace);
-  auto* device_ends =
-      reinterpret_cast<int64_t*>(static_cast<char*>(call.workspace) + ends_offset(call.count));
-  if (const char* error = launch_prepare(call, jobs, device_ends, order, ends)) return error;
+  if (const char* error = launch_scales(call, {ScaleWork::kCombineOld})) return error;
 
+  if (!updates) {
+    const Batch batch{table.jobs, table.ends, call.count, order.parts[kAny].tiles, call.found_inf};
+    if (call.phase >= rounds)
+      return launch_batch(call, measure_scales, kAnyWarps, "launching measure_scales", batch, 1);
+    const RoundShape shape = round_at(rule, call.phase, UpdateRules{});
+    if (shape.grid_factor >= 0) {
+      if (const char* error = begin_sums(call, matrices, shape.grid_factor)) return error;
+    }
+    return launch_batch(call, measure, kAnyWarps, "launching measure", batch, 1, shape);
+  }
+
+  if (const char* error =
+          launch_scales(call, {ScaleWork::kClear, ScaleWork::kKeep, ScaleWork::kCombineNew}))
+    return error;
   for (int k = 0; k <= kAny; ++k) {
-    const Part& part = parts[k];
-    if (part.tiles == 0) continue;
-    const int warps = k == kAny ? kAnyWarps : kFastWarps;
-    void (*kernel)(Batch) = k == kAny ? step_any : kFast[k].kernel;
-    int64_t blocks = 0;
-    if (const char* error = explain(grid(call.device, kernel, part.tiles, warps, &blocks),
-                                    "asking for the device's size"))
-      return error;
-    const Batch batch{jobs + part.begin, device_ends + part.begin, part.count, part.tiles,
+    const Order::Part& part = order.parts[k];
+    const Batch batch{table.jobs + part.begin, table.ends + part.begin, part.count, part.tiles,
                       call.found_inf};
     if (const char* error =
-            launch(kernel, blocks, warps * kLanes, call.stream, "launching the step", batch))
+            launch_batch(call, k == kAny ? step_any : kFast[k].kernel,
+                         k == kAny ? kAnyWarps : kFastWarps, "launching the step", batch, 1))
       return error;
   }
-  return nullptr;
+  return launch_scales(call, {ScaleWork::kWrite});
 }
 
 template <bool kEncode>
 const char* run_code(const CudaCode& call) {
-  const int64_t tiles = call.rows * ceil_div(call.cols, kTile);
+  const int64_t tiles = call.rows * ceil_div(call.cols, call.block > kTile ? call.block : kTile);
   if (tiles == 0) return nullptr;
   if (const char* error = begin(call.device)) return error;
   int64_t blocks = 0;
@@ -229,10 +341,8 @@ const char* run_code(const CudaCode& call) {
 
 LB_EXPORT int lowbit_cuda_abi() { return lowbit::kCudaAbi; }
 
-/// Bytes: the jobs, then the running sum of their tiles.
-LB_EXPORT int64_t lowbit_cuda_workspace(int64_t count) {
-  return lowbit::cuda::ends_offset(count) + count * static_cast<int64_t>(sizeof(int64_t));
-}
+/// Bytes: the jobs, then what the table keeps for each.
+LB_EXPORT int64_t lowbit_cuda_workspace(int64_t count) { return lowbit::cuda::table_bytes(count); }
 
 LB_EXPORT const char* lowbit_cuda_step(const lowbit::CudaStep* call) {
   return lowbit::cuda::run(*call);

@@ -25,7 +25,8 @@ struct Dim3 {
 
 /// Mistakes to plant, so that a test can show that it would see them.
 struct Faults {
-  bool no_block_barrier = false, no_warp_barrier = false, short_shuffle = false;
+  bool no_block_barrier = false, no_warp_barrier = false, short_shuffle = false,
+       lost_atomics = false;
 };
 
 struct Fiber {
@@ -158,6 +159,7 @@ T& shared() {
 #define __forceinline__ inline __attribute__((always_inline))
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define LB_UNROLL(times)
 #define LB_SHARED(Type, name) Type& name = emulator::shared<Type>()
 inline emulator::Dim3& threadIdx = emulator::machine.thread;
 inline emulator::Dim3& blockIdx = emulator::machine.block;
@@ -177,6 +179,16 @@ inline uint32_t __ballot_sync(uint32_t mask, bool yes) {
   uint32_t ballot = 0;
   for (int lane = 0; lane < 32; ++lane) ballot |= values[lane] << lane;
   return ballot;
+}
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
+  const unsigned long long old = *at;
+  *at = emulator::machine.faults.lost_atomics && old % 8 == 7 ? old : old + x;
+  return old;
+}
+inline uint32_t atomicMax(uint32_t* at, uint32_t x) {
+  const uint32_t old = *at;
+  if (x > old) *at = x;
+  return old;
 }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -200,6 +212,10 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* at, int byte, size_t bytes, cudaStream_t) {
+  std::memset(at, byte, bytes);
   return cudaSuccess;
 }
 template <class Kernel>

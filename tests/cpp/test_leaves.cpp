@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "catalog.h"
 #include "core/registry.h"
 #include "core/scale/block.h"
 #include "cpu/step.h"
@@ -126,41 +127,74 @@ std::string name_of(const Leaves& leaf, const char* what, int index, Shape s) {
          "] n=" + std::to_string(s.n);
 }
 
+/// Codes, scales and values of one format on both: blocks of all lengths, rounded to the nearest
+/// and by chance, with the blocks' own scales and with one given for each value.
 void compare_encode_decode(const Leaves& base, const Leaves& leaf) {
-  for (int f = 0; f < Leaves::kMax && base.encode[f]; ++f) {
+  constexpr size_t kRoom = kTile * 4, kScaleRoom = kTile / kLeastBlock * 8;
+  for (int f = 0; f < state_count(); ++f) {
+    const StateInfo info = state_info(f);
+    const size_t align = info.scaled ? static_cast<size_t>(ceil_div(info.bits, 8)) : 4;
     for (int kind = 0; kind < static_cast<int>(Kind::kCount); ++kind) {
       for (const Shape s : shapes()) {
-        const int block = 64 << (draw32() % 3);
-        const auto x = values(static_cast<Kind>(kind), s.n);
-        const size_t shift = f < 2 ? 4 * s.code_shift : s.code_shift;  // bytes may lie anywhere
-        Guarded in(kTile * 4, s.shift), codes_a(kTile * 4, shift), codes_b(kTile * 4, shift);
-        float scales_a[4] = {}, scales_b[4] = {};
+        if ((s.n + f + kind) % 4 != 0 && s.n != kTile && s.n > 20) continue;
+        const int block = info.scaled ? 32 << (draw32() % 4) : 0;
+        auto x = values(static_cast<Kind>(kind), s.n);
+        if (!info.is_signed && kind != static_cast<int>(Kind::kBits)) {
+          for (float& v : x) v = v < 0.0f ? -v : v;
+        }
+        uint16_t chance[kTile];
+        for (uint16_t& r : chance) r = static_cast<uint16_t>(draw32());
+        const uint16_t* random16 = draw32() % 2 ? chance : nullptr;
+        const size_t shift = align * s.code_shift;  // bytes may lie anywhere
+        const auto used = static_cast<size_t>(code_bytes(s.n, info.bits));
+        Guarded in(kRoom, s.shift), codes_a(kRoom, shift), codes_b(kRoom, shift);
+        Guarded scales_a(kScaleRoom), scales_b(kScaleRoom);
         std::memcpy(in.bytes(), x.data(), x.size() * 4);
-        base.encode[f](in.floats(), codes_a.bytes(), scales_a, block, s.n);
-        leaf.encode[f](in.floats(), codes_b.bytes(), scales_b, block, s.n);
-        const bool same =
-            codes_a.same(codes_b) && std::memcmp(scales_a, scales_b, sizeof scales_a) == 0;
-        check(same, name_of(leaf, "encode", f, s) + " kind=" + std::to_string(kind));
-        if (f >= 2)
-          check(codes_b.whole(static_cast<size_t>(s.n)),
-                name_of(leaf, "encode writes too far:", f, s));
+        base.encode[f](in.floats(), codes_a.bytes(), scales_a.bytes(), block, s.n, random16);
+        leaf.encode[f](in.floats(), codes_b.bytes(), scales_b.bytes(), block, s.n, random16);
+        const std::string what = std::string(info.name) + " kind " + std::to_string(kind) +
+                                 (random16 != nullptr ? " by chance" : "");
+        check(codes_a.same(codes_b) && scales_a.same(scales_b),
+              name_of(leaf, "encode", f, s) + what);
+        check(codes_b.whole(used) &&
+                  scales_b.whole(info.scaled ? static_cast<size_t>(ceil_div(s.n, block)) *
+                                                   static_cast<size_t>(info.scale_bytes)
+                                             : 0),
+              name_of(leaf, "encode writes too far:", f, s) + what);
 
-        Guarded out_a(kTile * 4, s.shift), out_b(kTile * 4, s.shift);
-        base.decode[f](codes_a.bytes(), scales_a, block, out_a.floats(), s.n);
-        leaf.decode[f](codes_a.bytes(), scales_a, block, out_b.floats(), s.n);
-        canonicalize(out_a.floats(), s.n), canonicalize(out_b.floats(), s.n);
-        check(out_a.same(out_b) && out_b.whole(static_cast<size_t>(s.n) * 4),
-              name_of(leaf, "decode", f, s));
+        Guarded out_a(kRoom, s.shift), out_b(kRoom, s.shift);
+        const auto compare_values = [&](const char* how) {
+          canonicalize(out_a.floats(), s.n), canonicalize(out_b.floats(), s.n);
+          check(out_a.same(out_b) && out_b.whole(static_cast<size_t>(s.n) * 4),
+                name_of(leaf, how, f, s) + what);
+        };
+        base.decode[f](codes_a.bytes(), scales_a.bytes(), block, out_a.floats(), s.n);
+        leaf.decode[f](codes_a.bytes(), scales_a.bytes(), block, out_b.floats(), s.n);
+        compare_values("decode");
+        if (base.encode_given[f] == nullptr) continue;
+        uint32_t most[kTile];
+        for (int i = 0; i < s.n; ++i)
+          most[i] = magnitude_bits(x[static_cast<size_t>(i)]) + draw32() % (1u << (draw32() % 24));
+        base.encode_given[f](in.floats(), codes_a.bytes(), most, s.n, random16);
+        leaf.encode_given[f](in.floats(), codes_b.bytes(), most, s.n, random16);
+        check(codes_a.same(codes_b) && codes_b.whole(used),
+              name_of(leaf, "encode_given", f, s) + what);
+        base.decode_given[f](codes_a.bytes(), most, out_a.floats(), s.n);
+        leaf.decode_given[f](codes_a.bytes(), most, out_b.floats(), s.n);
+        compare_values("decode_given");
       }
     }
+    if (!info.scaled || info.bits != 8) continue;
     uint8_t codes[256];
     for (int c = 0; c < 256; ++c) codes[c] = static_cast<uint8_t>(c);
-    if (f < 2) continue;  // the values themselves
     for (const float scale : {1.0f, 0.37f, 0x1p-126f, 3e38f, 0.0f}) {
       float a[256], b[256];
-      base.decode[f](codes, &scale, 256, a, 256);
-      leaf.decode[f](codes, &scale, 256, b, 256);
-      check(std::memcmp(a, b, sizeof a) == 0, std::string(leaf.isa) + " decode of all codes");
+      const float stored[2] = {scale, -20.5f};  // a half scale is the lower half of the first
+      base.decode[f](codes, stored, 256, a, 256);
+      leaf.decode[f](codes, stored, 256, b, 256);
+      canonicalize(a, 256), canonicalize(b, 256);
+      check(std::memcmp(a, b, sizeof a) == 0,
+            std::string(leaf.isa) + " decode of all codes of " + info.name);
     }
   }
 }
@@ -186,12 +220,17 @@ void compare_loads_and_stores(const Leaves& base, const Leaves& leaf) {
         uint16_t random16[kTile];
         for (uint16_t& r : random16) r = static_cast<uint16_t>(draw32() % 4 ? draw32() : 0xffffu);
         Guarded a(kTile * 4, s.shift), b(kTile * 4, s.shift), back_a(kTile * 4), back_b(kTile * 4);
-        base.store_param[f](x.data(), a.bytes(), s.n, random16),
-            leaf.store_param[f](x.data(), b.bytes(), s.n, random16);
-        check(a.same(b) && b.whole(static_cast<size_t>(s.n) * (f == 0 ? 4 : 2)),
+        Guarded extra_a(kTile * 4), extra_b(kTile * 4);
+        const ParamInfo info = param_info(f);
+        const auto n = static_cast<size_t>(s.n);
+        base.store_param[f](x.data(), a.bytes(), extra_a.bytes(), s.n, random16),
+            leaf.store_param[f](x.data(), b.bytes(), extra_b.bytes(), s.n, random16);
+        check(a.same(b) && b.whole(n * static_cast<size_t>(info.bytes)) && extra_a.same(extra_b) &&
+                  extra_b.whole(n * static_cast<size_t>(info.extra_bytes)),
               name_of(leaf, "store_param", f, s));
-        base.load_param[f](a.bytes(), back_a.floats(), s.n),
-            leaf.load_param[f](a.bytes(), back_b.floats(), s.n);
+        base.load_param[f](a.bytes(), extra_a.bytes(), back_a.floats(), s.n),
+            leaf.load_param[f](a.bytes(), extra_a.bytes(), back_b.floats(), s.n);
+        canonicalize(back_a.floats(), s.n), canonicalize(back_b.floats(), s.n);
         check(back_a.same(back_b) && back_b.whole(static_cast<size_t>(s.n) * 4),
               name_of(leaf, "load_param", f, s));
       }
@@ -199,27 +238,61 @@ void compare_loads_and_stores(const Leaves& base, const Leaves& leaf) {
   }
 }
 
+/// Every rule's update and measuring rounds, with coefficients as some step would prepare them.
 void compare_updates(const Leaves& base, const Leaves& leaf) {
-  const double hyper[5] = {1e-3, 0.9, 0.999, 1e-8, 1e-2};
-  const auto coef = AdamW::prepare(hyper, 5, 0.5);
-  for (int f = 0; f < Leaves::kMax && base.update[f]; ++f) {
+  const double hyper[16] = {1e-3, 0.9, 0.99, 0.95, 1e-8, 1e-3, 1.0, 1e-2, 0, 0, 0, -1.0, 0};
+  for (int f = 0; f < rule_count(); ++f) {
+    const RuleInfo info = rule_info(f);
+    Job job{};
+    job.rule = f;
+    job.numel = 1000;
+    prepare(job, hyper, 5, 0.5);
     for (const Shape s : shapes()) {
       const Kind kind = static_cast<Kind>(draw32() % static_cast<uint32_t>(Kind::kCount));
       const auto g = values(kind, s.n), p = values(Kind::kNormal, s.n);
-      std::vector<float> state[2][3], param[2] = {p, p};
-      for (int k = 0; k < 3; ++k)
+      std::vector<float> state[2][kMaxSlots], param[2] = {p, p}, factor[2 * kMaxFactors];
+      const float* factors[2 * kMaxFactors];
+      for (int k = 0; k < kMaxSlots; ++k)
         state[0][k] = state[1][k] = values(k ? Kind::kSquares : Kind::kNormal, s.n);
+      for (int k = 0; k < 2 * kMaxFactors; ++k) {
+        factor[k] = values(Kind::kSquares, s.n);
+        factors[k] = factor[k].data();
+      }
+      bool same = true;
+      for (int round = 0; round < info.rounds; ++round) {
+        std::vector<float> grid[2], totals[2][kMaxTotals];
+        for (int which = 0; which < 2; ++which) {
+          grid[which].resize(static_cast<size_t>(s.n));
+          float* out[kMaxTotals];
+          for (int k = 0; k < kMaxTotals; ++k) {
+            totals[which][k].resize(static_cast<size_t>(s.n));
+            out[k] = totals[which][k].data();
+          }
+          const float* states[kMaxSlots];
+          for (int k = 0; k < kMaxSlots; ++k) states[k] = state[which][k].data();
+          (which ? leaf : base)
+              .measure[f](round, g.data(), p.data(), states, factors, s.n, job.coef,
+                          grid[which].data(), out);
+          canonicalize(grid[which].data(), s.n);
+          for (float* x : out) canonicalize(x, s.n);
+        }
+        same = same && std::memcmp(grid[0].data(), grid[1].data(), grid[0].size() * 4) == 0;
+        for (int k = 0; k < kMaxTotals; ++k)
+          same = same && std::memcmp(totals[0][k].data(), totals[1][k].data(),
+                                     totals[0][k].size() * 4) == 0;
+      }
       for (int which = 0; which < 2; ++which) {
-        float* const states[3] = {state[which][0].data(), state[which][1].data(),
-                                  state[which][2].data()};
-        (which ? leaf : base).update[f](g.data(), param[which].data(), states, s.n, &coef, nullptr);
+        float* states[kMaxSlots];
+        for (int k = 0; k < kMaxSlots; ++k) states[k] = state[which][k].data();
+        (which ? leaf : base)
+            .update[f](g.data(), param[which].data(), states, factors, s.n, job.coef, nullptr);
         canonicalize(param[which].data(), s.n);
         for (float* x : states) canonicalize(x, s.n);
       }
-      bool same = std::memcmp(param[0].data(), param[1].data(), p.size() * 4) == 0;
-      for (int k = 0; k < 3; ++k)
+      same = same && std::memcmp(param[0].data(), param[1].data(), p.size() * 4) == 0;
+      for (int k = 0; k < kMaxSlots; ++k)
         same = same && std::memcmp(state[0][k].data(), state[1][k].data(), p.size() * 4) == 0;
-      check(same, name_of(leaf, "update", f, s));
+      check(same, name_of(leaf, "update", f, s) + " " + info.name);
     }
   }
 }
@@ -238,7 +311,7 @@ void check_draws(const Leaves& leaf) {
       float* const states[2] = {&zero[2 * kTile], &zero[3 * kTile]};
       Guarded out(static_cast<size_t>(groups + 7) * 16, 2 * static_cast<size_t>(n % 3));
       const Draw draw{key, first, groups, reinterpret_cast<uint16_t*>(out.bytes())};
-      leaf.update[0](&zero[0], &zero[kTile], states, n, &coef, &draw);
+      leaf.update[0](&zero[0], &zero[kTile], states, nullptr, n, &coef, &draw);
       bool good = out.whole(static_cast<size_t>(groups + 7) * 16);
       for (int i = 0; i < groups * 8; ++i) {
         good =
@@ -273,7 +346,7 @@ void check_codes(const Leaves& leaf, int format) {
     x[0] = 1.0f;  // so that the scale is 1
     uint8_t codes[kTile];
     float scale = 0.0f;
-    leaf.encode[format](x.data(), codes, &scale, kTile, kTile);
+    leaf.encode[format](x.data(), codes, &scale, kTile, kTile, nullptr);
     int wrong = 0;
     for (int i = 0; i < kTile; ++i) wrong += codes[i] != brute_force<F>(x[static_cast<size_t>(i)]);
     const std::string what = std::string(leaf.isa) + " " + F::kName;
@@ -297,8 +370,8 @@ void sweep(const Leaves& base, const Leaves& leaf) {
       x[0] = 1.0f;
       uint8_t codes_a[kTile], codes_b[kTile];
       float scale_a, scale_b;
-      base.encode[format](x, codes_a, &scale_a, kTile, kTile),
-          leaf.encode[format](x, codes_b, &scale_b, kTile, kTile);
+      base.encode[format](x, codes_a, &scale_a, kTile, kTile, nullptr),
+          leaf.encode[format](x, codes_b, &scale_b, kTile, kTile, nullptr);
       same = same && std::memcmp(codes_a, codes_b, kTile) == 0;
     }
     check(same, std::string(leaf.isa) + " encode sweep, format " + std::to_string(format));

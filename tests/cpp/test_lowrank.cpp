@@ -370,9 +370,11 @@ void reference_step(const Gradient& g, const std::vector<float>& s, cpu::Channel
                                                           : 0;
     const float x = g.values[static_cast<size_t>(e)],
                 u = x * s[static_cast<size_t>(at)] * c.front / c.divisor * c.after;
-    const float q = P::load(p[e]) - c.eta * u;
+    typename P::Extra extra{};
+    const float q = P::load(p[e], extra) - c.eta * u;
     const uint64_t index = static_cast<uint64_t>(first + e);
-    p[e] = P::store(q - c.decay * q, random8(key, index >> 3).bits16(static_cast<int>(index & 7)));
+    const uint32_t random16 = random8(key, index >> 3).bits16(static_cast<int>(index & 7));
+    p[e] = P::store(q - c.decay * q, random16, extra);
   }
 }
 

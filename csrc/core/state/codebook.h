@@ -111,8 +111,6 @@ struct CodebookFormat {
     if (up) return code + 1 < kCodes ? code + 1 : code;
     return code > kLowest ? code - 1 : code;
   }
-
- private:
   /// Unsigned codes do not fall to zero.
   static constexpr uint32_t kLowest = !kSigned && CodebookTable<Map>{}.value[0] == 0.0f ? 1 : 0;
 };

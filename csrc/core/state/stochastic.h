@@ -14,16 +14,22 @@
 
 namespace lowbit {
 
-template <class F>
-LB_HD uint32_t encode_stochastic(float z, uint32_t random16) {
-  const uint32_t near = F::encode(z);
-  const float v = F::decode(near);
+/// code: anything with a format's encode, decode and neighbour.
+template <class Code>
+LB_HD uint32_t stochastic_code(const Code& code, bool is_signed, float z, uint32_t random16) {
+  const uint32_t near = code.encode(z);
+  const float v = code.decode(near);
   if (!(z < v) && !(z > v)) return near;
-  const uint32_t far = F::neighbour(near, z > v);
-  const float w = F::decode(far);
-  if (!F::kSigned && w == 0.0f) return near;
+  const uint32_t far = code.neighbour(near, z > v);
+  const float w = code.decode(far);
+  if (!is_signed && w == 0.0f) return near;
   const float share = (z - v) / (w - v) * 65536.0f;
   return static_cast<float>(random16) + 0.5f < share ? far : near;
+}
+
+template <class F>
+LB_HD uint32_t encode_stochastic(float z, uint32_t random16) {
+  return stochastic_code(F{}, F::kSigned, z, random16);
 }
 
 }  // namespace lowbit

@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "core/macros.h"
-#include "core/update/slot.h"
+#include "core/update/rule.h"
 
 namespace lowbit {
 

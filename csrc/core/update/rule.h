@@ -38,7 +38,7 @@ struct Slot {
 };
 
 template <class U>
-constexpr int rounds_of() {
+LB_HD constexpr int rounds_of() {
   if constexpr (requires { U::kRounds; }) {
     return U::kRounds;
   } else {
@@ -46,7 +46,7 @@ constexpr int rounds_of() {
   }
 }
 template <class U>
-constexpr int factors_of() {
+LB_HD constexpr int factors_of() {
   if constexpr (requires { U::kFactors; }) {
     return U::kFactors;
   } else {
@@ -54,7 +54,7 @@ constexpr int factors_of() {
   }
 }
 template <class U>
-constexpr int numbers_of() {
+LB_HD constexpr int numbers_of() {
   if constexpr (requires { U::kNumbers; }) {
     return U::kNumbers;
   } else {

@@ -1,0 +1,376 @@
+// The phases before the update on a GPU (cpu/measure.cpp, catalog.cpp's settle_factor and
+// ops.cpp's scales of rank 1), with the same results: sums are integers, maxima do not depend on
+// the order.
+//
+// A warp adds a run of values as follows. Under the largest exponent of the run lie 31 within
+// which every value is an integer of at most 54 bits in one unit, so 256 of them have an exact sum
+// in 64 bits: lanes add theirs, shuffles add the lanes', and four lanes add 16 bits each to the
+// words. What is smaller, 2^-31 of the largest, is added value by value.
+#pragma once
+
+#include "core/exact_sum.h"
+#include "cuda/abi.h"
+#include "cuda/step.cuh"
+
+namespace lowbit::cuda {
+
+__device__ __forceinline__ void add_word(int64_t* word, int64_t x) {
+  if (x != 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(x));
+}
+
+/// Where a finite value's mantissa lies, and the mantissa with the sign (exact_sum.h).
+struct Term {
+  int position;
+  int64_t mantissa;
+};
+__device__ __forceinline__ Term term_of(float x) {
+  const uint32_t bits = float_bits(x), exponent = bits >> 23 & 0xffu;
+  const int64_t m = static_cast<int64_t>((bits & 0x7fffffu) | (exponent ? 0x800000u : 0u));
+  return {static_cast<int>(exponent ? exponent - 1 : 0), bits >> 31 ? -m : m};
+}
+
+/// One value by one lane.
+__device__ __forceinline__ void add_value(float x, int64_t* words) {
+  if (magnitude_bits(x) >= kInfinityBits) {
+    add_word(words + ExactSum::kNonFinite, 1);
+    return;
+  }
+  const Term t = term_of(x);
+  add_word(words + (t.position >> 4), t.mantissa << (t.position & 15));
+}
+
+/// x[begin, end), at most kTile values, by all lanes; lane i takes the values with index i mod 32.
+__device__ __forceinline__ void add_values(const float* x, int begin, int end, int64_t* words,
+                                           int lane) {
+  constexpr int kWindow = 31;
+  const int start = begin + ((lane - begin) & (kLanes - 1));
+  uint32_t most = 0;
+  for (int i = start; i < end; i += kLanes) {
+    const uint32_t magnitude = magnitude_bits(x[i]);
+    if (magnitude < kInfinityBits && magnitude > most) most = magnitude;
+  }
+  const int top = term_of(bits_float(largest(most, kLanes))).position;
+  const int base = top >= kWindow ? top - kWindow + 1 : 0;
+  int64_t sum = 0;
+  for (int i = start; i < end; i += kLanes) {
+    const Term t = term_of(x[i]);
+    if (magnitude_bits(x[i]) < kInfinityBits && t.position >= base) {
+      sum += t.mantissa << (t.position - base);
+    } else {
+      add_value(x[i], words);
+    }
+  }
+  for (int span = 1; span < kLanes; span <<= 1) {
+    const auto bits = static_cast<uint64_t>(sum);
+    const uint32_t low = __shfl_xor_sync(kAllLanes, static_cast<uint32_t>(bits), span);
+    const uint32_t high = __shfl_xor_sync(kAllLanes, static_cast<uint32_t>(bits >> 32), span);
+    sum += static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
+  }
+  if (lane < 4) {
+    const int64_t piece = lane < 3 ? (sum >> (16 * lane)) & 0xffff : sum >> 48;
+    add_word(words + (base >> 4) + lane, piece << (base & 15));
+  }
+}
+
+// ---- sums of a round ----
+
+struct MeasureWarp {
+  AnyWarp any;
+  int64_t totals[kMaxTotals][ExactSum::kWords];  // of the job that the warp is at
+};
+struct MeasureShared {
+  TablesOf<StateFormats> tables;
+  MeasureWarp warp[kAnyWarps];
+};
+
+template <class U, int kRound>
+__device__ __forceinline__ void measure_values(AnyWarp& w, const Chunk& at, int lane) {
+  const typename U::Coef coef = *reinterpret_cast<const typename U::Coef*>(w.job.coef);
+LB_UNROLL(1)
+  for (int i = lane; i < at.n; i += kLanes) {
+    Values<U> s{};
+    for (int k = 0; k < U::kSlots; ++k) s[k] = w.s[k][i];
+    float f[2 * kMaxFactors] = {}, grid = 0.0f, totals[kMaxTotals] = {};
+    factors_at<U>(w.job, at.row, at.col + i, f);
+    U::template measure<kRound>(w.g[i], w.p[i], s, f, coef, grid, totals);
+    w.g[i] = grid;
+    w.p[i] = totals[0];
+    w.s[0][i] = totals[1];
+  }
+}
+
+/// What the chunk's values add to the sums: grid takes the place of g, totals that of p and s[0].
+__device__ __forceinline__ void measure_chunk(AnyWarp& w, const Chunk& at, int round, int lane) {
+  visit(w.job.rule, UpdateRules{}, [&](auto rule) {
+    using U = decltype(rule);
+    if constexpr (rounds_of<U>() > 0) {
+      for_each_round<U>([&](auto r) {
+        constexpr int kRound = decltype(r)::kValue;
+        if (kRound == round) measure_values<U, kRound>(w, at, lane);
+      });
+    }
+  });
+}
+
+/// Sums of rows and columns of the matrices that the chunk lies in.
+__device__ __forceinline__ void add_grid(const AnyWarp& w, const Chunk& at, const Factor& factor,
+                                         int lane) {
+  const Job& job = w.job;
+  const bool short_rows = job.inner_cols < kLanes;
+  for (int i = lane; i < at.n; i += kLanes) {
+    const Inner inner = inner_of(job, at.row, at.col + i);
+    const int64_t c = inner.matrix * (job.inner_cols + 1) + inner.col;
+    add_value(w.g[i], factor.col_sums + c * ExactSum::kWords);
+    if (short_rows) add_value(w.g[i], factor.row_sums + inner.row * ExactSum::kWords);
+  }
+  if (short_rows) return;
+LB_UNROLL(1)
+  for (int begin = 0; begin < at.n;) {
+    const Inner inner = inner_of(job, at.row, at.col + begin);
+    const int64_t left = job.inner_cols - inner.col;
+    const int end = left < at.n - begin ? begin + static_cast<int>(left) : at.n;
+    add_values(w.g, begin, end, factor.row_sums + inner.row * ExactSum::kWords, lane);
+    begin = end;
+  }
+}
+
+struct RoundShape {
+  int round, grid_factor, totals;
+};
+
+/// Adds the warp's totals to the job's.
+__device__ __forceinline__ void flush_totals(MeasureWarp& w, const RoundShape& shape, int lane) {
+  __syncwarp();
+  if (lane < shape.totals) exact_carry(w.totals[lane]);
+  __syncwarp();
+  for (int k = 0; k < shape.totals; ++k) {
+    if (lane < ExactSum::kWords) {
+      add_word(w.any.job.totals + (shape.round * kMaxTotals + k) * ExactSum::kWords + lane,
+               w.totals[k][lane]);
+      w.totals[k][lane] = 0;
+    }
+  }
+  __syncwarp();
+}
+
+__global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
+    measure(const Batch batch, const RoundShape shape) {
+  LB_SHARED(MeasureShared, shared);
+  if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+  fill_tables(shared.tables, StateFormats{}, thread, kAnyWarps * kLanes);
+  __syncthreads();
+  MeasureWarp& own = shared.warp[thread / kLanes];
+  AnyWarp& w = own.any;
+  const Job& job = w.job;
+  for (int k = 0; k < kMaxTotals; ++k) {
+    if (lane < ExactSum::kWords) own.totals[k][lane] = 0;
+  }
+  Place place;
+LB_UNROLL(1)
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
+       i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
+    if (place.end != 0 && i >= place.end) flush_totals(own, shape, lane);
+    stage_job(batch, i, lane, w.job, place);
+    const TileAt tile = tile_at(job, i - place.begin);
+    const int slots = slots_of(job.rule);
+LB_UNROLL(1)
+    for (int64_t col = tile.col; col < tile.end; col += kTile) {
+      const Chunk at = chunk_at(tile, col);
+      load_chunk(w, at, slots, lane, shared.tables);
+      measure_chunk(w, at, shape.round, lane);
+LB_UNROLL(1)
+      for (int k = 0; k < shape.totals; ++k)
+        add_values(k == 0 ? w.p : w.s[0], 0, at.n, own.totals[k], lane);
+      if (shape.grid_factor >= 0) add_grid(w, at, job.factor[shape.grid_factor], lane);
+    }
+  }
+  if (place.end != 0) flush_totals(own, shape, lane);
+}
+
+/// Adds the old row means to the sum behind each matrix's columns; a block of threads for each
+/// matrix. Batch::ends counts matrices.
+constexpr int kMatrixThreads = 128;
+
+__global__ void __launch_bounds__(kMatrixThreads) old_rows(const Batch batch, const int k) {
+  if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+  for (int64_t m = blockIdx.x; m < batch.tiles; m += gridDim.x) {
+    const int64_t i = find_job(batch, m, lane);
+    const Job& job = batch.jobs[i];
+    const int64_t b = m - (i > 0 ? batch.ends[i - 1] : 0);
+    const Factor& factor = job.factor[k];
+    int64_t* words =
+        factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
+    for (int64_t r = thread / kLanes * kTile; r < job.inner_rows;
+         r += kMatrixThreads / kLanes * kTile) {
+      const int64_t left = job.inner_rows - r;
+      add_values(factor.row + b * job.inner_rows + r, 0,
+                 static_cast<int>(left < kTile ? left : kTile), words, lane);
+    }
+  }
+}
+
+struct SettleShared {
+  int64_t digit[kMatrixThreads][ExactSum::kWords], added[ExactSum::kWords];
+  double mean;
+};
+
+/// Moves row and column means to the sums; a block of threads for each matrix, which needs the sum
+/// over its columns before it can divide its rows.
+__global__ void __launch_bounds__(kMatrixThreads)
+    settle_factor(const Batch batch, const FactorMove* moves, const int k) {
+  LB_SHARED(SettleShared, shared);
+  constexpr int kWords = ExactSum::kWords;
+  if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+  int64_t* digit = shared.digit[thread];
+LB_UNROLL(1)
+  for (int64_t m = blockIdx.x; m < batch.tiles; m += gridDim.x) {
+    const int64_t i = find_job(batch, m, lane);
+    const Job& job = batch.jobs[i];
+    const FactorMove move = moves[i];
+    const int64_t b = m - (i > 0 ? batch.ends[i - 1] : 0);
+    const Factor& factor = job.factor[k];
+    const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
+    const double cols = static_cast<double>(job.global_inner_cols),
+                 rows = static_cast<double>(job.global_inner_rows);
+    __syncthreads();  // no thread still reads what the matrix before left
+    if (thread < kWords) shared.added[thread] = 0;
+    __syncthreads();
+LB_UNROLL(1)
+    for (int64_t c = thread; c < job.inner_cols; c += kMatrixThreads) {
+      const int64_t* words = sums + c * kWords;
+      float& mean = factor.col[b * job.inner_cols + c];
+      mean = moved(mean, exact_value(words, digit) / rows, move.weight);
+      for (int w = 0; w < kWords; ++w) digit[w] = words[w];
+      exact_carry(digit);
+      for (int w = 0; w < kWords; ++w) add_word(shared.added + w, digit[w]);
+    }
+    __syncthreads();
+    if (thread == 0) {
+      const double old = exact_value(sums + job.inner_cols * kWords, digit) / rows;
+      shared.mean = mean_of_rows(old, exact_value(shared.added, digit) / (rows * cols), move);
+    }
+    __syncthreads();
+LB_UNROLL(1)
+    for (int64_t r = b * job.inner_rows + thread; r < (b + 1) * job.inner_rows;
+         r += kMatrixThreads) {
+      const float row = moved(factor.row[r],
+                              exact_value(factor.row_sums + r * kWords, digit) / cols, move.weight);
+      factor.row[r] = row;
+      factor.scaled[r] = scaled_row(row, shared.mean);
+    }
+  }
+}
+
+// ---- measured scales ----
+
+/// Another warp may raise it at the same time; a maximum that is there already costs a read.
+__device__ __forceinline__ void raise(uint32_t* most, uint32_t bits) {
+  if (*static_cast<volatile uint32_t*>(most) < bits) atomicMax(most, bits);
+}
+
+__global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(const Batch batch) {
+  LB_SHARED(AnyShared, shared);
+  if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+  fill_tables(shared.tables, StateFormats{}, thread, kAnyWarps * kLanes);
+  __syncthreads();
+  AnyWarp& w = shared.warp[thread / kLanes];
+  const Job& job = w.job;
+  Place place;
+LB_UNROLL(1)
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
+       i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
+    stage_job(batch, i, lane, w.job, place);
+    const int slots = slots_of(job.rule);
+    if (!job.measures_scales(slots)) continue;
+    const TileAt tile = tile_at(job, i - place.begin);
+LB_UNROLL(1)
+    for (int64_t col = tile.col; col < tile.end; col += kTile) {
+      const Chunk at = chunk_at(tile, col);
+      load_chunk(w, at, slots, lane, shared.tables);
+      update_chunk(w, at, lane);
+LB_UNROLL(1)
+      for (int k = 0; k < slots; ++k) {
+        const StateSlot& slot = job.state[k];
+        if (!is_measured(slot.kind)) continue;
+        uint32_t most = 0;
+        for (int e = lane; e < at.n; e += kLanes) {
+          const uint32_t bits = magnitude_bits(w.s[k][e]);
+          most = bits > most ? bits : most;
+          if (slot.col_next != nullptr) raise(slot.col_next + col + e, bits);
+        }
+        most = largest(most, kLanes);
+        if (lane == 0 && slot.row_next != nullptr)
+          raise(slot.row_next + at.row * slot.row_stride, most);
+      }
+    }
+  }
+}
+
+/// Measured scales between the phases: what ops.cpp's combine, keep_scales and write_scales do.
+enum class ScaleWork : int { kCombineOld, kClear, kKeep, kCombineNew, kWrite };
+
+struct Scales {
+  static constexpr int kMany = 160, kBlocksEach = 16, kThreads = 128;
+  const float* found_inf;
+  int count;
+  CudaScale at[kMany];
+};
+static_assert(sizeof(Scales) <= 32764);
+
+/// Where column c of the parameter lies in dimension d.
+__device__ __forceinline__ int64_t index_in(const CudaScale& s, int64_t c, int d) {
+  for (int i = s.count - 1; i > d; --i) c = divide(c, s.dims[i]);
+  return c - divide(c, s.dims[d]) * s.dims[d];
+}
+
+__device__ __forceinline__ void combine(const CudaScale& s, uint32_t* out, int64_t c) {
+  uint32_t least = ~0u;
+  for (int d = 1; d < s.count; ++d) {
+    const uint32_t b = reinterpret_cast<const uint32_t*>(s.most[d])[index_in(s, c, d)];
+    least = b < least ? b : least;
+  }
+  out[c] = least;
+}
+
+__device__ __forceinline__ uint32_t kept(uint32_t bits) {
+  return bits > kInfinityBits ? kCanonicalNan : bits;
+}
+
+__global__ void __launch_bounds__(Scales::kThreads)
+    scales(const __grid_constant__ Scales call, const ScaleWork work) {
+  if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
+  const CudaScale& s = call.at[blockIdx.x / Scales::kBlocksEach];
+  const int64_t begin = blockIdx.x % Scales::kBlocksEach * Scales::kThreads + threadIdx.x,
+                stride = Scales::kBlocksEach * Scales::kThreads;
+  const bool combined = s.col_most != nullptr;
+  if (work == ScaleWork::kWrite) {
+    for (int64_t r = begin; s.row_next != nullptr && r < s.rows; r += stride)
+      reinterpret_cast<uint32_t*>(s.most[0])[r] = kept(s.row_next[r]);
+    auto* cols = reinterpret_cast<uint32_t*>(s.row_next != nullptr ? s.most[1] : s.most[0]);
+    for (int64_t c = begin; s.col_next != nullptr && !combined && c < s.cols; c += stride)
+      cols[c] = kept(s.col_next[c]);
+    return;
+  }
+  if (!combined) return;
+  if (work == ScaleWork::kClear) {
+    for (int d = 1; d < s.count; ++d) {
+      for (int64_t i = begin; i < s.dims[d]; i += stride) s.most[d][i] = 0.0f;
+    }
+    return;
+  }
+  for (int64_t c = begin; c < s.cols; c += stride) {
+    if (work == ScaleWork::kCombineOld) combine(s, s.col_most, c);
+    if (work == ScaleWork::kCombineNew) combine(s, s.col_next, c);
+    if (work == ScaleWork::kKeep) {
+      for (int d = 1; d < s.count; ++d)
+        raise(reinterpret_cast<uint32_t*>(s.most[d]) + index_in(s, c, d), s.col_next[c]);
+    }
+  }
+}
+
+}  // namespace lowbit::cuda

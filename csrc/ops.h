@@ -1,0 +1,35 @@
+// What the files of operators share. With ops*.cpp the only place that includes torch, through the
+// LibTorch stable ABI.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstring>
+
+#include "catalog.h"
+
+namespace lowbit {
+
+inline torch::headeronly::ScalarType scalar_type(const char* dtype) {
+  using torch::headeronly::ScalarType;
+  if (std::strcmp(dtype, "float32") == 0) return ScalarType::Float;
+  if (std::strcmp(dtype, "bfloat16") == 0) return ScalarType::BFloat16;
+  if (std::strcmp(dtype, "float16") == 0) return ScalarType::Half;
+  if (std::strcmp(dtype, "int8") == 0) return ScalarType::Char;
+  STD_TORCH_CHECK(std::strcmp(dtype, "uint8") == 0, "a registered format has the unknown dtype ",
+                  dtype);
+  return ScalarType::Byte;
+}
+
+/// The index into GradFormats, -1 where the dtype is none of them.
+inline int grad_format(const torch::stable::Tensor& grad) {
+  for (int i = 0; i < grad_count(); ++i) {
+    if (grad.scalar_type() == scalar_type(grad_dtype(i))) return i;
+  }
+  return -1;
+}
+
+}  // namespace lowbit

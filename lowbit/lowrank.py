@@ -1,0 +1,322 @@
+"""Steps of APOLLO and Fira: how low-rank state is laid out, and the passes of all parameters in lockstep (docs/lowrank.md)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit import layout, ops, shard
+from lowbit.batch import Batch, reductions, run_phases
+from lowbit.overrides import effective
+
+INNER = "apollo_inner"
+TOGETHER = 1 << 24  # local elements whose scratch is held at once; a larger parameter goes alone
+_PARAM_FORMAT = 5  # column of a plan row
+
+
+_NOWHERE = shard.Part((), (), ())
+
+
+@dataclass(frozen=True)
+class LowRankLayout(layout.Layout):
+    """State of a matrix R x C that is stepped in a subspace. `part` is what is here of L, [R, rank] where R >= C (tall), else [rank, C]."""
+
+    own: shard.Part = _NOWHERE
+    rank: int = 0
+    fira: bool = False
+    number_of: int = 0  # of the parameter, counted from 1 over all groups
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keys = tuple(e.key for slot in self.slots for e in slot.entries(self.part))
+        object.__setattr__(self, "keys", keys)  # what the inner step takes
+
+    @property
+    def tall(self) -> bool:
+        return self.own.global_rows >= self.own.global_cols
+
+    @property
+    def extra(self) -> layout.Entry | None:
+        own = layout.Layout(INNER, self.own, (), self.param_format, 0)
+        return own.extra
+
+    @property
+    def projection(self) -> layout.Entry:
+        """P, [min(R, C), rank]: whole where tall, else the rows that go with the parameter's."""
+        own, f32 = self.own, torch.float32
+        if self.tall:
+            shape = (own.global_cols, self.rank)
+            return layout.Entry("projection", f32, shape, shape, (0, 0), (-1, -1))
+        return layout.Entry(
+            "projection", f32, (own.global_rows, self.rank), (own.rows, self.rank),
+            (own.row_offset, 0), (0, -1),
+        )  # fmt: skip
+
+    @property
+    def others(self) -> list[layout.Entry]:
+        norm = layout.Entry("update_norm", torch.float32, (), (), (), ())
+        return [norm, self.projection] if self.fira else [norm]
+
+    def plan_row(self, stream: int) -> list[int]:
+        row = super().plan_row(stream)
+        row[_PARAM_FORMAT] = ops.param_format("float32")["index"]  # it is N that is written
+        return row
+
+
+def rank_of(group: Mapping[str, Any], shape: Sequence[int], name: str | None) -> int:
+    """The rank in which a parameter of this global shape is stepped; 0 where it is not."""
+    rank = group["rank"]
+    if rank is None or len(shape) != 2 or layout.named_wide(name, group["wide"]):
+        return 0
+    if rank == "quarter":
+        rank = max(1, min(shape) // 4)
+    return rank if min(shape) > rank else 0
+
+
+def layout_of(
+    group: Mapping[str, Any], p: Tensor, name: str | None, index: int, rank: int, fira: bool
+) -> LowRankLayout:
+    """The layout of a matrix.
+
+    Raises:
+        ValueError: its columns are cut.
+    """
+    what = f"parameter {name!r}" if name else f"parameter {index}"
+    own, options = shard.part(p, what), effective(group, name, index)
+    if not own.whole_rows or any(dim != 0 for dim, _ in own.cuts):
+        raise ValueError(
+            f"{what} of {own.global_cols} columns is cut at columns {own.col_offset}..{own.col_offset + own.cols}, and rank {rank} of it needs "
+            f"whole rows; shard it on dimension 0, or step it without a subspace by wide=[{name!r}] or a group with rank=None"
+        )
+    if own.global_rows >= own.global_cols:
+        low = shard.Part(
+            (own.global_rows, rank), (own.rows, rank), (own.row_offset, 0), own.cuts, (0, -1)
+        )
+    else:
+        shape = (rank, own.global_cols)
+        low = shard.Part(shape, shape, (0, 0), (), (-1, 1))
+    chosen, wide = layout.chosen_of(INNER, low, options, name)
+    slots = layout.slots_of(INNER, chosen, wide)
+    return LowRankLayout(
+        INNER, low, slots, layout.param_format_of(p, options["param_format"], what),
+        layout.stream_of(name, index), own=own, rank=rank, fira=fira, number_of=index + 1,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def refresh_seed(number: int, refresh: int) -> int:
+    """The seed that the authors' code draws a parameter's projection from: its number at first, then from each the next."""
+    seed = number
+    for _ in range(refresh):
+        generator = torch.Generator().manual_seed(seed)
+        seed = int(torch.randint(0, 2**63 - 1, (15,), generator=generator)[-1])
+    return seed
+
+
+def exponent_above(x: float) -> int:
+    """The least n with |x| <= 2^n."""
+    mantissa, exponent = math.frexp(abs(x))
+    return exponent - 1 if mantissa == 0.5 else exponent
+
+
+NORMAL_BOUND = 6.34  # of our own normal numbers, csrc/core/lowrank/normal.h
+
+
+class Work:
+    """One parameter in one step."""
+
+    def __init__(self, group: Mapping[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
+        grad = shard.local(p.grad)  # type: ignore[arg-type]
+        if grad.layout != torch.strided:
+            raise RuntimeError(
+                "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
+            )
+        value = shard.local(p)
+        if value.device.type != "cpu":
+            raise ValueError(
+                f"low-rank steps run on the CPU only, and a parameter is on {value.device}; use wide=True or rank=None there"
+            )
+        self.group, self.p, self.lay, self.state, self.g_scale = group, p, lay, state, g_scale
+        self.grad = grad.contiguous()
+        self.value = value
+        self.tall = lay.tall
+        self.lr, (beta1, beta2) = float(shard.local(group["lr"]) if isinstance(group["lr"], Tensor) else group["lr"]), group["betas"]  # fmt: skip
+        root = 1.0 if lay.fira else math.sqrt(group["scale"])
+        front = group.get("scale_front", False)
+        self.hyper = [
+            self.lr, float(beta1), float(beta2), group["weight_decay"],
+            root if front else 1.0, 1.0 if front else root, group["alpha"] if lay.fira else 1.0,
+        ]  # fmt: skip
+        self.step = round(float(state["step"])) + 1
+        self.stream = int(state["stream"])
+        self.divisor = 1.0
+
+    @property
+    def size(self) -> int:
+        """Of the largest part on any rank, so that all ranks form the same buckets."""
+        ranks = math.prod(group.size() for _, group in self.lay.own.cuts)
+        return -(-self.lay.own.global_rows // ranks) * self.lay.own.global_cols
+
+    def over_rows(self, tensor: Tensor, operation: str) -> list[tuple[Tensor, Any, str]]:
+        return [(tensor, group, operation) for _, group in self.lay.own.cuts]
+
+    # The passes; each returns what ranks reduce before the next.
+
+    def project(self) -> list[tuple[Tensor, Any, str]]:
+        self.projection, self.exponent = self._projection()
+        if self.tall:
+            self.low = ops.project_rows(self.grad, self.g_scale, self.projection)
+            return []
+        self.most = ops.column_most(self.grad, self.g_scale)
+        return self.over_rows(self.most, "max")
+
+    def sum_columns(self) -> list[tuple[Tensor, Any, str]]:
+        if self.tall:
+            return []
+        self.sums = ops.project_columns(
+            self.grad, self.g_scale, self.projection, self.most, self.exponent
+        )
+        return self.over_rows(self.sums, "sum")
+
+    def begin_inner(self) -> None:
+        if not self.tall:
+            self.low = ops.column_values(self.sums, self.most, self.exponent)
+            del self.sums, self.most
+        self.n = torch.empty_like(self.low)
+
+    def measure(self) -> list[tuple[Tensor, Any, str]]:
+        if self.group.get("scale_type", "channel") != "tensor":
+            self.scales = ops.channel_scales(self.n, self.low, self.tall)
+            return []
+        self.words = ops.squares(self.n, self.low)
+        return self.over_rows(self.words, "sum") if self.tall else []
+
+    def norm(self) -> list[tuple[Tensor, Any, str]]:
+        if self.group.get("scale_type", "channel") == "tensor":
+            self.scales = ops.tensor_scale(self.words)
+        if self.lay.fira:
+            self.residual, self.words = ops.fira_norm(
+                self.grad, self.g_scale, self.low, self.projection, self.scales, self.tall, self.hyper
+            )  # fmt: skip
+        elif not self.group["disable_nl"]:
+            self.words = ops.apollo_norm(
+                self.grad, self.g_scale, self.scales, self.tall, self.hyper
+            )
+        return [] if self.group["disable_nl"] else self.over_rows(self.words, "sum")
+
+    def apply(self) -> list[tuple[Tensor, Any, str]]:
+        lay, state = self.lay, self.state
+        if not self.group["disable_nl"]:
+            norm = shard.local(state["update_norm"])
+            self.divisor = ops.limit(self.words, norm, self.group["gamma"])
+        if self.lr == 0.0:
+            return []
+        value = self.value.contiguous()  # itself, but for a transposed one
+        extra = shard.local(state[lay.extra.key]) if lay.extra else None
+        place = (
+            self.tall, self.hyper, self.divisor, value, extra, lay.param_format,
+            lay.own.row_offset * lay.own.global_cols, self.group["seed"], self.stream, self.step,
+        )  # fmt: skip
+        if lay.fira:
+            ops.fira_step(self.grad, self.n, self.projection, self.residual, *place)
+        else:
+            ops.apollo_step(self.grad, self.g_scale, self.scales, *place)
+        if value is not self.value:
+            self.value.copy_(value)
+        return []
+
+    def _projection(self) -> tuple[Tensor, int]:
+        """P (its rows that go with the gradient's, where not tall), and the exponent of a bound of all its entries."""
+        lay, group = self.lay, self.group
+        refresh, rest = divmod(self.step - 1, group["update_proj_gap"])
+        entry = lay.projection
+        if lay.fira:
+            kept = shard.local(self.state["projection"])
+            if rest == 0:
+                self._singular_vectors(kept)
+            return kept, 0  # vectors of length 1
+        if group["projection"] == "torch":
+            drawn = _torch_projection(lay, refresh)
+            exponent = exponent_above(float(drawn.abs().max()))
+            return drawn.narrow(0, entry.offset[0], entry.local[0]).contiguous(), exponent
+        p = torch.empty(entry.local, dtype=torch.float32)
+        ops.projection(p, group["seed"], self.stream, refresh, entry.offset[0])
+        return p, exponent_above(NORMAL_BOUND * (1.0 / math.sqrt(lay.rank)))
+
+    def _singular_vectors(self, kept: Tensor) -> None:
+        """Replaces P by the leading singular vectors of the whole gradient; where that has an infinity or a NaN, P stays."""
+        entry = self.lay.projection
+        grad = shard.whole(self.p.grad).contiguous()  # type: ignore[arg-type]
+        found = torch.empty(entry.shape, dtype=torch.float32)
+        if ops.singular_vectors(grad, self.g_scale, found):
+            kept.copy_(found.narrow(0, entry.offset[0], entry.local[0]))
+
+
+def _torch_projection(lay: LowRankLayout, refresh: int) -> Tensor:
+    """What the authors' code draws on a CPU, as P[a][k]."""
+    generator = torch.Generator().manual_seed(refresh_seed(lay.number_of, refresh))
+    rows, cols = lay.own.shape
+    shape = (lay.rank, cols) if lay.tall else (rows, lay.rank)
+    drawn = torch.randn(shape, generator=generator) / math.sqrt(lay.rank)
+    return drawn.t() if lay.tall else drawn
+
+
+def _buckets(works: Sequence[Work]) -> Iterator[list[Work]]:
+    bucket: list[Work] = []
+    held = 0
+    for work in works:
+        if bucket and held + work.size > TOGETHER:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(work)
+        held += work.size
+    if bucket:
+        yield bucket
+
+
+Inner = Callable[[list[Work]], Sequence[Batch]]
+
+
+def run(works: Sequence[Work], inner: Inner) -> None:
+    """Steps the parameters: pass by pass, so that one pass takes one collective for each kind of number.
+
+    Args:
+        inner: the batches of the inner step of some of them, ready to be called.
+    """
+    for bucket in _buckets(works):
+        for passes in (Work.project, Work.sum_columns):
+            _together(bucket, passes)
+        for work in bucket:
+            work.begin_inner()
+        run_phases(inner(bucket))
+        for passes in (Work.measure, Work.norm, Work.apply):
+            _together(bucket, passes)
+
+
+def _together(
+    bucket: Sequence[Work], passes: Callable[[Work], list[tuple[Tensor, Any, str]]]
+) -> None:
+    wanted = [one for work in bucket for one in passes(work)]
+    if wanted:
+        shard.reduce_over(wanted)
+
+
+def add_inner(batch: Batch, work: Work) -> None:
+    """The inner step of a parameter: L is its gradient, and N is written to what it takes for the parameter."""
+    batch.params.append(work.n)
+    batch.grads.append(work.low)
+    for key in work.lay.keys:
+        batch.state.append(shard.local(work.state[key]))
+    batch.steps.append(work.state["step"])
+    batch.ids.append(id(work.state["stream"]))
+    batch.rows.append((work.lay, work.state["stream"]))
+
+
+def inner_place(number: int, work: Work) -> Any:
+    return (number, work.lay.phases, reductions(work.lay))
