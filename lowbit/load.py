@@ -14,7 +14,14 @@ from lowbit import shard
 from lowbit.optim import LowbitOptimizer
 from lowbit.overrides import clean_name
 
-_HYPER = ("lr", "initial_lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "seed")
+_HYPER = (
+    "lr", "initial_lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "seed",
+    "momentum", "dampening", "nesterov", "decoupled", "dampen_first", "alpha", "centered", "lr_decay",
+    "t_alpha", "t_beta3",
+)  # fmt: skip
+
+# What every optimizer keeps for each parameter; torch's SGD counts no steps.
+_KEPT = r"((?:.*\.)?)state\..+\.(?:step|momentum_buffer)$"
 
 
 def load_optimizer(
@@ -127,11 +134,13 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
 
     metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     prefixes = sorted(
-        {match[1] for key in metadata if (match := re.match(r"((?:.*\.)?)state\..+\.step$", key))},
+        {match[1] for key in metadata if (match := re.match(_KEPT, key))},
         key=len,
     )
     if not prefixes:
-        raise ValueError(f"{path} holds no optimizer state (no '...state.<parameter>.step')")
+        raise ValueError(
+            f"{path} holds no optimizer state (no '...state.<parameter>.step' or '.momentum_buffer')"
+        )
     prefix = prefixes[0]
     params = [p for group in opt.param_groups for p in group["params"]]
     head = prefix + "state."
