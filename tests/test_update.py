@@ -146,9 +146,8 @@ def test_step_equals_float64(rule, formats):
         want_p, want_state = REFERENCE[rule](p, grad.double().numpy(), before, t, HYPER)
         run.advance(grad)
         # m and v are rounded a few times in float32 before p: relative to the step taken, not to p
-        np.testing.assert_allclose(
-            run.p.double().numpy(), want_p, rtol=3e-7, atol=2e-6 * HYPER["lr"] * 10
-        )
+        lr, rtol = (0.1, 1e-6) if rule == "apollo_inner" else (HYPER["lr"], 3e-7)  # N itself
+        np.testing.assert_allclose(run.p.double().numpy(), want_p, rtol=rtol, atol=2e-6 * lr * 10)
         for format, got, want in zip(run.formats, run.values(), want_state, strict=True):
             if format["name"] == "float32":
                 np.testing.assert_allclose(got, want, rtol=3e-6, atol=4e-9)  # m cancels
