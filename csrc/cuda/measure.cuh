@@ -140,13 +140,13 @@ struct RoundShape {
 };
 
 /// Adds the warp's totals to the job's.
-__device__ __forceinline__ void flush_totals(MeasureWarp& w, const RoundShape& shape, int lane) {
+__device__ __forceinline__ void flush_totals(MeasureWarp& w, int round, int lane) {
   __syncwarp();
-  if (lane < shape.totals) exact_carry(w.totals[lane]);
+  if (lane < kMaxTotals) exact_carry(w.totals[lane]);
   __syncwarp();
-  for (int k = 0; k < shape.totals; ++k) {
+  for (int k = 0; k < kMaxTotals; ++k) {
     if (lane < ExactSum::kWords) {
-      add_word(w.any.job.totals + (shape.round * kMaxTotals + k) * ExactSum::kWords + lane,
+      add_word(w.any.job.totals + (round * kMaxTotals + k) * ExactSum::kWords + lane,
                w.totals[k][lane]);
       w.totals[k][lane] = 0;
     }
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
   LB_UNROLL(1)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
-    if (place.end != 0 && i >= place.end) flush_totals(own, shape, lane);
+    if (place.end != 0 && i >= place.end) flush_totals(own, shape.round, lane);
     stage_job(batch, i, lane, w.job, place);
     const TileAt tile = tile_at(job, i - place.begin);
     const int slots = slots_of(job.rule);
@@ -183,10 +183,12 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
       LB_UNROLL(1)
       for (int k = 0; k < shape.totals; ++k)
         add_values(k == 0 ? w.p : w.s[0], 0, at.n, own.totals[k], lane);
-      if (shape.grid_factor >= 0) add_grid(w, at, job.factor[shape.grid_factor], lane);
+      if (shape.grid_factor < 0) continue;
+      if (job.batches == 1) add_values(w.g, 0, at.n, own.totals[kGridTotal], lane);
+      add_grid(w, at, job.factor[shape.grid_factor], lane);
     }
   }
-  if (place.end != 0) flush_totals(own, shape, lane);
+  if (place.end != 0) flush_totals(own, shape.round, lane);
 }
 
 /// Adds the old row means to the sum behind each matrix's columns; a block of threads for each
@@ -218,9 +220,9 @@ struct SettleShared {
 };
 
 /// Moves row and column means to the sums; a block of threads for each matrix, which needs the sum
-/// over its columns before it can divide its rows.
+/// over its columns (of a single matrix: the total of its grid) before it can divide its rows.
 __global__ void __launch_bounds__(kMatrixThreads)
-    settle_factor(const Batch batch, const FactorMove* moves, const int k) {
+    settle_factor(const Batch batch, const FactorMove* moves, const RoundShape shape) {
   LB_SHARED(SettleShared, shared);
   constexpr int kWords = ExactSum::kWords;
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
     const Job& job = batch.jobs[i];
     const FactorMove move = moves[i];
     const int64_t b = m - (i > 0 ? batch.ends[i - 1] : 0);
-    const Factor& factor = job.factor[k];
+    const Factor& factor = job.factor[shape.grid_factor];
     const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
     const double cols = static_cast<double>(job.global_inner_cols),
                  rows = static_cast<double>(job.global_inner_rows);
@@ -244,6 +246,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
       const int64_t* words = sums + c * kWords;
       float& mean = factor.col[b * job.inner_cols + c];
       mean = moved(mean, exact_value(words, digit) / rows, move.weight);
+      if (job.batches == 1) continue;  // its sum lies with the totals
       for (int w = 0; w < kWords; ++w) digit[w] = words[w];
       exact_carry(digit);
       for (int w = 0; w < kWords; ++w) add_word(shared.added + w, digit[w]);
@@ -251,7 +254,10 @@ __global__ void __launch_bounds__(kMatrixThreads)
     __syncthreads();
     if (thread == 0) {
       const double old = exact_value(sums + job.inner_cols * kWords, digit) / rows;
-      shared.mean = mean_of_rows(old, exact_value(shared.added, digit) / (rows * cols), move);
+      const int64_t* all = job.batches == 1
+                               ? job.totals + (shape.round * kMaxTotals + kGridTotal) * kWords
+                               : shared.added;
+      shared.mean = mean_of_rows(old, exact_value(all, digit) / (rows * cols), move);
     }
     __syncthreads();
     LB_UNROLL(1)

@@ -289,7 +289,7 @@ const char* run(const CudaStep& call) {
     if (before.grid_factor >= 0) {
       if (const char* error =
               launch_batch(call, settle_factor, kMatrixThreads / kLanes, "launching settle_factor",
-                           matrices, kMatrixThreads / kLanes, table.moves, before.grid_factor))
+                           matrices, kMatrixThreads / kLanes, table.moves, before))
         return error;
     }
   }
