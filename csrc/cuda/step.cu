@@ -7,6 +7,7 @@
 #include "cuda/abi.h"
 #include "cuda/code.cuh"
 #include "cuda/measure.cuh"
+#include "cuda/scales.cuh"
 #include "cuda/step.cuh"
 
 namespace lowbit::cuda {
