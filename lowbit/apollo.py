@@ -107,7 +107,7 @@ class _Subspace(LowbitOptimizer):
         for where, batch in batches.items():
             batch.call = functools.partial(
                 ops.step, batch.rule, batch.params, batch.grads, batch.state, batch.steps,
-                self._plan((where, batch.ids[0]), batch), self.hyper(batch.group, batch.rule), seed=batch.group["seed"],
+                self._plan((where, id(batch.rows[0][1])), batch), self.hyper(batch.group, batch.rule), seed=batch.group["seed"],
             )  # fmt: skip
         return list(batches.values())
 

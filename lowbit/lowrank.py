@@ -132,7 +132,7 @@ class Work:
     """One parameter in one step."""
 
     def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
-        grad = shard.local(p.grad)  # type: ignore[arg-type]
+        grad = shard.gradient(p)
         if grad.layout != torch.strided:
             raise RuntimeError(
                 "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
@@ -314,7 +314,6 @@ def add_inner(batch: Batch, work: Work) -> None:
     for key in work.lay.keys:
         batch.state.append(shard.local(work.state[key]))
     batch.steps.append(work.state["step"])
-    batch.ids.append(id(work.state["stream"]))
     batch.rows.append((work.lay, work.state["stream"]))
 
 

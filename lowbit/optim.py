@@ -39,7 +39,7 @@ class LowbitOptimizer(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._layouts: dict[Tensor, Layout] = {}
-        self._plans: dict[Any, tuple[list[int], Tensor]] = {}
+        self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}
         self._ready = False
         # Left out of the groups where they say nothing, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
@@ -298,10 +298,17 @@ class LowbitOptimizer(Optimizer):
         """The plan of a batch, kept until its parameters or their streams change."""
         if torch.compiler.is_compiling():
             return batch.plan()
+        streams = [stream for _, stream in batch.rows]
+        versions = [stream._version for stream in streams]
         kept = self._plans.get(where)
-        if kept is None or kept[0] != batch.ids:
-            kept = self._plans[where] = (batch.ids, batch.plan())
-        return kept[1]
+        same = kept is not None and kept[1] == versions and len(kept[0]) == len(streams)
+        if (
+            kept is None
+            or not same
+            or any(a is not b for a, b in zip(kept[0], streams, strict=True))
+        ):
+            kept = self._plans[where] = (streams, versions, batch.plan())
+        return kept[2]
 
     def _create_late_state(self) -> bool:
         """State for parameters that had none (they were on the meta device). True where this call was only there to create it.

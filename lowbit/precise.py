@@ -87,7 +87,8 @@ def store_precise(p: Tensor, lay: Layout, opt: LowbitOptimizer, values: Tensor) 
     assert lay.extra is not None
     local = shard.local(p)
     flat = values.to(torch.float32).cpu().contiguous()
-    stored, extra = ops.split(flat, lay.param_format, stream=lay.stream)
+    # to the nearest: random bits would have to know where in the whole parameter this part lies
+    stored, extra = ops.split(flat, lay.param_format.removesuffix("_stochastic"))
     local.copy_(stored.reshape(local.shape))
     shard.local(opt.state[p][lay.extra.key]).copy_(extra.reshape(lay.extra.local))
 
