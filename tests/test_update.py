@@ -27,7 +27,7 @@ SGD = {
 }  # fmt: skip
 CAME = {"beta3": 0.999, "eps1": 1e-30, "eps2": 1e-16, "d": 1.0}
 ADEMAMIX = {"beta3": 0.999, "alpha": 5.0, "t_alpha": 0.0, "t_beta3": 0.0}
-RMSPROP = {"alpha": 0.9, "momentum": 0.8}
+RMSPROP = {"alpha": 0.9, "momentum": 0.8, "least_variance": 1 / 4}
 FAMILY = {"adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}}  # fmt: skip
 
 # What else than the defaults a rule is held to.
@@ -44,7 +44,9 @@ VARIANTS = {
         {"nesterov": 1.0, "dampening": 0.0},
         {"decoupled": 1.0, "dampen_first": 1.0},
     ],
-    "ademamix": [{"t_alpha": 4.0, "t_beta3": 9.0}],
+    "rmsprop": [{"least_variance": 0.0}, {"alpha": 0.0, "least_variance": 0.25}],
+    "lion": [{"beta1": 0.0}],
+    "ademamix": [{"t_alpha": 4.0, "t_beta3": 9.0}, {"beta1": 0.0, "t_beta3": 3.0}],
 }
 
 
@@ -200,7 +202,7 @@ def rmsprop(p, g, s, t, h, *, centered, momentum):
     state, inside = [v], v
     if centered:
         mean = h["alpha"] * s[-1] + (1 - h["alpha"]) * g
-        inside = np.maximum(v - mean * mean, 0)  # rounded state can make it negative
+        inside = np.maximum(v - mean * mean, h["least_variance"] * v)
     step = g / (np.sqrt(inside) + h["eps"])
     if momentum:
         step = h["momentum"] * s[1] + step
@@ -220,7 +222,8 @@ def ademamix(p, g, s, t, h):
     if h["t_alpha"] > 0:
         alpha = min(t * alpha / h["t_alpha"], alpha)
     if h["t_beta3"] > 0:
-        share, log1, log3 = t / h["t_beta3"], math.log(beta1), math.log(beta3)
+        share, log3 = t / h["t_beta3"], math.log(beta3)
+        log1 = math.log(beta1) if beta1 else -1e9
         beta3 = min(math.exp(log1 * log3 / ((1 - share) * log3 + share * log1)), beta3)
     fast = beta1 * s[0] + (1 - beta1) * g
     slow = beta3 * s[1] + (1 - beta3) * g
@@ -228,6 +231,13 @@ def ademamix(p, g, s, t, h):
     step = fast / (1 - beta1**t) + alpha * slow
     step = step / (np.sqrt(v / (1 - h["beta2"] ** t)) + h["eps"])
     return p * (1 - h["lr"] * h["weight_decay"]) - h["lr"] * step, [fast, slow, v]
+
+
+def apollo_inner(p, g, s, t, h):
+    """Adam's direction itself, uncorrected, in the place of the parameter (arXiv:2412.05270)."""
+    m = h["beta1"] * s[0] + (1 - h["beta1"]) * g
+    v = h["beta2"] * s[1] + (1 - h["beta2"]) * g * g
+    return m / (np.sqrt(v) + h["eps"]), [m, v]
 
 
 REFERENCE = {
@@ -254,6 +264,7 @@ REFERENCE = {
     "rmsprop_centered_momentum": lambda *a: rmsprop(*a, centered=True, momentum=True),
     "adagrad": adagrad,
     "ademamix": ademamix,
+    "apollo_inner": apollo_inner,
 }
 
 # ---- what is run ----
@@ -468,7 +479,7 @@ def test_step_equals_float64(rule, change):
                 where = f"{what}, state {k}"
                 f = run.formats[k] if k < slots else STATES["float32"]
                 if f["name"] == "float32":
-                    bound = 3e-6 * np.abs(wish) + 4e-9 + 4 * slack[1 + k]  # m cancels
+                    bound = 3e-6 * np.abs(wish) + 1e-8 + 4 * slack[1 + k]  # m cancels
                     assert (np.abs(have - wish) <= bound).all(), where
                 elif f["name"] == "bfloat16":
                     np.testing.assert_allclose(have, wish, rtol=2**-8 * 1.01, atol=1e-9, err_msg=where)  # fmt: skip
@@ -559,11 +570,10 @@ def test_a_bad_gradient_never_turns_finite(rule):
         grad = runs[0].grad()
         grad[2, 290] = bad
         advance(runs, [grad] * len(runs))
-        signs_only = rule == "lion" and not math.isnan(bad)  # an infinite momentum has a sign
         for _ in range(3):
             for run in runs:
                 what = f"{run.name}, gradient {bad}"
-                assert signs_only or not run.p[2, 290].isfinite(), what
+                assert not run.p[2, 290].isfinite(), what
                 for k, s in enumerate(run.values()[: len(run.formats)]):
                     assert not np.isfinite(s[2, 290]), f"{what}, state {k}"
             advance(runs, [runs[0].grad()] * len(runs))
@@ -583,7 +593,8 @@ def test_a_zero_gradient_never_moves_its_weight(rule):
     ]
     runs = [Run(rule, formats, "bfloat16_stochastic", shape=(2, 300)) for formats in cases]
     runs += [Run(rule, coded_layout(rule), p["name"], shape=(2, 300)) for p in PARAMS if all(map(ops.has_zero, coded_layout(rule)))]  # fmt: skip
-    still = [run.p[:, 7].clone() for run in runs]
+    # apollo_inner writes a direction: that of no gradient is 0
+    still = [run.p[:, 7].clone() * (rule != "apollo_inner") for run in runs]
     for _ in range(20):
         grad = runs[0].grad()
         grad[:, 7] = 0

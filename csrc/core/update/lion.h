@@ -1,7 +1,7 @@
 // Lion (arXiv:2302.06675).
 //
 //   p = p * (1 - lr * weight_decay)
-//   p = p - lr * sign(beta1 * m + (1 - beta1) * g) with sign(0) = 0
+//   p = p - lr * sign(beta1 * m + (1 - beta1) * g)        sign(0) = 0
 //   m = beta2 * m + (1 - beta2) * g
 //
 // The sign of what is not finite is NaN: a gradient that overflowed would otherwise step like any

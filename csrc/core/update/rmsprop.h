@@ -2,8 +2,11 @@
 //
 //   g   = g + weight_decay * p
 //   v   = alpha * v + (1 - alpha) * g^2
-//   centred:  a = a + (g - a) * (1 - alpha),  root = sqrt(max(v - a^2, least_variance * v));  else
-//   sqrt(v) u   = g / (root + eps);  momentum:  buf = momentum * buf + u,  u = buf p   = p - lr * u
+//   centred:   a = a + (g - a) * (1 - alpha),  root = sqrt(max(v - a^2, least_variance * v))
+//   else:      root = sqrt(v)
+//   u   = g / (root + eps)
+//   momentum:  buf = momentum * buf + u,  u = buf
+//   p   = p - lr * u
 //
 // v - a^2 is the difference of two numbers that are nearly equal wherever gradients hardly vary. In
 // few bits each is off by some percent, so the difference may come out as nothing, or negative, and
