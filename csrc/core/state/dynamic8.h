@@ -79,9 +79,10 @@ struct Dynamic8Code {
   static constexpr const char* kDomain = "linear";
   using Storage = uint8_t;
   using Scale = BlockScale;
-  /// The code next in value; the same one at either end.
+  /// The code next in value; the same one at either end. An unsigned code never becomes zero.
   LB_HD static uint32_t neighbour(uint32_t code, bool up) {
-    return up ? (code < 255 ? code + 1 : code) : (code > 0 ? code - 1 : code);
+    constexpr uint32_t kLowest = kExtra;
+    return up ? (code < 255 ? code + 1 : code) : (code > kLowest ? code - 1 : code);
   }
   static constexpr float kUnsure = 0x1p-12f;
 
