@@ -327,7 +327,7 @@ void keep_scales(Job& job, int k, SlotState& state, const int64_t* row) {
     inner /= row[kDims + 1 + d];
     for (int64_t c = 0; c < job.cols; ++c) {
       uint32_t& b = bits[c / inner % row[kDims + 1 + d]];
-      b = std::max(b, slot.col_next[c]);
+      b = std::max(b, slot.col_next[c] > kInfinityBits ? kCanonicalNan : slot.col_next[c]);
     }
   }
   combine(state.most, row + kDims + 1, row[kDims], slot.col_next);
@@ -803,7 +803,12 @@ std::tuple<Tensor, Tensor> split(Tensor x, std::string name, int64_t seed, int64
   return {stored, extra};
 }
 
-std::string catalog() { return catalog_json(); }
+std::string catalog() {
+  const char* refused = cpu::refused_isa();
+  STD_TORCH_CHECK(refused == nullptr, "LOWBIT_ISA=", refused == nullptr ? "" : refused,
+                  ": this processor runs ", cpu::usable_isas());
+  return catalog_json();
+}
 
 void set_isa(std::string name) {
   STD_TORCH_CHECK(cpu::set_isa(name.c_str()), "lowbit::set_isa: this processor runs ",

@@ -75,6 +75,8 @@ class Adam(LowbitOptimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
+    decides = ("amsgrad", "decoupled_weight_decay")
+
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         kind = "adamw" if group["decoupled_weight_decay"] else "adam"
         return kind + ("_amsgrad" if group["amsgrad"] else "")

@@ -60,13 +60,18 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
     for entry in lay.others:
         tensors = _as_kept(p, [entry], saved, key, cast=entry.key)
         if tensors is None:
-            raise _unknown(saved, key, f"it has no {entry.key}")
+            if entry.shape:
+                raise _unknown(saved, key, f"it has no {entry.key}")
+            tensors = [torch.zeros(())]  # a norm that torch does not keep: what a first step finds
         _put(state, p, [entry], tensors)
-    if lay.number:  # absent in torch's state: 0 is what a first step finds
-        tensors = _as_kept(p, [lay.number], saved, key)
-        _put(state, p, [lay.number], tensors or [torch.zeros(lay.number.local)])
     if lay.extra:  # absent where the parameter was plain before: then nothing is known beside it
         tensors = _as_kept(p, [lay.extra], saved, key)
+        other = next((str(k) for k in saved if str(k).startswith("param_")), None)
+        if tensors is None and other is not None:
+            raise ValueError(
+                f"state[{key!r}] keeps {other!r} beside the weight, this optimizer {lay.extra.key!r}: load it with the format it was saved with, and take "
+                "lowbit.get_fp32_model_state_dict from there to another format"
+            )
         zeros = torch.zeros(lay.extra.local, dtype=lay.extra.dtype)
         _put(state, p, [lay.extra], tensors or [zeros])
     return state

@@ -45,10 +45,12 @@ class _Subspace(LowbitOptimizer):
             defaults["wide"] = (defaults["wide"],)
         super().__init__(params, defaults)
 
-    def layout(self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int) -> Layout:
+    def layout_of(
+        self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+    ) -> Layout:
         rank = lowrank.rank_of(group, tuple(p.shape), name)
         if rank == 0:
-            return super().layout(group, p, name, index)
+            return super().layout_of(group, p, name, index)
         return lowrank.layout_of(group, p, name, index, rank, self._fira)
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
@@ -102,10 +104,10 @@ class _Subspace(LowbitOptimizer):
             if where not in batches:
                 batches[where] = Batch(work.group, work.lay)
             lowrank.add_inner(batches[where], work)
-        for batch in batches.values():
+        for where, batch in batches.items():
             batch.call = functools.partial(
                 ops.step, batch.rule, batch.params, batch.grads, batch.state, batch.steps,
-                batch.plan(), self.hyper(batch.group, batch.rule), seed=batch.group["seed"],
+                self._plan((where, id(batch.rows[0][1])), batch), self.hyper(batch.group, batch.rule), seed=batch.group["seed"],
             )  # fmt: skip
         return list(batches.values())
 

@@ -32,13 +32,12 @@ class Batch:
         self.grads: list[Tensor] = []
         self.state: list[Tensor] = []
         self.steps: list[Tensor] = []
-        self.ids: list[int] = []
         self.rows: list[tuple[layout.Layout, Tensor]] = []
         self.copies: list[tuple[Tensor, Tensor]] = []
         self.call: Callable[..., None]
 
     def add(self, p: Tensor, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
-        grad = shard.local(p.grad)  # type: ignore[arg-type]
+        grad = shard.gradient(p)
         if grad.layout != torch.strided:
             raise RuntimeError(
                 "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
@@ -52,7 +51,6 @@ class Batch:
         for key in lay.keys:
             self.state.append(shard.local(state[key]))
         self.steps.append(state["step"])
-        self.ids.append(id(state["stream"]))
         self.rows.append((lay, state["stream"]))
 
     def plan(self) -> Tensor:

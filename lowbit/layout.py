@@ -135,7 +135,7 @@ class Layout:
         if not info["extra"]:
             return None
         part = self.part
-        key = "param_" + self.param_format.split("_")[1]  # however it is rounded
+        key = "param_" + self.param_format.removesuffix("_stochastic")  # however it is rounded
         dtype = getattr(torch, info["extra"])
         dims = tuple(range(len(part.shape)))
         if dtype == torch.uint8:  # several bytes to a value, in a dimension of their own
@@ -199,7 +199,8 @@ class Layout:
         inner = [1, *_pair(part.local), *_pair(part.shape)]
         inner[0] = math.prod(part.local[:-2])
         index = ops.param_format(self.param_format)["index"]
-        dims = [len(part.local), *part.local][: 1 + MAX_DIMS]
+        ranked = any(slot.scale == "rank1" for slot in self.slots)
+        dims = [len(part.local), *part.local] if ranked else []
         dims += [0] * (1 + MAX_DIMS - len(dims))
         return [rows, cols, global_cols, first, stream, index, math.prod(part.shape), *inner, *slots, *dims]  # fmt: skip
 
@@ -311,7 +312,11 @@ def layout_of(
 
 
 def check_cut(slot: Slot, part: shard.Part, what: str, name: str | None) -> None:
-    """Raises ValueError where columns are cut where the slot's codes or scales cannot be."""
+    """Raises ValueError where columns are cut where the slot's codes or scales cannot be, or there are more dimensions than scales for them."""
+    if slot.scale == "rank1" and len(part.shape) > MAX_DIMS:
+        raise ValueError(
+            f"{what} has {len(part.shape)} dimensions, and scale='rank1' takes at most {MAX_DIMS}; take scale='row' for it"
+        )
     if not slot.coded or part.whole_rows:
         return
     cut = f"{what} of {part.global_cols} columns is cut at columns {part.col_offset}..{part.col_offset + part.cols}"

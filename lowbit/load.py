@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import shard
-from lowbit.optim import LowbitOptimizer
+from lowbit.layout import Entry
+from lowbit.optim import STRUCTURE, LowbitOptimizer
 from lowbit.overrides import clean_name
 
-_HYPER = ("lr", "initial_lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "seed")
+# What every optimizer keeps for each parameter; torch's SGD counts no steps.
+_KEPT = r"((?:.*\.)?)state\..+\.(?:step|momentum_buffer)$"
 
 
 def load_optimizer(
@@ -42,6 +44,11 @@ def load_optimizer(
     else:
         raise FileNotFoundError(f"there is no checkpoint at {path}")
     opt.load_state_dict(_by_index(opt, saved, _names(opt, model)))
+
+
+def _hyper(opt: LowbitOptimizer) -> list[str]:
+    """Group entries that a checkpoint may set: all that the optimizer has but how state is laid out."""
+    return ["initial_lr", *(key for key in opt.defaults if key not in STRUCTURE)]
 
 
 def _names(opt: LowbitOptimizer, model: nn.Module | None) -> list[str] | None:
@@ -113,7 +120,7 @@ def _by_index(
     groups, at = [], 0
     for first, group in zip(firsts, opt.param_groups, strict=True):
         size = len(group["params"])
-        hyper = {key: first[key] for key in _HYPER if key in first}
+        hyper = {key: first[key] for key in _hyper(opt) if key in first}
         groups.append({**hyper, "params": list(range(at, at + size))})
         at += size
     return {"state": state, "param_groups": groups}
@@ -127,11 +134,13 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
 
     metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     prefixes = sorted(
-        {match[1] for key in metadata if (match := re.match(r"((?:.*\.)?)state\..+\.step$", key))},
+        {match[1] for key in metadata if (match := re.match(_KEPT, key))},
         key=len,
     )
     if not prefixes:
-        raise ValueError(f"{path} holds no optimizer state (no '...state.<parameter>.step')")
+        raise ValueError(
+            f"{path} holds no optimizer state (no '...state.<parameter>.step' or '.momentum_buffer')"
+        )
     prefix = prefixes[0]
     params = [p for group in opt.param_groups for p in group["params"]]
     head = prefix + "state."
@@ -153,6 +162,7 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
     )
     target: dict[str, Any] = {}
     state: dict[int, dict[str, str]] = {}
+    kept = {p: {e.key: e for e in lay.entries()} for _, p, lay in opt._laid_out()}
     for i, (name, p) in enumerate(zip(wanted, params, strict=True)):
         if name not in saved_names:
             continue  # a parameter that was never stepped
@@ -161,7 +171,8 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
             key = f"{head}{name}.{leaf}"
             entry = metadata[key]
             if isinstance(entry, TensorStorageMetadata):
-                target[key] = _room(p, part, tuple(entry.size), entry.properties.dtype)
+                own = kept[p].get(leaf)
+                target[key] = _room(p, part, tuple(entry.size), entry.properties.dtype, own)
             else:
                 target[key] = None
             state.setdefault(i, {})[leaf] = key
@@ -187,14 +198,20 @@ def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) ->
     return {"state": loaded, "param_groups": groups}
 
 
-def _room(p: Tensor, part: shard.Part, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An empty tensor of global `size`, placed as p is where it has p's rows."""
-    if not shard.is_sharded(p) or not size or size[0] != part.global_rows or len(part.shape) == 0:
+def _room(
+    p: Tensor, part: shard.Part, size: tuple[int, ...], dtype: torch.dtype, own: Entry | None
+) -> Tensor:
+    """An empty tensor of global `size`: placed as the optimizer's own of that key, else as p is where it has p's rows, else whole."""
+    if not shard.is_sharded(p) or not size:
         return torch.empty(size, dtype=dtype)
-    tail = part.local[1:] if size == part.shape else size[1:]
-    return shard.like(
-        p, torch.empty((part.rows, *tail), dtype=dtype, device=shard.local(p).device), size
-    )
+    device = shard.local(p).device
+    if own is not None and own.shape == size:
+        return shard.like(p, torch.empty(own.local, dtype=dtype, device=device), size, own.follows)
+    if size == part.shape:
+        return shard.like(p, torch.empty(part.local, dtype=dtype, device=device), size)
+    if size[0] == part.global_rows and part.whole_rows:
+        return shard.like(p, torch.empty((part.rows, *size[1:]), dtype=dtype, device=device), size)
+    return torch.empty(size, dtype=dtype)
 
 
 def _group_keys(
@@ -207,7 +224,7 @@ def _group_keys(
         names = wanted[at : at + len(group["params"])]
         at += len(group["params"])
         keys: dict[str, str] = {}
-        for hyper in _HYPER:
+        for hyper in _hyper(opt):
             for middle in (str(number), *names[:1], "0"):
                 key = f"{prefix}param_groups.{middle}.{hyper}"
                 if key in present:

@@ -37,16 +37,16 @@ class LowRankLayout(layout.Layout):
         keys = tuple(e.key for slot in self.slots for e in slot.entries(self.part))
         object.__setattr__(self, "keys", keys)  # what the inner step takes
 
-    @property
+    @functools.cached_property
     def tall(self) -> bool:
         return self.own.global_rows >= self.own.global_cols
 
-    @property
-    def extra(self) -> layout.Entry | None:
+    @functools.cached_property
+    def extra(self) -> layout.Entry | None:  # type: ignore[override]
         own = layout.Layout(INNER, self.own, (), self.param_format, 0)
         return own.extra
 
-    @property
+    @functools.cached_property
     def projection(self) -> layout.Entry:
         """P, [min(R, C), rank]: whole where tall, else the rows that go with the parameter's."""
         own, f32 = self.own, torch.float32
@@ -131,8 +131,8 @@ NORMAL_BOUND = 6.34  # of our own normal numbers, csrc/core/lowrank/normal.h
 class Work:
     """One parameter in one step."""
 
-    def __init__(self, group: Mapping[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
-        grad = shard.local(p.grad)  # type: ignore[arg-type]
+    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
+        grad = shard.gradient(p)
         if grad.layout != torch.strided:
             raise RuntimeError(
                 "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
@@ -314,7 +314,6 @@ def add_inner(batch: Batch, work: Work) -> None:
     for key in work.lay.keys:
         batch.state.append(shard.local(work.state[key]))
     batch.steps.append(work.state["step"])
-    batch.ids.append(id(work.state["stream"]))
     batch.rows.append((work.lay, work.state["stream"]))
 
 

@@ -53,6 +53,18 @@ def state_format(name: str) -> dict[str, Any]:
 
 
 @functools.cache
+def has_zero(name: str) -> bool:
+    """Whether a zero beside other values stays zero in a state format."""
+    entry = state_format(name)
+    if not entry["scaled"]:
+        return True
+    x = torch.zeros(1, entry["block"], device="cpu")
+    x[0, 0] = 1.0
+    codes, scales = encode(x, name, entry["block"])
+    return bool(decode(codes, scales, name, entry["block"], entry["block"])[0, 1] == 0)
+
+
+@functools.cache
 def param_format(name: str) -> dict[str, Any]:
     """The catalog's entry of a parameter format; ValueError with the names there are."""
     for entry in _registered()["param"]:

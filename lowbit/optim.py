@@ -39,7 +39,7 @@ class LowbitOptimizer(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._layouts: dict[Tensor, Layout] = {}
-        self._plans: dict[Any, tuple[list[int], Tensor]] = {}
+        self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}
         self._ready = False
         # Left out of the groups where they say nothing, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
@@ -52,6 +52,10 @@ class LowbitOptimizer(Optimizer):
 
     # For subclasses
 
+    decides: tuple[
+        str, ...
+    ] = ()  # group entries that the rule depends on and that may change between steps
+
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         """The update rule of a parameter of this global shape, as the catalog names it."""
         raise NotImplementedError
@@ -60,7 +64,9 @@ class LowbitOptimizer(Optimizer):
         """The rule's hyperparameters in the catalog's order; the learning rate first, 0 where it is a tensor."""
         raise NotImplementedError
 
-    def layout(self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int) -> Layout:
+    def layout_of(
+        self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+    ) -> Layout:
         """How the state of a parameter is laid out; `index` counts parameters over all groups."""
         return layout.layout_of(self.rule(group, tuple(p.shape)), group, p, name, index)
 
@@ -74,6 +80,9 @@ class LowbitOptimizer(Optimizer):
         super().__setstate__(state)
         self._layouts, self._plans = {}, {}
         self._ready = True
+
+    def _decided(self) -> list[bool]:
+        return [bool(group[key]) for group in self.param_groups for key in self.decides]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's, and state for the new parameters."""
@@ -91,14 +100,17 @@ class LowbitOptimizer(Optimizer):
                 raise
 
     def init_state(self) -> None:
-        """Creates state for every parameter that requires a gradient and has none, empty shards included.
+        """Creates state for every parameter that requires a gradient and has none, or not all of it, empty shards included.
 
         Called at construction. Parameters on the meta device are left out until a later call, or the first step: build the optimizer before
         the weights exist, materialise them, then call this.
         """
+        self._laid_out_for = self._decided()
         for group, p, lay in self._laid_out():
-            if p.requires_grad and not p.is_meta and not self.state.get(p):
-                self.state[p] = self._fresh(group, p, lay)
+            if p.requires_grad and not p.is_meta:
+                state = self.state[p]
+                if not state or any(key not in state for key in lay.keys):
+                    self.state[p] = {**self._fresh(group, p, lay), **state}
 
     def _fresh(self, group: Mapping[str, Any], p: Tensor, lay: Layout) -> dict[str, Tensor]:
         device = shard.local(p).device
@@ -128,7 +140,7 @@ class LowbitOptimizer(Optimizer):
             names = group.get("param_names")
             for i, p in enumerate(group["params"]):
                 if not complete and p not in self._layouts:
-                    self._layouts[p] = self.layout(group, p, names[i] if names else None, index)
+                    self._layouts[p] = self.layout_of(group, p, names[i] if names else None, index)
                     reductions(self._layouts[p])  # raises where shards could not agree
                 if not complete and names:
                     stream = self._layouts[p].stream
@@ -221,6 +233,10 @@ class LowbitOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._layouts and self._laid_out_for != self._decided():
+            self._layouts.clear()  # such as by OneCycleLR, which gives SGD a momentum
+            self._plans.clear()
+            self.init_state()
         if self._create_late_state():
             return loss
         with_grad = [
@@ -282,10 +298,17 @@ class LowbitOptimizer(Optimizer):
         """The plan of a batch, kept until its parameters or their streams change."""
         if torch.compiler.is_compiling():
             return batch.plan()
+        streams = [stream for _, stream in batch.rows]
+        versions = [stream._version for stream in streams]
         kept = self._plans.get(where)
-        if kept is None or kept[0] != batch.ids:
-            kept = self._plans[where] = (batch.ids, batch.plan())
-        return kept[1]
+        same = kept is not None and kept[1] == versions and len(kept[0]) == len(streams)
+        if (
+            kept is None
+            or not same
+            or any(a is not b for a, b in zip(kept[0], streams, strict=True))
+        ):
+            kept = self._plans[where] = (streams, versions, batch.plan())
+        return kept[2]
 
     def _create_late_state(self) -> bool:
         """State for parameters that had none (they were on the meta device). True where this call was only there to create it.
@@ -340,7 +363,18 @@ class LowbitOptimizer(Optimizer):
                 "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
             )
         ids = [key for group in saved_groups for key in group["params"]]
-        by_id = dict(zip(ids, self._laid_out(), strict=True))
+        groups = []
+        for saved, group in zip(saved_groups, self.param_groups, strict=True):
+            own = {key: group[key] for key in STRUCTURE if key in group}
+            saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
+            names = {"param_names": group["param_names"]} if "param_names" in group else {}
+            groups.append({**group, **saved, **own, **names, "params": group["params"]})
+        before = self.param_groups, self._layouts
+        self.param_groups, self._layouts = groups, {}  # the rule follows the loaded settings
+        try:
+            by_id = dict(zip(ids, self._laid_out(), strict=True))
+        finally:
+            self.param_groups, self._layouts = before
         state: defaultdict[Any, Any] = defaultdict(dict)
         for key, value in state_dict["state"].items():
             if key not in by_id:
@@ -352,12 +386,6 @@ class LowbitOptimizer(Optimizer):
         for group, p, lay in by_id.values():
             if p.requires_grad and not p.is_meta and p not in state:
                 state[p] = self._fresh(group, p, lay)
-        groups = []
-        for saved, group in zip(saved_groups, self.param_groups, strict=True):
-            own = {key: group[key] for key in STRUCTURE if key in group}
-            saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
-            names = {"param_names": group["param_names"]} if "param_names" in group else {}
-            groups.append({**group, **saved, **own, **names, "params": group["params"]})
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

@@ -10,33 +10,70 @@ from typing import Any
 
 from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
+from lowbit.optim import LowbitOptimizer
 from lowbit.presets import PRESETS, scaled
 from lowbit.sgd import SGD, Adagrad, Lion, RMSprop
 from lowbit.trust import LAMB, LARS
 
 
-def torchao_options(
-    preset: str, block_size: int | None, bf16_stochastic_round: bool | None, given: dict[str, Any]
-) -> dict[str, Any]:
+class _TorchaoOptions(LowbitOptimizer):
     """torchao's two keywords as ours: the block length, and how bfloat16 parameters are rounded (None: stochastically, our default)."""
-    made: dict[str, Any] = {"state_format": preset}
-    if block_size is not None:
-        signed, unsigned = PRESETS[preset]
-        made["state_format"] = {
-            "exp_avg": scaled(signed, block=block_size),
-            "exp_avg_sq": scaled(unsigned, block=block_size),
-        }
-    if bf16_stochastic_round is False:
-        made["param_format"] = "nearest"
-    return {**made, **given}
+
+    _preset = "8bit"
+
+    def __init__(
+        self,
+        params: Any,
+        *args: Any,
+        block_size: int | None = None,
+        bf16_stochastic_round: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        made: dict[str, Any] = {"state_format": self._preset}
+        if block_size is not None:
+            signed, unsigned = (scaled(name, block=block_size) for name in PRESETS[self._preset])
+            made["state_format"] = {"exp_avg": signed, "exp_avg_sq": unsigned}
+            if kwargs.get("amsgrad") or (len(args) > 4 and args[4]):
+                made["state_format"]["max_exp_avg_sq"] = unsigned
+        if bf16_stochastic_round is False:
+            made["param_format"] = "nearest"
+        super().__init__(params, *args, **{**made, **kwargs})
 
 
-class AdamW8bit(AdamW):
-    """`AdamW` by the name that bitsandbytes and torchao give it; `state_format="8bit"` is the default anyway."""
+class AdamW8bit(_TorchaoOptions, AdamW):
+    """`AdamW` with state_format="8bit", by bitsandbytes' and torchao's name, with torchao's `block_size` and `bf16_stochastic_round`."""
+
+    _preset = "8bit"
 
 
-class Adam8bit(Adam):
-    """`Adam` by the name that bitsandbytes and torchao give it; unlike bitsandbytes' its weight decay is L2."""
+class Adam8bit(_TorchaoOptions, Adam):
+    """`Adam` with state_format="8bit", by bitsandbytes' and torchao's name, with torchao's `block_size` and `bf16_stochastic_round`. Unlike bitsandbytes' its weight decay is L2."""
+
+    _preset = "8bit"
+
+
+class AdamW4bit(_TorchaoOptions, AdamW):
+    """`AdamW` with state_format="4bit", by torchao's name, with torchao's `block_size` and `bf16_stochastic_round`."""
+
+    _preset = "4bit"
+
+
+class Adam4bit(_TorchaoOptions, Adam):
+    """`Adam` with state_format="4bit", by torchao's name, with torchao's `block_size` and `bf16_stochastic_round`."""
+
+    _preset = "4bit"
+
+
+class AdamWFp8(_TorchaoOptions, AdamW):
+    """`AdamW` with state_format="fp8", by torchao's name, with torchao's `block_size` and `bf16_stochastic_round`."""
+
+    _preset = "fp8"
+
+
+class AdamFp8(_TorchaoOptions, Adam):
+    """`Adam` with state_format="fp8", by torchao's name, with torchao's `block_size` and `bf16_stochastic_round`."""
+
+    _preset = "fp8"
 
 
 class Lion8bit(Lion):
@@ -52,7 +89,7 @@ class RMSprop8bit(RMSprop):
 
 
 class Adagrad8bit(Adagrad):
-    """`Adagrad` with an 8-bit sum, by bitsandbytes' name."""
+    """`Adagrad` with 8-bit sum, by bitsandbytes' name."""
 
 
 class AdEMAMix8bit(AdEMAMix):
@@ -65,63 +102,3 @@ class LAMB8bit(LAMB):
 
 class LARS8bit(LARS):
     """`LARS` with 8-bit momentum, by bitsandbytes' name."""
-
-
-class AdamW4bit(AdamW):
-    """`AdamW` with state_format="4bit", by torchao's name, with its keywords `block_size` and `bf16_stochastic_round`."""
-
-    def __init__(
-        self,
-        params: Any,
-        *args: Any,
-        block_size: int | None = None,
-        bf16_stochastic_round: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        made = torchao_options("4bit", block_size, bf16_stochastic_round, kwargs)
-        super().__init__(params, *args, **made)
-
-
-class Adam4bit(Adam):
-    """`Adam` with state_format="4bit", by torchao's name, with its keywords `block_size` and `bf16_stochastic_round`."""
-
-    def __init__(
-        self,
-        params: Any,
-        *args: Any,
-        block_size: int | None = None,
-        bf16_stochastic_round: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        made = torchao_options("4bit", block_size, bf16_stochastic_round, kwargs)
-        super().__init__(params, *args, **made)
-
-
-class AdamWFp8(AdamW):
-    """`AdamW` with state_format="fp8", by torchao's name, with its keywords `block_size` and `bf16_stochastic_round`."""
-
-    def __init__(
-        self,
-        params: Any,
-        *args: Any,
-        block_size: int | None = None,
-        bf16_stochastic_round: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        made = torchao_options("fp8", block_size, bf16_stochastic_round, kwargs)
-        super().__init__(params, *args, **made)
-
-
-class AdamFp8(Adam):
-    """`Adam` with state_format="fp8", by torchao's name, with its keywords `block_size` and `bf16_stochastic_round`."""
-
-    def __init__(
-        self,
-        params: Any,
-        *args: Any,
-        block_size: int | None = None,
-        bf16_stochastic_round: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        made = torchao_options("fp8", block_size, bf16_stochastic_round, kwargs)
-        super().__init__(params, *args, **made)

@@ -145,6 +145,12 @@ def choices(rule: str, state_format: str | Mapping[str, Any]) -> dict[str, dict[
             raise ValueError(
                 f"{name} has negative values, which the unsigned format {spec['format']} cannot hold"
             )
+        chance = not signed and spec.get("rounding") == "stochastic"
+        if chance and ops.state_format(spec["format"])["signed"] and not ops.has_zero(spec["format"]):  # fmt: skip
+            raise ValueError(
+                f"{name} is never negative, but {spec['format']} has no zero, so rounding by chance would make small values negative; "
+                f"take {spec['format']}_unsigned, or rounding='nearest'"
+            )
         made[name] = spec
     return made
 

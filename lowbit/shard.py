@@ -76,6 +76,17 @@ def whole(t: Tensor) -> Tensor:
     return t.full_tensor() if isinstance(t, DTensor) else t
 
 
+def gradient(p: Tensor) -> Tensor:
+    """The local part of p's gradient, placed as p is: tensor parallelism leaves sums over ranks undone, and other placements."""
+    grad = p.grad
+    assert grad is not None
+    if not isinstance(grad, DTensor) or not isinstance(p, DTensor):
+        return local(grad)
+    if grad.device_mesh != p.device_mesh or tuple(grad.placements) != tuple(p.placements):
+        grad = grad.redistribute(p.device_mesh, p.placements)
+    return local(grad)
+
+
 def part(p: Tensor, what: str) -> Part:
     """The local part of a parameter. `what` names it in errors.
 

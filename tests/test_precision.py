@@ -1,6 +1,8 @@
 """What small updates leave of themselves in 16-bit parameters, and float32 weights out of them and back."""
 
 import copy
+import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from lowbit import ops
 
 EXTRA = [p["name"] for p in ops.catalog()["param"] if p["extra"]]
 STEPS, LR = 2000, 1e-6
+GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
 def tracked(param_format, values, grads):
@@ -132,3 +135,154 @@ def test_what_is_kept_beside_is_saved_and_loaded(name):
         assert torch.equal(p, q)
         for key, value in opts[0].state[p].items():
             assert torch.equal(value, opts[1].state[q][key]), key
+
+
+def test_export_and_import_of_what_is_not_a_plain_weight():
+    """Extra state, frozen parameters, a submodule called module; the copy is no view; rounded weights and wrong dtypes are refused."""
+
+    class Counted(nn.Linear):
+        taken = None
+
+        def get_extra_state(self):
+            return {"calls": 3}
+
+        def set_extra_state(self, state):
+            self.taken = state
+
+    net = nn.ModuleDict(
+        {"module": Counted(80, 70), "frozen": nn.Linear(70, 70).requires_grad_(False)}
+    )
+    wanted = copy.deepcopy(net.state_dict())
+    opt = lowbit.to_master_free(net, lambda p: lowbit.AdamW(p, param_format="bfloat16_split16"))
+    assert net["frozen"].weight.dtype == torch.bfloat16
+    out = lowbit.get_fp32_model_state_dict(net, opt)
+    assert set(out) == set(wanted) and out["module._extra_state"] == {"calls": 3}
+    torch.testing.assert_close(out["module.weight"], wanted["module.weight"], rtol=2e-7, atol=0)
+    assert torch.equal(out["frozen.weight"], wanted["frozen.weight"].bfloat16().float())
+    lowbit.set_fp32_model_state_dict(net, opt, out)
+    assert net["module"].taken == {"calls": 3}
+    before = copy.deepcopy(lowbit.get_fp32_model_state_dict(net, opt))
+    bad = {"frozen.weight": torch.zeros(70, 70), "module.weight": torch.zeros(70, 80).bfloat16()}
+    with pytest.raises(ValueError, match="not float32"):
+        lowbit.set_fp32_model_state_dict(net, opt, bad)
+    after = lowbit.get_fp32_model_state_dict(net, opt)
+    assert all(torch.equal(after[key], before[key]) for key in before if "extra" not in key)
+
+    plain = nn.Linear(80, 70)  # float32 throughout: still a copy
+    out = lowbit.get_fp32_model_state_dict(plain, lowbit.AdamW(plain.named_parameters()))
+    assert out["weight"].data_ptr() != plain.weight.data_ptr()
+
+
+def test_batch_norms_stay_float32_and_the_model_runs():
+    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU())
+    net(torch.randn(2, 3, 8, 8)).sum().backward()
+    opt = lowbit.to_master_free(net, lambda p: lowbit.AdamW(p, param_format="bfloat16_split16"))
+    assert net[0].weight.dtype == torch.bfloat16 and net[1].weight.dtype == torch.float32
+    assert all(p.grad is None for p in net[0].parameters()), "float32 gradients would not fit"
+    net(torch.randn(2, 3, 8, 8).bfloat16()).float().square().sum().backward()
+    opt.step()
+    assert all(torch.isfinite(p).all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", [n for n in EXTRA if "stochastic" not in n])
+def test_a_step_of_nothing_changes_nothing(name):
+    """lr = 0, as checkpointing and trainers use it to make state: every weight stays, -0 keeps its sign."""
+    dtype = getattr(torch, name.split("_")[0])
+    p = nn.Parameter(torch.cat([torch.randn(4094), torch.tensor([0.0, -0.0])]).to(dtype))
+    opt = lowbit.AdamW([p], lr=0.0, param_format=name)
+    before = p.detach().view(torch.int16).clone()
+    p.grad = torch.randn(4096).to(dtype)
+    opt.step()
+    assert torch.equal(p.detach().view(torch.int16), before)
+
+
+def test_split_is_flashoptims():
+    """Through the operators: the words, corrections and weights of FlashOptim's kernels (tests/golden/README.md)."""
+    golden = json.loads((GOLDEN / "flashoptim_split.json").read_text())
+    x = torch.from_numpy(np.array(golden["x"], np.uint32).view(np.float32))
+    for name in ("bfloat16_split8", "bfloat16_split16", "float16_split8", "float16_split16"):
+        stored, extra = ops.split(x, name)
+        finite = stored.isfinite()
+        assert finite.sum() >= 80
+        words = stored.view(torch.int16).numpy().view(np.uint16)
+        corrections = extra.numpy().view(np.int16 if name.endswith("16") else np.int8).reshape(-1)
+        weights = np.array(golden[f"{name}_weight"], np.uint32).view(np.float32)
+        got = ops.join(stored, extra, name).numpy()
+        rows = finite.numpy()
+        np.testing.assert_array_equal(words[rows], np.array(golden[f"{name}_stored"])[rows])
+        np.testing.assert_array_equal(corrections[rows], np.array(golden[f"{name}_extra"])[rows])
+        np.testing.assert_array_equal(got[rows], weights[rows])
+        assert not corrections[~rows].any()
+
+
+def test_updates_far_below_a_step_of_the_weight():
+    """Weights of 1..2 and updates of 1e-6, 1/7800 of a bfloat16 step: 16 more bits keep them, chance keeps them on average, 8 more bits lose most."""
+    names = [p["name"] for p in ops.catalog()["param"]]
+    generator = torch.Generator().manual_seed(1)
+    values = (1 + torch.rand(1024, generator=generator) * 0.9).bfloat16()
+    params = [
+        nn.Parameter(values.to(getattr(torch, n.split("_")[0]), copy=True)).detach() for n in names
+    ]
+    params = [nn.Parameter(p) for p in params]
+    opt = lowbit.Adam(
+        [{"params": [p], "param_format": n} for n, p in zip(names, params, strict=True)],
+        lr=LR,
+        state_format="float32",
+    )
+    for _ in range(1000):
+        grad = (1 + torch.randn(1024, generator=generator)).bfloat16()
+        for p in params:
+            p.grad = grad.to(p.dtype)
+        opt.step()
+    moved = {}
+    for name, p in zip(names, params, strict=True):
+        lay = opt._layouts[p]
+        extra = opt.state[p][lay.extra.key] if lay.extra else None
+        moved[name] = (ops.join(p.detach(), extra, name) - values.float()).double()
+    exact = moved["float32"]
+    print("\nparameter format            share of the way   rms error   bias / standard error")
+    for name, way in moved.items():
+        error = way - exact
+        share = float(way.mean() / exact.mean())
+        rms = float((error.square().mean() / exact.square().mean()).sqrt())
+        bias = float(error.mean() / (error.std() / error.numel() ** 0.5 + 1e-30))
+        print(f"{name:28}{share:12.3f}{rms:14.4f}{bias:14.1f}")
+        if name in ("bfloat16", "float16"):
+            assert abs(share) < 0.05, f"{name} was expected to lose the updates"
+        elif name == "bfloat16_split8_stochastic":
+            # p + c / 127 * h is rounded to float32, alike for all weights with the same c: a drift of up to 1/16 of these updates
+            assert abs(share - 1) < 0.06, f"{name} moved {share:.3f} of the way"
+        elif name.endswith("stochastic"):
+            assert abs(bias) < 4, f"{name} is off by {bias:.1f} standard errors"
+        elif name.endswith("split16") or name == "float16_kahan":
+            assert rms < 0.05, f"{name} is off by {rms:.3f}"
+
+
+@pytest.fixture
+def one_rank():
+    dist = pytest.importorskip("torch.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sharded_models_are_converted_and_stay_sharded(one_rank):
+    """fully_shard's parameters become 16-bit where they are; what comes out are DTensors; whole tensors are taken too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    net = nn.Sequential(nn.Linear(80, 70), nn.Linear(70, 70))
+    wanted = {key: value.clone() for key, value in net.state_dict().items()}
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (net[0], net[1], net):
+        fully_shard(module, mesh=mesh)
+    opt = lowbit.to_master_free(net, lambda p: lowbit.AdamW(p, param_format="bfloat16_split16"))
+    first = lowbit.get_fp32_model_state_dict(net, opt)
+    net(torch.randn(4, 80).bfloat16()).float().square().sum().backward()
+    opt.step()
+    lowbit.set_fp32_model_state_dict(net, opt, wanted)
+    for out in (first, lowbit.get_fp32_model_state_dict(net, opt)):
+        for key, value in out.items():
+            assert isinstance(value, DTensor) and value.dtype == torch.float32
+            torch.testing.assert_close(value.full_tensor(), wanted[key], rtol=2e-7, atol=0)

@@ -79,6 +79,105 @@ def test_torchs_state_dict_goes_on(name, options):
     same(ours, torchs)
 
 
+@pytest.mark.parametrize(
+    "name, options",
+    [c for c in CASES if c[1].keys() & {"momentum", "centered", "amsgrad"}],
+    ids=str,
+)
+def test_the_rule_follows_loaded_settings(name, options):
+    """As in torch, the settings are the loaded ones: into an optimizer that was built with the defaults."""
+    torchs = params()
+    b = getattr(torch.optim, name)(torchs, **options)
+    for t in range(3):
+        advance([(p,) for p in torchs], (b,), t)
+    ours = [nn.Parameter(p.detach().clone()) for p in torchs]
+    a = getattr(lowbit, name)(ours, state_format="float32")
+    a.load_state_dict(copy.deepcopy(b.state_dict()))
+    for t in range(3, 9):
+        advance(list(zip(ours, torchs, strict=True)), (a, b), t)
+    same(ours, torchs)
+    back = getattr(lowbit, name)(ours, state_format="float32", **options)
+    back.load_state_dict(getattr(torch.optim, name)(params()).state_dict())
+    advance([(p,) for p in ours], (back,), 9)
+
+
+@pytest.mark.parametrize(
+    "name, key, values",
+    [
+        ("SGD", "momentum", (0, 0.9)),
+        ("SGD", "momentum", (0.9, 0)),
+        ("RMSprop", "momentum", (0, 0.5)),
+    ],
+)
+def test_the_rule_follows_settings_that_change(name, key, values):
+    """Schedulers write into groups; OneCycleLR gives an SGD without momentum one."""
+    ours, torchs = params(), params()
+    a = getattr(lowbit, name)(ours, state_format="float32", **{key: values[0]})
+    b = getattr(torch.optim, name)(torchs, **{key: values[0]})
+    for t in range(6):
+        if t == 3:
+            a.param_groups[0][key] = b.param_groups[0][key] = values[1]
+            for state in b.state.values():
+                if name == "RMSprop":  # which torch forgets
+                    state.setdefault("momentum_buffer", torch.zeros_like(state["square_avg"]))
+        advance(list(zip(ours, torchs, strict=True)), (a, b), t)
+    same(ours, torchs)
+    again = getattr(lowbit, name)(ours, state_format="float32")
+    again.load_state_dict(copy.deepcopy(a.state_dict()))
+    assert again.param_groups[0][key] == values[1]
+    advance([(p,) for p in ours], (again,), 6)
+
+
+def test_one_cycle_gives_sgd_a_momentum():
+    ours, torchs = params(), params()
+    opts = lowbit.SGD(ours, state_format="float32"), torch.optim.SGD(torchs)
+    cycles = [torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10) for o in opts]
+    for t in range(8):
+        advance(list(zip(ours, torchs, strict=True)), opts, t)
+        for cycle in cycles:
+            cycle.step()
+    same(ours, torchs)
+    assert "momentum_buffer" in opts[0].state[ours[0]]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_load_optimizer_takes_torchs_sgd(kind, tmp_path):
+    """Which counts no steps: its directory is known by the momentum."""
+    import torch.distributed.checkpoint as dcp
+
+    torchs = params()
+    b = torch.optim.SGD([(f"p{i}", p) for i, p in enumerate(torchs)], lr=0.1, momentum=0.9, dampening=0.5)  # fmt: skip
+    for t in range(3):
+        advance([(p,) for p in torchs], (b,), t)
+    if kind == "file":
+        torch.save(b.state_dict(), tmp_path / "run")
+    else:
+        dcp.save({"optim": b.state_dict()}, checkpoint_id=tmp_path / "run", no_dist=True)
+    ours = [nn.Parameter(p.detach().clone()) for p in torchs]
+    a = lowbit.SGD([(f"p{i}", p) for i, p in enumerate(ours)], state_format="float32")
+    lowbit.load_optimizer(a, tmp_path / "run")
+    for t in range(3, 6):
+        advance(list(zip(ours, torchs, strict=True)), (a, b), t)
+    same(ours, torchs)
+
+
+@pytest.mark.parametrize("momentum", [0, 0.9])
+def test_centered_rmsprop_in_few_bits_takes_bounded_steps(momentum):
+    """Gradients that hardly vary: v - a^2 is then less than v's last bit, and the step would be g / eps."""
+    p = nn.Parameter(torch.zeros(64, 128))
+    opt = lowbit.RMSprop([p], lr=1e-3, centered=True, momentum=momentum, alpha=0.9)
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(p.shape, generator=generator)
+    longest = 0.0
+    for _ in range(100):
+        p.grad = mean * (1 + 0.01 * torch.randn(p.shape, generator=generator))
+        before = p.detach().clone()
+        opt.step()
+        longest = max(longest, (p.detach() - before).abs().max().item())
+    first = 1 / (1 - 0.9) ** 0.5  # RMSprop corrects no bias
+    assert longest < 1e-3 * 8**0.5 * first / (1 - momentum)
+
+
 @pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
 def test_arguments_are_torchs(name):
     """Names, order and defaults of what torch takes."""

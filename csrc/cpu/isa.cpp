@@ -17,6 +17,7 @@ struct Isas {
   int count = 0;
   const Leaves* current = nullptr;
   char names[64] = "";
+  const char* refused = nullptr;
 
   Isas() {
     add(kLeavesBaseline, true);
@@ -29,7 +30,8 @@ struct Isas {
         avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
 #endif
-    if (const char* forced = std::getenv("LOWBIT_ISA")) set(forced);
+    const char* forced = std::getenv("LOWBIT_ISA");
+    if (forced != nullptr && !set(forced)) refused = forced;
   }
 
   bool set(const char* name) {
@@ -61,6 +63,7 @@ Isas& isas() {
 
 const Leaves& leaves() { return *isas().current; }
 const char* usable_isas() { return isas().names; }
+const char* refused_isa() { return isas().refused; }
 bool set_isa(const char* name) { return isas().set(name); }
 
 }  // namespace lowbit::cpu

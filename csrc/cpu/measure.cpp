@@ -67,9 +67,14 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
     tile.runs([&](int64_t r, int64_t batch, int64_t c, int first, int count) {
       int64_t bins[ExactSum::kWords] = {};
       exact_add(grid + first, count, bins);
+      exact_carry(bins);
       add_shared(factor.row_sums + r * ExactSum::kWords, bins);
       int64_t* cols = factor.col_sums + (batch * (job.inner_cols + 1) + c) * ExactSum::kWords;
-      for (int i = 0; i < count; ++i) exact_add(grid[first + i], cols + i * ExactSum::kWords);
+      const bool full = (row + 1) % (ExactSum::kRoom / 2) == 0 || row + 1 == job.rows;
+      for (int i = 0; i < count; ++i) {
+        exact_add(grid[first + i], cols + i * ExactSum::kWords);
+        if (full) exact_carry(cols + i * ExactSum::kWords);
+      }
     });
   });
   for (int k = 0; k < rule.totals[round]; ++k)

@@ -16,6 +16,9 @@ const char* usable_isas();
 /// Force one of them; false where this processor does not run it or it does not exist.
 bool set_isa(const char* name);
 
+/// What LOWBIT_ISA named in vain; null where it is not set or was taken.
+const char* refused_isa();
+
 /// Steps the tiles [begin, end) of the job, counted row by row.
 void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf);
 

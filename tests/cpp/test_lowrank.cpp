@@ -401,8 +401,8 @@ void check_steps(const std::string& isa) {
     if (format == 1) reference_step<BFloat16Nearest>(g, s, channel, c, key, first, wanted);
     if (format == 2) reference_step<BFloat16Stochastic>(g, s, channel, c, key, first, wanted);
     const int64_t cut = draw32() % rows, row_bytes = static_cast<int64_t>(stored.size()) / rows;
-    const cpu::ParamRows upper{stored.data(), format, first, key},
-        lower{stored.data() + cut * row_bytes, format, first + cut * cols, key};
+    const cpu::ParamRows upper{stored.data(), nullptr, format, first, key},
+        lower{stored.data() + cut * row_bytes, nullptr, format, first + cut * cols, key};
     cpu::apollo_step(g.all(), {s.data(), channel}, c, upper, 0, cut);
     const float* const rest = channel == cpu::Channel::kRow ? s.data() + cut : s.data();
     cpu::apollo_step(g.part(cut, rows), {rest, channel}, c, lower, 0, rows - cut);
@@ -532,7 +532,7 @@ std::vector<float> run_case(const Case& c, const std::vector<const float*>& in, 
       exact_merge(w.word, norm.word);
     }
     scaling.divisor = static_cast<float>(Limiter{}.divisor(std::sqrt(norm.value()), limit));
-    const cpu::ParamRows param{p.data(), 0, 0, {}};
+    const cpu::ParamRows param{p.data(), nullptr, 0, 0, {}};
     for (int64_t r = 0; r < ranks; ++r) {
       if (c.fira) {
         cpu::fira_step(g, n.data(), projection, rank, tall, scaling, residual.data(), param,

@@ -46,8 +46,10 @@ struct SplitParam {
     const int first = n >> 1;
     return x * two_to(first) * two_to(n - first);
   }
+  /// Less -c, not plus c: -0 with c = 0 stays -0, and a step with lr = 0 leaves every bit as it is.
   LB_HD static float load(uint16_t stored, Correction c) {
-    return Type::to_float(stored) + scaled(static_cast<float>(c) / kMost, half_step(stored));
+    const float less = static_cast<float>(-static_cast<int32_t>(c)) / kMost;
+    return Type::to_float(stored) - scaled(less, half_step(stored));
   }
   LB_HD static uint16_t store(float x, uint32_t random16, Correction& c) {
     const uint16_t p = Type::nearest(x);

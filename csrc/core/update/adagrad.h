@@ -3,6 +3,8 @@
 //   g   = g + weight_decay * p
 //   sum = sum + g^2
 //   p   = p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(sum) + eps)
+//
+// The numerator holds the decay, as the sum does: bitsandbytes' CUDA kernels leave it out.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,11 @@
 // Lion (arXiv:2302.06675).
 //
 //   p = p * (1 - lr * weight_decay)
-//   p = p - lr * sign(beta1 * m + (1 - beta1) * g)        sign(0) = 0, a NaN stays
+//   p = p - lr * sign(beta1 * m + (1 - beta1) * g)        sign(0) = 0
 //   m = beta2 * m + (1 - beta2) * g
+//
+// The sign of what is not finite is NaN: a gradient that overflowed would otherwise step like any
+// other, and stay in m for ever.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +38,9 @@ struct Lion {
   LB_HD static void update(float g, float& p, float (&s)[1], const Coef& c) {
     g = g * c.g_scale;
     const float u = c.beta1 * s[0] + c.one_minus_beta1 * g;
-    const float sign = u > 0.0f ? 1.0f : u < 0.0f ? -1.0f : u;
+    const float sign = u > 0.0f ? 1.0f : u < 0.0f ? -1.0f : 0.0f;
     p = p * c.decay;
-    p = p - c.lr * sign;
+    p = p - c.lr * (sign + u * 0.0f);  // u * 0: zero, or NaN where u is not finite
     s[0] = c.beta2 * s[0] + c.one_minus_beta2 * g;
   }
 };

@@ -1,10 +1,11 @@
 // SGD with momentum, dampening and Nesterov's variant, as torch.optim.SGD; decay coupled (L2) or
 // decoupled.
 //
-//   coupled:    d = g + weight_decay * p           decoupled:  p = p * (1 - lr * weight_decay), d =
-//   g buf = d in the first step (torch) or as ever (dampen_first: FlashOptim),
-//         then momentum * buf + (1 - dampening) * d
-//   p   = p - lr * buf, with nesterov lr * (d + momentum * buf), without momentum lr * d
+//   coupled:    d = g + weight_decay * p
+//   decoupled:  d = g,  p = p * (1 - lr * weight_decay)
+//   momentum:   buf = d at t = 1 (torch);  else, and with dampen_first always (FlashOptim),
+//               buf = momentum * buf + (1 - dampening) * d
+//   p = p - lr * buf, with nesterov lr * (d + momentum * buf), without momentum lr * d
 #pragma once
 
 #include <cstdint>

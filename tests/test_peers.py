@@ -1,0 +1,85 @@
+"""Names that people know from bitsandbytes and torchao, and what the peers' optimizers of that name do wrong: each defect is held to not be ours."""
+
+import pytest
+import torch
+from torch import nn
+
+import lowbit
+
+MATRIX = (32, 128)  # enough for 8-bit state
+
+
+def stepped(make, value=1.0, grad=0.0, steps=1):
+    p = nn.Parameter(torch.full(MATRIX, value))
+    opt = make([p])
+    for _ in range(steps):
+        p.grad = torch.full(MATRIX, grad)
+        opt.step()
+    return p.detach(), opt.state[p]
+
+
+def test_adam_is_not_adamw():
+    """bitsandbytes decouples the decay of "Adam" too. A zero gradient tells: L2 decay goes through the moments, so the step is lr, not lr * decay."""
+    adam, _ = stepped(lambda p: lowbit.Adam8bit(p, lr=1e-2, weight_decay=0.1))
+    adamw, _ = stepped(lambda p: lowbit.AdamW8bit(p, lr=1e-2, weight_decay=0.1))
+    torch.testing.assert_close(adam, torch.full(MATRIX, 1 - 1e-2), rtol=1e-5, atol=0)
+    torch.testing.assert_close(adamw, torch.full(MATRIX, 1 - 1e-3), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name, by", [("RMSprop8bit", 0.01**0.5), ("Adagrad8bit", 1.0)])
+def test_decay_is_in_numerator_and_denominator(name, by):
+    """bitsandbytes' CUDA kernels put the decayed gradient into the state but the raw one on top: with no gradient nothing decays."""
+    p, _ = stepped(lambda p: getattr(lowbit, name)(p, lr=1e-2, weight_decay=0.1, eps=0.0))
+    torch.testing.assert_close(p, torch.full(MATRIX, 1 - 1e-2 / by), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name, key", [("RMSprop8bit", "square_avg"), ("Adagrad8bit", "sum")])
+def test_sums_of_squares_take_the_unsigned_map(name, key):
+    """bitsandbytes keeps them in the signed map: half the codes wasted, and what is small is 0 and divides by eps."""
+    p = nn.Parameter(torch.zeros(MATRIX))
+    opt = getattr(lowbit, name)([p], lr=1e-2)
+    p.grad = torch.full(MATRIX, 1.0)
+    p.grad[:, 1::2] = 1e-5  # its square is 1e-10 of the block's largest
+    opt.step()
+    codes = opt.state[p][key + "_dynamic8_unsigned"]
+    assert (codes > 0).all() and (codes[:, ::2] == 255).all()
+    p.grad.fill_(1e-5)
+    before = p.detach().clone()
+    opt.step()
+    assert (p.detach() - before).abs().max() < 1e-2, "a square that is lost steps by g / eps"
+
+
+def test_sgd_obeys_dampening_and_nesterov():
+    """bitsandbytes' SGD takes both and ignores them, and refuses momentum=0."""
+    plain, _ = stepped(lambda p: lowbit.SGD8bit(p, lr=0.1, momentum=0.9), grad=1.0, steps=2)
+    damped, _ = stepped(lambda p: lowbit.SGD8bit(p, lr=0.1, momentum=0.9, dampening=0.5), grad=1.0, steps=2)  # fmt: skip
+    ahead, _ = stepped(lambda p: lowbit.SGD8bit(p, lr=0.1, momentum=0.9, nesterov=True), grad=1.0, steps=2)  # fmt: skip
+    without, _ = stepped(lambda p: lowbit.SGD8bit(p, lr=0.1), grad=1.0, steps=2)
+    for got, want in ((plain, 2.9), (damped, 2.4), (ahead, 1.9 + 2.71), (without, 2.0)):
+        torch.testing.assert_close(got, torch.full(MATRIX, 1 - 0.1 * want), rtol=1e-4, atol=1e-5)
+
+
+def test_lion_does_not_hide_an_overflow():
+    """The sign of an infinite momentum is as good as any other: the weight would go on for ever, and the momentum never come back."""
+    p, _ = stepped(lambda p: lowbit.Lion8bit(p), grad=float("inf"))
+    assert p.isnan().all()
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "Adam8bit", "Lion8bit", "SGD8bit", "RMSprop8bit", "Adagrad8bit", "AdEMAMix8bit", "LAMB8bit", "LARS8bit"])  # fmt: skip
+def test_names_of_bitsandbytes_keep_codes(name):
+    options = {"momentum": 0.9} if name in ("SGD8bit", "LARS8bit") else {}
+    _, state = stepped(lambda p: getattr(lowbit, name)(p, lr=1e-3, **options), grad=0.1)
+    assert any(t.dtype == torch.uint8 for t in state.values())
+
+
+@pytest.mark.parametrize("name, bits, block", [("AdamW4bit", 4, 64), ("Adam4bit", 4, 128), ("AdamWFp8", 8, 128), ("AdamFp8", 8, 256)])  # fmt: skip
+def test_names_of_torchao_take_its_keywords(name, bits, block):
+    p = nn.Parameter(torch.ones(32, 256, dtype=torch.bfloat16))
+    opt = getattr(lowbit, name)([p], lr=2.5e-3, block_size=block, bf16_stochastic_round=False)
+    p.grad = torch.full_like(p, 0.1)
+    opt.step()
+    assert (p < 1).all(), "0.9975 is nearer to 1 - 2^-8 than to 1"
+    codes = [t for k, t in opt.state[p].items() if t.dtype == torch.uint8]
+    scales = [t for k, t in opt.state[p].items() if k.endswith("_scale")]
+    assert [t.shape[1] for t in codes] == [256 * bits // 8] * 2
+    assert [t.shape[1] for t in scales] == [256 // block] * 2
