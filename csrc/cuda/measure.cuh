@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
 /// matrix. Batch::ends counts matrices.
 constexpr int kMatrixThreads = 128;
 
-__global__ void __launch_bounds__(kMatrixThreads) old_rows(const Batch batch, const int k) {
+__global__ void __launch_bounds__(kMatrixThreads, 4) old_rows(const Batch batch, const int k) {
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   for (int64_t m = blockIdx.x; m < batch.tiles; m += gridDim.x) {
@@ -219,7 +219,7 @@ struct SettleShared {
 
 /// Moves row and column means to the sums; a block of threads for each matrix, which needs the sum
 /// over its columns (of a single matrix: the total of its grid) before it can divide its rows.
-__global__ void __launch_bounds__(kMatrixThreads)
+__global__ void __launch_bounds__(kMatrixThreads, 4)
     settle_factor(const Batch batch, const FactorMove* moves, const RoundShape shape) {
   LB_SHARED(SettleShared, shared);
   constexpr int kWords = ExactSum::kWords;

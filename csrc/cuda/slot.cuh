@@ -17,8 +17,8 @@
 namespace lowbit::cuda {
 
 constexpr int kAnyWarps = 4;
-constexpr int kAnyBlocks =
-    5;  // at once on a processor, so that no more registers are used than spill
+// Blocks of threads at once on a processor. More would fit, with registers spilled to memory.
+constexpr int kAnyBlocks = 4;
 constexpr int kBlocks = kTile / kLeastBlock;  // blocks of a chunk; long ones of a tile are fewer
 
 /// The largest of the values that `lanes` neighbouring lanes hold, a power of two.
