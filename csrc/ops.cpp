@@ -355,7 +355,8 @@ void add_old_rows(const Job& job, const Factor& factor) {
   }
 }
 
-/// The sum over a matrix that may be cut in both directions: over its columns here, then over shards.
+/// The sum over a matrix that may be cut in both directions: over its columns here, then over
+/// shards.
 void add_grid_total(const Job& job, int round, const Factor& factor) {
   if (job.batches != 1) return;
   int64_t* total = job.totals + (round * kMaxTotals + kGridTotal) * ExactSum::kWords;
@@ -497,6 +498,32 @@ void step_cpu(std::string name, Tensors params, Tensors grads, Tensors state, Te
   run_phase(made, plan, static_cast<int>(phase));
 }
 
+/// The measured scales of all jobs, as the CUDA library takes them.
+std::vector<CudaScale> cuda_scales(const Plan& plan, const Tensor& rows, int slots) {
+  static_assert(CudaScale::kMostDims >= kMostDims);
+  std::vector<CudaScale> all;
+  const int64_t* row = rows.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < plan.jobs.size(); ++i, row += kPlanColumns) {
+    for (int k = 0; k < slots; ++k) {
+      const StateSlot& slot = plan.jobs[i].state[k];
+      if (!is_measured(slot.kind)) continue;
+      const std::vector<float*>& most = plan.states[i * kMaxSlots + static_cast<size_t>(k)].most;
+      CudaScale scale{};
+      std::copy(most.begin(), most.end(), scale.most);
+      if (slot.kind == kRank1) {
+        scale.count = static_cast<int>(row[kDims]);
+        std::copy_n(row + kDims + 1, scale.count, scale.dims);
+        if (combines(row)) scale.col_most = const_cast<uint32_t*>(slot.col_most);
+      }
+      scale.row_next = slot.row_next, scale.col_next = slot.col_next;
+      scale.rows = slot.kind == kTensor ? 1 : plan.jobs[i].rows;
+      scale.cols = plan.jobs[i].cols;
+      all.push_back(scale);
+    }
+  }
+  return all;
+}
+
 void step_cuda(std::string name, Tensors params, Tensors grads, Tensors state, Tensors steps,
                Tensors scratch, Tensor plan, std::vector<double> hyper, MaybeTensor lr,
                MaybeTensor grad_scale, MaybeTensor found_inf, bool maximize, int64_t seed,
@@ -505,9 +532,11 @@ void step_cuda(std::string name, Tensors params, Tensors grads, Tensors state, T
   if (params.empty()) return;
   Plan made = make_plan(rule, params, grads, state, steps, plan, seed, checked_scratch(scratch));
   std::vector<Job>& jobs = made.jobs;
-  STD_TORCH_CHECK(phase == 0 && rule_info(rule).rounds == 0 && !made.measures_scales,
-                  "lowbit::step on CUDA: rules and scales that are measured before the update are "
-                  "not served yet");
+  check_scratch_size(scratch, made.size);
+  const RuleInfo info = rule_info(rule);
+  const int phases = info.rounds + made.measures_scales;  // before the update
+  STD_TORCH_CHECK(phase >= 0 && phase <= phases, "lowbit::step: there is no phase ", phase, " of ",
+                  name);
   const cuda::Library& library = cuda::library();
   STD_TORCH_CHECK(library.error == nullptr, "lowbit::step on CUDA: ", library.error);
   CudaStep call{};
@@ -527,6 +556,7 @@ void step_cuda(std::string name, Tensors params, Tensors grads, Tensors state, T
                     " must be on the parameter's device");
     step_pointers[i] = static_cast<float*>(steps[i].mutable_data_ptr());
   }
+  const std::vector<CudaScale> scales = cuda_scales(made, plan, info.slots);
   call.device = params[0].get_device_index();
   torch::stable::accelerator::DeviceGuard guard(call.device);
   const Tensor workspace = torch::stable::new_empty(
@@ -534,6 +564,8 @@ void step_cuda(std::string name, Tensors params, Tensors grads, Tensors state, T
   call.stream = library.current_stream(call.device);
   call.jobs = jobs.data();
   call.count = static_cast<int64_t>(jobs.size());
+  call.phase = static_cast<int>(phase);
+  call.phases = phases;
   call.steps = step_pointers.data();
   call.hyper = hyper.data();
   call.hypers = static_cast<int>(hyper.size());
@@ -541,6 +573,13 @@ void step_cuda(std::string name, Tensors params, Tensors grads, Tensors state, T
   call.grad_scale = device_float(grad_scale, "grad_scale");
   call.found_inf = device_float(found_inf, "found_inf");
   call.maximize = maximize;
+  call.scales = scales.data();
+  call.scale_count = static_cast<int64_t>(scales.size());
+  for (int i = 0; i < 2 && !scratch.empty(); ++i) {
+    const Tensor& sums = scratch[static_cast<size_t>(i) + 1];
+    call.sums[i] = sums.mutable_data_ptr();
+    call.sums_bytes[i] = sums.numel() * static_cast<int64_t>(sizeof(int64_t));
+  }
   call.workspace = workspace.data_ptr();
   const char* error = library.step(&call);
   STD_TORCH_CHECK(error == nullptr, "lowbit::step on CUDA: ", error);

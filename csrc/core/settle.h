@@ -42,12 +42,12 @@ LB_HD FactorMove factor_move(int k, const typename U::Coef& coef) {
   }
 }
 
-/// mean += weight * (next mean - mean), in float32.
+/// A mean that moves by `weight` towards another, in float32.
 LB_HD float moved(float mean, double to, float weight) {
   return mean + weight * (static_cast<float>(to) - mean);
 }
 
-/// The rows' next mean from the mean of the old rows and that of all that was added.
+/// The mean of the rows, from that of the old rows and that of all that was added.
 LB_HD double mean_of_rows(double old, double added, const FactorMove& move) {
   const double mean = old + static_cast<double>(move.weight) * (added - old);
   return mean < static_cast<double>(move.least) ? static_cast<double>(move.least) : mean;

@@ -1,6 +1,5 @@
-// The phases before the update on a GPU (cpu/measure.cpp, catalog.cpp's settle_factor and
-// ops.cpp's scales of rank 1), with the same results: sums are integers, maxima do not depend on
-// the order.
+// The rounds of a rule before its update on a GPU (cpu/measure.cpp and catalog.cpp's
+// settle_factor), with the same results: sums are integers, so the order does not matter.
 //
 // A warp adds a run of values as follows. Under the largest exponent of the run lie 31 within
 // which every value is an integer of at most 54 bits in one unit, so 256 of them have an exact sum
@@ -9,7 +8,6 @@
 #pragma once
 
 #include "core/exact_sum.h"
-#include "cuda/abi.h"
 #include "cuda/step.cuh"
 
 namespace lowbit::cuda {
@@ -140,13 +138,13 @@ struct RoundShape {
 };
 
 /// Adds the warp's totals to the job's.
-__device__ __forceinline__ void flush_totals(MeasureWarp& w, const RoundShape& shape, int lane) {
+__device__ __forceinline__ void flush_totals(MeasureWarp& w, int round, int lane) {
   __syncwarp();
-  if (lane < shape.totals) exact_carry(w.totals[lane]);
+  if (lane < kMaxTotals) exact_carry(w.totals[lane]);
   __syncwarp();
-  for (int k = 0; k < shape.totals; ++k) {
+  for (int k = 0; k < kMaxTotals; ++k) {
     if (lane < ExactSum::kWords) {
-      add_word(w.any.job.totals + (shape.round * kMaxTotals + k) * ExactSum::kWords + lane,
+      add_word(w.any.job.totals + (round * kMaxTotals + k) * ExactSum::kWords + lane,
                w.totals[k][lane]);
       w.totals[k][lane] = 0;
     }
@@ -171,7 +169,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
   LB_UNROLL(1)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
-    if (place.end != 0 && i >= place.end) flush_totals(own, shape, lane);
+    if (place.end != 0 && i >= place.end) flush_totals(own, shape.round, lane);
     stage_job(batch, i, lane, w.job, place);
     const TileAt tile = tile_at(job, i - place.begin);
     const int slots = slots_of(job.rule);
@@ -183,10 +181,12 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
       LB_UNROLL(1)
       for (int k = 0; k < shape.totals; ++k)
         add_values(k == 0 ? w.p : w.s[0], 0, at.n, own.totals[k], lane);
-      if (shape.grid_factor >= 0) add_grid(w, at, job.factor[shape.grid_factor], lane);
+      if (shape.grid_factor < 0) continue;
+      if (job.batches == 1) add_values(w.g, 0, at.n, own.totals[kGridTotal], lane);
+      add_grid(w, at, job.factor[shape.grid_factor], lane);
     }
   }
-  if (place.end != 0) flush_totals(own, shape, lane);
+  if (place.end != 0) flush_totals(own, shape.round, lane);
 }
 
 /// Adds the old row means to the sum behind each matrix's columns; a block of threads for each
@@ -218,9 +218,9 @@ struct SettleShared {
 };
 
 /// Moves row and column means to the sums; a block of threads for each matrix, which needs the sum
-/// over its columns before it can divide its rows.
+/// over its columns (of a single matrix: the total of its grid) before it can divide its rows.
 __global__ void __launch_bounds__(kMatrixThreads)
-    settle_factor(const Batch batch, const FactorMove* moves, const int k) {
+    settle_factor(const Batch batch, const FactorMove* moves, const RoundShape shape) {
   LB_SHARED(SettleShared, shared);
   constexpr int kWords = ExactSum::kWords;
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
     const Job& job = batch.jobs[i];
     const FactorMove move = moves[i];
     const int64_t b = m - (i > 0 ? batch.ends[i - 1] : 0);
-    const Factor& factor = job.factor[k];
+    const Factor& factor = job.factor[shape.grid_factor];
     const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
     const double cols = static_cast<double>(job.global_inner_cols),
                  rows = static_cast<double>(job.global_inner_rows);
@@ -244,6 +244,7 @@ __global__ void __launch_bounds__(kMatrixThreads)
       const int64_t* words = sums + c * kWords;
       float& mean = factor.col[b * job.inner_cols + c];
       mean = moved(mean, exact_value(words, digit) / rows, move.weight);
+      if (job.batches == 1) continue;  // its sum lies with the totals
       for (int w = 0; w < kWords; ++w) digit[w] = words[w];
       exact_carry(digit);
       for (int w = 0; w < kWords; ++w) add_word(shared.added + w, digit[w]);
@@ -251,7 +252,10 @@ __global__ void __launch_bounds__(kMatrixThreads)
     __syncthreads();
     if (thread == 0) {
       const double old = exact_value(sums + job.inner_cols * kWords, digit) / rows;
-      shared.mean = mean_of_rows(old, exact_value(shared.added, digit) / (rows * cols), move);
+      const int64_t* all = job.batches == 1
+                               ? job.totals + (shape.round * kMaxTotals + kGridTotal) * kWords
+                               : shared.added;
+      shared.mean = mean_of_rows(old, exact_value(all, digit) / (rows * cols), move);
     }
     __syncthreads();
     LB_UNROLL(1)
@@ -261,114 +265,6 @@ __global__ void __launch_bounds__(kMatrixThreads)
                               exact_value(factor.row_sums + r * kWords, digit) / cols, move.weight);
       factor.row[r] = row;
       factor.scaled[r] = scaled_row(row, shared.mean);
-    }
-  }
-}
-
-// ---- measured scales ----
-
-/// Another warp may raise it at the same time; a maximum that is there already costs a read.
-__device__ __forceinline__ void raise(uint32_t* most, uint32_t bits) {
-  if (*static_cast<volatile uint32_t*>(most) < bits) atomicMax(most, bits);
-}
-
-__global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(const Batch batch) {
-  LB_SHARED(AnyShared, shared);
-  if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
-  fill_tables(shared.tables, StateFormats{}, thread, kAnyWarps * kLanes);
-  __syncthreads();
-  AnyWarp& w = shared.warp[thread / kLanes];
-  const Job& job = w.job;
-  Place place;
-  LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
-       i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
-    stage_job(batch, i, lane, w.job, place);
-    const int slots = slots_of(job.rule);
-    if (!job.measures_scales(slots)) continue;
-    const TileAt tile = tile_at(job, i - place.begin);
-    LB_UNROLL(1)
-    for (int64_t col = tile.col; col < tile.end; col += kTile) {
-      const Chunk at = chunk_at(tile, col);
-      load_chunk(w, at, slots, lane, shared.tables);
-      update_chunk(w, at, lane);
-      LB_UNROLL(1)
-      for (int k = 0; k < slots; ++k) {
-        const StateSlot& slot = job.state[k];
-        if (!is_measured(slot.kind)) continue;
-        uint32_t most = 0;
-        for (int e = lane; e < at.n; e += kLanes) {
-          const uint32_t bits = magnitude_bits(w.s[k][e]);
-          most = bits > most ? bits : most;
-          if (slot.col_next != nullptr) raise(slot.col_next + col + e, bits);
-        }
-        most = largest(most, kLanes);
-        if (lane == 0 && slot.row_next != nullptr)
-          raise(slot.row_next + at.row * slot.row_stride, most);
-      }
-    }
-  }
-}
-
-/// Measured scales between the phases: what ops.cpp's combine, keep_scales and write_scales do.
-enum class ScaleWork : int { kCombineOld, kClear, kKeep, kCombineNew, kWrite };
-
-struct Scales {
-  static constexpr int kMany = 160, kBlocksEach = 16, kThreads = 128;
-  const float* found_inf;
-  int count;
-  CudaScale at[kMany];
-};
-static_assert(sizeof(Scales) <= 32764);
-
-/// Where column c of the parameter lies in dimension d.
-__device__ __forceinline__ int64_t index_in(const CudaScale& s, int64_t c, int d) {
-  for (int i = s.count - 1; i > d; --i) c = divide(c, s.dims[i]);
-  return c - divide(c, s.dims[d]) * s.dims[d];
-}
-
-__device__ __forceinline__ void combine(const CudaScale& s, uint32_t* out, int64_t c) {
-  uint32_t least = ~0u;
-  for (int d = 1; d < s.count; ++d) {
-    const uint32_t b = reinterpret_cast<const uint32_t*>(s.most[d])[index_in(s, c, d)];
-    least = b < least ? b : least;
-  }
-  out[c] = least;
-}
-
-__device__ __forceinline__ uint32_t kept(uint32_t bits) {
-  return bits > kInfinityBits ? kCanonicalNan : bits;
-}
-
-__global__ void __launch_bounds__(Scales::kThreads)
-    scales(LB_ARGUMENT(Scales) call, const ScaleWork work) {
-  if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
-  const CudaScale& s = call.at[blockIdx.x / Scales::kBlocksEach];
-  const int64_t begin = blockIdx.x % Scales::kBlocksEach * Scales::kThreads + threadIdx.x,
-                stride = Scales::kBlocksEach * Scales::kThreads;
-  const bool combined = s.col_most != nullptr;
-  if (work == ScaleWork::kWrite) {
-    for (int64_t r = begin; s.row_next != nullptr && r < s.rows; r += stride)
-      reinterpret_cast<uint32_t*>(s.most[0])[r] = kept(s.row_next[r]);
-    auto* cols = reinterpret_cast<uint32_t*>(s.row_next != nullptr ? s.most[1] : s.most[0]);
-    for (int64_t c = begin; s.col_next != nullptr && !combined && c < s.cols; c += stride)
-      cols[c] = kept(s.col_next[c]);
-    return;
-  }
-  if (!combined) return;
-  if (work == ScaleWork::kClear) {
-    for (int d = 1; d < s.count; ++d) {
-      for (int64_t i = begin; i < s.dims[d]; i += stride) s.most[d][i] = 0.0f;
-    }
-    return;
-  }
-  for (int64_t c = begin; c < s.cols; c += stride) {
-    if (work == ScaleWork::kCombineOld) combine(s, s.col_most, c);
-    if (work == ScaleWork::kCombineNew) combine(s, s.col_next, c);
-    if (work == ScaleWork::kKeep) {
-      for (int d = 1; d < s.count; ++d)
-        raise(reinterpret_cast<uint32_t*>(s.most[d]) + index_in(s, c, d), s.col_next[c]);
     }
   }
 }

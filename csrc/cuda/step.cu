@@ -7,6 +7,7 @@
 #include "cuda/abi.h"
 #include "cuda/code.cuh"
 #include "cuda/measure.cuh"
+#include "cuda/scales.cuh"
 #include "cuda/step.cuh"
 
 namespace lowbit::cuda {
@@ -289,7 +290,7 @@ const char* run(const CudaStep& call) {
     if (before.grid_factor >= 0) {
       if (const char* error =
               launch_batch(call, settle_factor, kMatrixThreads / kLanes, "launching settle_factor",
-                           matrices, kMatrixThreads / kLanes, table.moves, before.grid_factor))
+                           matrices, kMatrixThreads / kLanes, table.moves, before))
         return error;
     }
   }

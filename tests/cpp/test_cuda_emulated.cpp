@@ -386,6 +386,11 @@ void step_cpu(Batched& all, const Options& o, int phase) {
                     job.factor[k].col_sums + last * ExactSum::kWords);
       }
       cpu::measure(job, phase, 0, cpu::measure_parts(job), leaves);
+      int64_t* total = job.totals + (phase * kMaxTotals + kGridTotal) * ExactSum::kWords;
+      for (int64_t c = 0; k >= 0 && job.batches == 1 && c < job.inner_cols; ++c) {
+        exact_merge(job.factor[k].col_sums + c * ExactSum::kWords, total);
+        exact_carry(total);
+      }
     }
     return;
   }
