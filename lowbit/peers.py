@@ -6,6 +6,7 @@ numerator, its SGD ignores dampening and nesterov, its LAMB and LARS do not run 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from lowbit.adam import Adam, AdamW
@@ -20,6 +21,13 @@ class _TorchaoOptions(LowbitOptimizer):
     """torchao's two keywords as ours: the block length, and how bfloat16 parameters are rounded (None: stochastically, our default)."""
 
     _preset = "8bit"
+
+    def __init_subclass__(cls) -> None:
+        """What editors, trainers and `inspect` see: the arguments of the optimizer itself, and the two."""
+        _, *own = inspect.signature(super().__init__).parameters.values()
+        _, _, _, *two, _ = inspect.signature(_TorchaoOptions.__init__).parameters.values()
+        at = [p.name for p in own].index("state_format")
+        cls.__signature__ = inspect.Signature([*own[:at], *two, *own[at:]])  # type: ignore[attr-defined]
 
     def __init__(
         self,

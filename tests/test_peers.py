@@ -1,5 +1,7 @@
 """Names that people know from bitsandbytes and torchao, and what the peers' optimizers of that name do wrong: each defect is held to not be ours."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -74,6 +76,9 @@ def test_names_of_bitsandbytes_keep_codes(name):
 
 @pytest.mark.parametrize("name, bits, block", [("AdamW4bit", 4, 64), ("Adam4bit", 4, 128), ("AdamWFp8", 8, 128), ("AdamFp8", 8, 256)])  # fmt: skip
 def test_names_of_torchao_take_its_keywords(name, bits, block):
+    seen = list(inspect.signature(getattr(lowbit, name)).parameters)
+    assert seen[:6] == ["params", "lr", "betas", "eps", "weight_decay", "amsgrad"]
+    assert seen.index("block_size") == seen.index("bf16_stochastic_round") - 1 < len(seen) - 1
     p = nn.Parameter(torch.ones(32, 256, dtype=torch.bfloat16))
     opt = getattr(lowbit, name)([p], lr=2.5e-3, block_size=block, bf16_stochastic_round=False)
     p.grad = torch.full_like(p, 0.1)
