@@ -197,11 +197,11 @@ class APOLLOMini(APOLLO):
         rank: int | str | None = 1,
         scale: float = 128.0,
         scale_type: str = "tensor",
-        **options: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             params, lr, betas, eps, weight_decay,
-            rank=rank, scale=scale, scale_type=scale_type, **options,
+            rank=rank, scale=scale, scale_type=scale_type, **kwargs,
         )  # fmt: skip
 
 
