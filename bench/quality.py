@@ -1,6 +1,6 @@
 """What few bits cost in quality: a small GPT on real text under each kind of state, several seeds each.
 
-    python -m bench.quality                  # all, about 25 minutes on one core; results are kept, and only missing runs are made
+    python -m bench.quality                  # all, about 30 minutes on one core; results are kept, and only missing runs are made
     python -m bench.quality --only 4bit log8 --seeds 0 1
 
 Runs recipes/train_gpt.py and writes bench/results/quality.json, docs/quality.md and docs/quality.png.
@@ -20,7 +20,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "quality.json"
-STEPS = 400
+STEPS = 200
 # name: arguments of the recipe. Learning rates are each rule's usual ones for this model, not tuned per format.
 RUNS = {
     "float32 AdamW (torch)": ["--optimizer", "torch"],
