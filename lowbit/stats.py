@@ -72,7 +72,8 @@ def collect(opt: LowbitOptimizer, probe: bool) -> Stats:
             "states": {},
         }
         counted = {slot.name: _codes(lay, slot, state) for slot in lay.slots}
-        if probe and p.grad is not None:
+        # a step in a subspace is several, and its states are not of the parameter's elements
+        if probe and p.grad is not None and lay.part.shape == tuple(p.shape):
             errors, moved = _probe(opt, group, p, lay, state)
             for key, tally in errors.items():
                 counted[key].update(tally)

