@@ -1,0 +1,89 @@
+"""What a rank does in test_regressions.py under tensor parallelism; the first rank writes what it found.
+
+torchrun --nproc-per-node 2 tests/tensor_parallel_worker.py OUT
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pathlib
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+import lowbit
+
+
+def partial_gradients(mesh) -> dict[str, float]:
+    """A layer norm whose inputs are cut along the sequence: its gradients are sums over ranks that are yet to be taken."""
+    torch.manual_seed(0)
+    plain = nn.LayerNorm(64)
+    sharded = copy.deepcopy(plain)
+    parallelize_module(sharded, mesh, SequenceParallel())
+    opts = [lowbit.AdamW(m.named_parameters(), lr=1e-2) for m in (plain, sharded)]
+    for step in range(5):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(2, 8, 64, generator=generator)
+        for m, opt in zip((plain, sharded), opts, strict=True):
+            value = m(x if m is plain else distribute_tensor(x, mesh, [Shard(1)]))
+            loss = (value * value * value).mean()
+            (loss if m is plain else loss.full_tensor()).backward()
+            opt.step()
+            opt.zero_grad()
+    local = sharded.weight.detach().to_local()
+    copies = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+    dist.all_gather(copies, local.contiguous())
+    return {
+        "between copies": float((copies[0] - copies[1]).abs().max()),
+        "from one process": float((local - plain.weight.detach()).abs().max()),
+    }
+
+
+def columns(mesh, folder: pathlib.Path) -> bool:
+    """State of a parameter cut along its columns, saved as a DCP directory and loaded by load_optimizer."""
+    torch.manual_seed(0)
+    value, grad = torch.randn(64, 512), torch.randn(64, 512)
+    made = []
+    for _ in range(2):
+        p = nn.Parameter(distribute_tensor(value, mesh, [Shard(1)]))
+        made.append((p, lowbit.AdamW([("w", p)], lr=1e-2)))
+    p, opt = made[0]
+    p.grad = distribute_tensor(grad, mesh, [Shard(1)])
+    opt.step()
+    state = {
+        "optim": {"state": {"w": opt.state[p]}, "param_groups": [{"lr": 1e-2, "params": ["w"]}]}
+    }
+    dcp.save(state, checkpoint_id=folder)
+    q, again = made[1]
+    lowbit.load_optimizer(again, folder)
+    return all(
+        torch.equal(getattr(t, "_local_tensor", t), getattr(again.state[q][key], "_local_tensor", again.state[q][key]))
+        for key, t in opt.state[p].items()
+    )  # fmt: skip
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    out = pathlib.Path(sys.argv[1])
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    found = {**partial_gradients(mesh), "columns loaded": columns(mesh, out.with_suffix(".dcp"))}
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
+    dist.barrier()
+    dist.destroy_process_group()
