@@ -1,10 +1,10 @@
 // Sums of float32 terms without any rounding: so the sum does not depend on how the terms are
 // ordered, cut into tiles, or spread over threads and ranks (ranks add their words as int64).
 //
-//   finite x = sign * m * 2^(position - 149),   m < 2^24,   position = max(exponent, 1) - 1
-//   (0..253) word[position >> 4] += sign * (m << (position & 15))      a word i counts units of
-//   2^(16 i - 149) word[16]  takes what the others carry,   word[17] counts the terms that are
-//   infinite or NaN
+//   finite x = sign * m * 2^(position - 149),  m < 2^24,  position = max(exponent, 1) - 1 (0..253)
+//   word[position >> 4] += sign * (m << (position & 15))      word i counts units of 2^(16 i - 149)
+//   word[16] takes what the others carry
+//   word[17] counts the terms that are infinite or NaN
 //
 // A term is below 2^39 units of its word, so from canonical words on 2^23 terms fit before the next
 // carry, and from those of 2^15 ranks added up too. Canonical: words 0..15 in [0, 2^16), the sign

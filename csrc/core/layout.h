@@ -15,7 +15,7 @@ constexpr int kMostTile = kMostBlock;  // a tile holds whole blocks, so long blo
 constexpr int kMaxSlots = 4;           // state tensors of one update rule
 constexpr int kMaxFactors = 2;         // second moments of one update rule that are stored factored
 constexpr int kMaxTotals = 2;          // sums over a whole tensor that one round measures
-constexpr int kGridTotal = 1;  // the one of them that holds the sum over a round's grid
+constexpr int kGridTotal = 1;          // the one of them that holds the sum over a round's grid
 constexpr int kMaxNumbers = 2;         // numbers that a rule keeps for each tensor
 
 LB_HD constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,7 +1,7 @@
 // Random bits as a function of what they are for: Philox4x32 (Salmon et al., SC11) with 7 rounds.
 //
-//   key = (seed low, step)      counter = (group low, group high, stream, seed high)      group =
-//   global element index / 8
+//   key     = (seed low, step)
+//   counter = (group low, group high, stream, seed high),  group = global element index / 8
 //
 // One call serves the 8 elements of a group, 16 bits each: element e takes word e / 2, its low half
 // where e is even. `stream` names the parameter and is saved with the state. So the bits of an

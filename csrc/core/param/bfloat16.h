@@ -2,10 +2,9 @@
 // once.
 //
 //   nearest     ties to even
-//   stochastic  (bits + r) >> 16 with r uniform in [0, 2^16): up with probability (low 16 bits) /
-//   2^16, so the mean is exact and an update
-//               smaller than half a step is kept on average instead of being lost
-//               (arXiv:2010.06192)
+//   stochastic  (bits + r) >> 16 with r uniform in [0, 2^16): up with probability
+//               (low 16 bits) / 2^16, so the mean is exact and an update smaller than half a step
+//               is kept on average instead of being lost (arXiv:2010.06192)
 //
 // Both keep infinities, write every NaN as 0x7fc0, and leave values that are exact in bfloat16
 // alone. Stochastic rounding never turns a finite value into an infinity: it stays at the largest

@@ -4,8 +4,9 @@
 //
 // absmax == 0:           scale 0, every code the code of zero.
 // 0 < absmax < 2^-126:   scale 2^-126, so that the reciprocal is finite and a positive second
-// moment cannot become zero. absmax not finite:     scale NaN, every code the code of zero: the
-// whole block decodes to NaN, on every processor the same one.
+//                        moment cannot become zero.
+// absmax not finite:     scale NaN, every code the code of zero: the whole block decodes to NaN, on
+//                        every processor the same one.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // Scales of codes that are evenly spaced in log2 |x|. z is the code before it is rounded.
 //
-//   fixed      S = log2 absmax + 126           z = (log2 x + 126) * 255 / S
+//   fixed      S = log2 absmax + 126
+//              z = (log2 x + 126) * 255 / S
 //   adaptive   lowest = log2 least, S = log2 absmax - lowest
-//                                              z = (log2 x - lowest) * steps / S + 1,  0 where x =
-//                                              0
+//              z = (log2 x - lowest) * steps / S + 1,  0 where x = 0
 //   signed     as adaptive, with the sign of x
 //
 // least is the smallest magnitude of the block that is not zero. Logarithms lie in [-126, 126]:

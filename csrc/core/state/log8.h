@@ -74,7 +74,8 @@ struct Log8 : AdaptiveLogCode<255> {
 
 struct Log16 : AdaptiveLogCode<65535> {
   static constexpr const char* kName = "log16";
-  static constexpr const char* kDtype = "uint8";  // two to a code: gloo and NCCL move no 16-bit integers
+  static constexpr const char* kDtype =
+      "uint8";  // two to a code: gloo and NCCL move no 16-bit integers
   static constexpr int kBits = 16;
   using Storage = uint16_t;
 };

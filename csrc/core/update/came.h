@@ -3,8 +3,10 @@
 //   R, C   = row and column means of g^2 + eps1 with weight 1 - beta2;  v = R * C / mean(R)
 //   u  = g / sqrt(v);  u = u / max(1, RMS(u) / d)
 //   m  = m + (u - m) * (1 - beta1)
-//   R', C' = row and column means of (u - m)^2 + eps2 with weight 1 - beta3;  w = R' * C' /
-//   mean(R') p  = p * (1 - lr * weight_decay) p  = p - lr * m / sqrt(w)
+//   R', C' = row and column means of (u - m)^2 + eps2 with weight 1 - beta3
+//   w  = R' * C' / mean(R')
+//   p  = p * (1 - lr * weight_decay)
+//   p  = p - lr * m / sqrt(w)
 //
 // One dimension: v = v + (g^2 + eps1 - v) * (1 - beta2), a state tensor, and p = p - lr * m.
 #pragma once

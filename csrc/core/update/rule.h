@@ -3,8 +3,7 @@
 // A rule whose update needs sums over the tensor, or a factored second moment, is *measured* first:
 //
 //   kRounds               how many times values are summed before the update; between two rounds
-//   the
-//                         sums are reduced over the shards
+//                         the sums are reduced over the shards
 //   grid_factor(round)    which factored moment the round's `grid` values belong to, -1 for none
 //   measure<round>(g, p, s, f, coef, grid, totals)
 //                         one element: what it adds to the sum of its row and of its column (grid)
