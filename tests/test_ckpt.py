@@ -425,3 +425,26 @@ def test_the_version_is_the_packages():
     import lowbit
 
     assert run("--version").stdout.strip() == f"lowbit-ckpt {lowbit.__version__}"
+
+
+def test_inspect_names_what_low_bit_state_is(tmp_path):
+    """Codes, scales, means and what lies beside weights, of formats that the tool has not heard of one by one."""
+    import lowbit
+
+    params = [
+        ("w", torch.nn.Parameter(torch.randn(64, 256).bfloat16())),
+        ("v", torch.nn.Parameter(torch.randn(64, 256))),
+    ]
+    first = lowbit.scaled("power1_5", scale="rank1")
+    opts = [
+        lowbit.AdamW(params[:1], state_format="4bit", param_format="bfloat16_split16"),
+        lowbit.AdamW(params[1:], state_format={"exp_avg": first, "exp_avg_sq": "factored"}),
+    ]
+    state = {name: opt.state[p] for opt, (name, p) in zip(opts, params, strict=True)}
+    dcp.save({"optim": {"state": state}}, checkpoint_id=tmp_path / "c", no_dist=True)
+    kinds = set(inspect(tmp_path / "c")["bytes_by_kind"])
+    assert kinds == {
+        "codes, dynamic4", "scales, dynamic4", "codes, power1_4_unsigned", "scales, power1_4_unsigned",
+        "kept beside weights", "codes, power1_5", "scales, power1_5", "factored moments, float32",
+        "step counters", "random streams",
+    }  # fmt: skip

@@ -3,10 +3,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
 
 #include "command/progress.h"
 #include "container/dcp.h"
@@ -22,23 +23,28 @@ using Json = nlohmann::ordered_json;
 /// What a tensor is, by its name: the format is part of the name of lowbit's state
 /// (docs/formats.md).
 std::string kind_of(const std::string& name) {
-  struct Suffix {
-    const char *text, *kind;
-  };
-  constexpr std::array<Suffix, 6> kSuffixes = {
-      {{"_dynamic8_unsigned_scale", "scales, dynamic8_unsigned"},
-       {"_dynamic8_scale", "scales, dynamic8"},
-       {"_dynamic8_unsigned", "codes, dynamic8_unsigned"},
-       {"_dynamic8", "codes, dynamic8"},
-       {"_bfloat16", "wide state, bfloat16"},
-       {".stream", "random streams"}}};
-  for (const auto& [text, kind] : kSuffixes) {
-    if (name.ends_with(text)) return kind;
-  }
-  if (name.ends_with(".step")) return "step counters";
-  for (const char* wide : {".exp_avg", ".exp_avg_sq", ".max_exp_avg_sq"}) {
-    if (name.ends_with(wide)) return "wide state, float32";
-  }
+  static const std::regex coded(
+      "_((?:dynamic|linear|power1_|power2_)[2-8](?:_unsigned)?|float8_e[45]m[23](?:_unsigned)?|"
+      "log8(?:_fixed|_signed)?|log16|companded8(?:_unsigned)?)"
+      "(_scale(?:_row|_column|_tensor|_rank1_[0-9])?)?$");
+  static const std::regex beside("\\.param_[a-z0-9_]+$");
+  static const std::regex factored("\\.(?:exp_avg_sq|exp_avg_res|variance)_(?:row|col)$");
+  static const std::regex wide(
+      "\\.(?:exp_avg|exp_avg_sq|max_exp_avg_sq|exp_avg_slow|momentum_buffer|square_avg|grad_avg|"
+      "sum|variance|update_norm|projection)(_bfloat16)?$");
+  const size_t dot = name.rfind('.');
+  const std::string leaf = dot == std::string::npos ? "." + name : name.substr(dot);
+  if (leaf.size() > 100)
+    return "weights and other tensors";  // regex recurses: a long name is no key
+  std::smatch match;
+  if (std::regex_search(leaf, match, coded))
+    return (match[2].matched ? "scales, " : "codes, ") + match[1].str();
+  if (std::regex_search(leaf, beside)) return "kept beside weights";
+  if (std::regex_search(leaf, factored)) return "factored moments, float32";
+  if (std::regex_search(leaf, match, wide))
+    return match[1].matched ? "wide state, bfloat16" : "wide state, float32";
+  if (leaf == ".step") return "step counters";
+  if (leaf == ".stream") return "random streams";
   return "weights and other tensors";
 }
 
