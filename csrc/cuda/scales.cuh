@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Scales::kThreads)
     if (work == ScaleWork::kCombineNew) combine(s, s.col_next, c);
     if (work == ScaleWork::kKeep) {
       for (int d = 1; d < s.count; ++d)
-        raise(reinterpret_cast<uint32_t*>(s.most[d]) + index_in(s, c, d), s.col_next[c]);
+        raise(reinterpret_cast<uint32_t*>(s.most[d]) + index_in(s, c, d), kept(s.col_next[c]));
     }
   }
 }

@@ -411,7 +411,8 @@ void step_cpu(Batched& all, const Options& o, int phase) {
       inner /= m.dims[d];
       for (int64_t c = 0; c < job.cols; ++c) {
         uint32_t& b = bits[c / inner % m.dims[d]];
-        b = std::max(b, job.state[m.slot].col_next[c]);
+        const uint32_t most = job.state[m.slot].col_next[c];
+        b = std::max(b, most > kInfinityBits ? kCanonicalNan : most);
       }
     }
     combine(m, job.cols, job.state[m.slot].col_next);
