@@ -646,9 +646,23 @@ def test_a_format_of_one_file(tmp_path):
     )  # fmt: skip
     run("cmake", "--build", "build", "--target", "_ops", "--parallel")
     shutil.copy(tmp_path / "build/csrc/_ops.so", tmp_path / "lowbit")
+    arguments = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "-s",
+        str(HERE / "test_state.py"),
+    ]
+    # An editable installation puts a finder before everything on the path.
+    program = (
+        "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in type(f).__module__.lower()]; "
+        f"import lowbit, pytest; assert lowbit.__file__.startswith({str(tmp_path)!r}), lowbit.__file__; "
+        f"sys.exit(pytest.main({arguments!r}))"
+    )
     said = run(
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path),
-        "-s", str(HERE / "test_state.py"),
+        sys.executable, "-c", program,
         PYTHONPATH=f"{tmp_path}", LOWBIT_TEST_FORMAT="toy3", PYTHONSAFEPATH="1",
     )  # fmt: skip
     assert "toy3" in said, said
