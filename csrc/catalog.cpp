@@ -174,6 +174,7 @@ void settle_factor(const Job& job, int round) {
   const Factor& factor = job.factor[k];
   const double cols = static_cast<double>(job.global_inner_cols),
                rows = static_cast<double>(job.global_inner_rows);
+  if (job.global_inner_rows == 0 || job.global_inner_cols == 0) return;  // nothing has a mean
   for (int64_t b = 0; b < job.batches; ++b) {
     // The rows' new mean from sums that every holder of the batch has: the rows' old sum, and all
     // that was added, which is the sum over the columns. (A single matrix may be cut both ways; its

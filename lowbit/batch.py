@@ -42,6 +42,7 @@ class Batch:
             raise RuntimeError(
                 "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
             )
+        refuse_overlap(value)
         if value.is_contiguous():
             self.params.append(value)
         else:  # such as channels_last: stepped in a copy
@@ -75,6 +76,15 @@ class Batch:
             for tensor, which, operation in parts
             for group in getattr(self.reductions, which)
         ]
+
+
+def refuse_overlap(value: Tensor) -> None:
+    """RuntimeError for an expanded view, before anything is written."""
+    if any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True)):
+        raise RuntimeError(
+            f"a parameter of shape {tuple(value.shape)} is an expanded view, several of whose elements are one place in memory; step the tensor that it "
+            "was expanded from"
+        )
 
 
 def run_phases(batches: Sequence[Batch]) -> None:

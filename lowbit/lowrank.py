@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lowbit import layout, ops, shard
-from lowbit.batch import Batch, reductions, run_phases
+from lowbit.batch import Batch, reductions, refuse_overlap, run_phases
 from lowbit.overrides import effective
 
 INNER = "apollo_inner"
@@ -132,6 +132,7 @@ class Work:
     """One parameter in one step."""
 
     def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
+        refuse_overlap(shard.local(p))
         grad = shard.gradient(p)
         if grad.layout != torch.strided:
             raise RuntimeError(

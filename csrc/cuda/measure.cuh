@@ -236,6 +236,7 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
     const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
     const double cols = static_cast<double>(job.global_inner_cols),
                  rows = static_cast<double>(job.global_inner_rows);
+    if (job.global_inner_rows == 0 || job.global_inner_cols == 0) continue;  // nothing has a mean
     __syncthreads();  // no thread still reads what the matrix before left
     if (thread < kWords) shared.added[thread] = 0;
     __syncthreads();
