@@ -21,10 +21,12 @@ struct CompandedCode {
   static constexpr bool kScaled = true;
   using Storage = uint8_t;
 
-  /// floor(t * top + 1/2), not above top.
+  /// floor(t * top + 1/2) between -top and top, -top - 1 below: a conversion that overflows has no
+  /// value in C++, so both ends are cut first.
   LB_HD static int32_t nearest(float t, float top) {
     const float y = t * top + 0.5f;
-    const int32_t cut = static_cast<int32_t>(y < top ? y : top);
+    const float low = y < top ? y : top;
+    const int32_t cut = static_cast<int32_t>(low > -top ? low : -top);
     return cut - (static_cast<float>(cut) > y);
   }
 };
