@@ -19,7 +19,7 @@ from .write import (
     glob,
     records_of,
     reduce,
-    string,
+    
     tensor,
 )
 

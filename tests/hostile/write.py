@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 U16, U32, U64 = 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
@@ -186,7 +186,7 @@ def archive(
     *,
     folder: str = "archive",
     crc: bool = True,
-    change=None,
+    lie: Callable[[End], None] | None = None,
     before_directory: bytes = b"",
     align: int = 64,
 ) -> bytes:
@@ -231,8 +231,8 @@ def archive(
     start, body = len(out), b"".join(directory)
     n = len(directory)
     end = End(n, len(body), start, start + len(body), min(n, U16), len(body), start)
-    if change is not None:
-        change(end)
+    if lie is not None:
+        lie(end)
     out += body
     if end.with64:
         out += b"PK\6\6" + le(8, 44) + le(2, 0x031E) + le(2, 45) + bytes(8)
