@@ -4,7 +4,7 @@
 since most of it is what torch cannot be made to write.
 """
 
-from . import directories, pickles, tensors, zips  # noqa: F401
+from . import directories, legacy, pickles, safetensors_files, tensors, zips  # noqa: F401
 from .case import BAD, CASES, FINE, PROOF, VALUES, Case
 
 __all__ = ["BAD", "CASES", "FINE", "PROOF", "VALUES", "Case"]
