@@ -73,7 +73,9 @@ def add(
     )
 
 
-def case(name: str, code: int | tuple[int, ...], mentions: str = "", **more) -> Callable[[Make], Make]:
+def case(
+    name: str, code: int | tuple[int, ...], mentions: str = "", **more
+) -> Callable[[Make], Make]:
     """`add` as a decorator; what the input is stands in the function's doc comment."""
 
     def register(make: Make) -> Make:

@@ -19,7 +19,6 @@ from .write import (
     glob,
     records_of,
     reduce,
-    
     tensor,
 )
 
@@ -35,7 +34,8 @@ def properties(dtype: str, extra: tuple[object, ...] = ()) -> Raw:
     layout = reduce(glob("torch.serialization", "_get_layout"), "torch.strided")
     memory = reduce(glob(MODULE, "_MEM_FORMAT_ENCODING"), 0)
     return build(
-        glob(MODULE, "TensorProperties"), (glob("torch", dtype), layout, False, memory, False, *extra)
+        glob(MODULE, "TensorProperties"),
+        (glob("torch", dtype), layout, False, memory, False, *extra),
     )
 
 
@@ -53,7 +53,11 @@ class Tensor:
             build(glob(MODULE, "ChunkStorageMetadata"), {"offsets": size(o), "sizes": size(s)})
             for o, s in self.chunks
         ]
-        state = {"properties": self.properties or properties(self.dtype), "size": size(self.shape), "chunks": chunks}
+        state = {
+            "properties": self.properties or properties(self.dtype),
+            "size": size(self.shape),
+            "chunks": chunks,
+        }
         return build(glob(MODULE, "TensorStorageMetadata"), state)
 
 
@@ -100,7 +104,14 @@ class Directory:
     change: Callable[[bytes], bytes] = lambda pickle: pickle
     protocol: bytes = P4
 
-    def tensor(self, name: str, dtype: str, shape: tuple[int, ...], parts: dict[Offset, tuple[tuple[int, ...], bytes]], *path: object) -> None:
+    def tensor(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        parts: dict[Offset, tuple[tuple[int, ...], bytes]],
+        *path: object,
+    ) -> None:
         """A tensor; part number i lies in file number i."""
         self.tensors[name] = Tensor(dtype, shape, [(o, s) for o, (s, _) in parts.items()])
         for i, (offset, (part, data)) in enumerate(parts.items()):
@@ -131,7 +142,9 @@ class Directory:
                 places[key] = places[item.like]
         return {name: bytes(out) for name, out in files.items()}, places
 
-    def storage(self, places: dict[tuple[str, Offset], tuple[str, int, int]]) -> list[tuple[object, object]]:
+    def storage(
+        self, places: dict[tuple[str, Offset], tuple[str, int, int]]
+    ) -> list[tuple[object, object]]:
         """The entries of storage_data."""
         out: list[tuple[object, object]] = []
         for (name, offset), item in self.items.items():
@@ -146,10 +159,12 @@ class Directory:
             info: dict[str, object] = {"relative_path": path, "offset": at, "length": length}
             if item.transforms is not None:
                 info["transform_descriptors"] = item.transforms
-            out.append((
-                build(glob(MODULE, "MetadataIndex"), index),
-                build(glob("torch.distributed.checkpoint.filesystem", "_StorageInfo"), info),
-            ))
+            out.append(
+                (
+                    build(glob(MODULE, "MetadataIndex"), index),
+                    build(glob("torch.distributed.checkpoint.filesystem", "_StorageInfo"), info),
+                )
+            )
         return out + self.storage_extra
 
     def metadata(self, places: dict[tuple[str, Offset], tuple[str, int, int]]) -> bytes:
@@ -190,8 +205,14 @@ def base() -> Directory:
         data = floats(ELEMENTS, start)
         parts = {(0, 0): (half, data[:bytes_]), (half[0], 0): (half, data[bytes_:])}
         d.tensor(name, "float32", SHAPE, parts, *path)
-    d.tensor("optim.state.w.step", "float32", (), {(): ((), floats(1, 7.0))}, "optim", "state", "w", "step")
+    d.tensor(
+        "optim.state.w.step",
+        "float32",
+        (),
+        {(): ((), floats(1, 7.0))},
+        "optim",
+        "state",
+        "w",
+        "step",
+    )
     return d
-
-
-__all__ = ["MODULE", "Directory", "Item", "Tensor", "base", "properties", "size", "string"]

@@ -188,7 +188,6 @@ def with_metadata(change: Callable[[bytes], bytes] | None, value: object) -> Cal
     return make
 
 
-
 for trick in TRICKS:
     add(
         "pickle.save_" + trick.name,
@@ -198,7 +197,12 @@ for trick in TRICKS:
         torch=trick.torch,
         convert=tuple({trick.codes} if isinstance(trick.codes, int) else trick.codes),
     )
-    add("pickle.metadata_" + trick.name, with_metadata(trick.whole, trick.value), trick.codes, trick.mentions)
+    add(
+        "pickle.metadata_" + trick.name,
+        with_metadata(trick.whole, trick.value),
+        trick.codes,
+        trick.mentions,
+    )
 
 
 # Duplicate keys, where the dict means something. Python keeps the last of them, and takes 0, False and 0.0 for one.
@@ -215,7 +219,10 @@ def twice(place: str) -> Callable[[Path], Path]:
             "top": Pairs([("model", model), ("optim", optim), ("model", model)]),
             "model": {"model": other, "optim": optim},
             "state": {"model": model, "optim": {**optim, "state": Pairs([(0, state), (0, {})])}},  # type: ignore[dict-item]
-            "false": {"model": model, "optim": {**optim, "state": Pairs([(0, state), (False, {})])}},  # type: ignore[dict-item]
+            "false": {
+                "model": model,
+                "optim": {**optim, "state": Pairs([(0, state), (False, {})])},
+            },  # type: ignore[dict-item]
             "float": {"model": model, "optim": {**optim, "state": Pairs([(0, state), (0.0, {})])}},  # type: ignore[dict-item]
         }[place]
         return put(folder, archive(records_of(P2 + dump(outer) + b".", save.storages)))
@@ -248,7 +255,11 @@ def in_item(value: object) -> Callable[[Path], Path]:
     return make
 
 
-ITEM = [t for t in TRICKS if t.value is not None and t.codes == BAD and not t.name.startswith(("call_", "opcode_long4"))]
+ITEM = [
+    t
+    for t in TRICKS
+    if t.value is not None and t.codes == BAD and not t.name.startswith(("call_", "opcode_long4"))
+]
 SOME = (
     "code_posix_system", "code_named_but_not_called", "memo_2_31", "deep_list", "billion_laughs", "loop_of_a_list",
     "bytearray_2_32", "length_of_text", "text_not_utf8", "opcode_inst", "opcode_ext1",

@@ -71,7 +71,13 @@ for name, arguments, named, ok in (
     ("hooks_are_full", [SHAPE], {"rest": (False, {"hook": 1})}, None),
     ("conjugate_of_a_float", [SHAPE], {"rest": (False, ORDERED, {"conj": True})}, None),
 ):  # fmt: skip
-    add("tensor." + name, weight(*arguments, **named), BAD, OUT + "|overlap|twice|dimension|argument|tensor|deep|missing|name|call", torch=ok)
+    add(
+        "tensor." + name,
+        weight(*arguments, **named),
+        BAD,
+        OUT + "|overlap|twice|dimension|argument|tensor|deep|missing|name|call",
+        torch=ok,
+    )
 
 
 def storage(*parts: object) -> Callable[[Path], Path]:
@@ -88,10 +94,34 @@ for name, parts in (
     ("of_a_type_in_text", ("storage", "FloatStorage", "0", "cpu", 32)),
     ("on_a_number", ("storage", FLOATS, "0", 7, 32)),
 ):  # fmt: skip
-    add("tensor.storage_" + name, storage(*parts), BAD, "storage|tensor|call|argument|expect|dtype|device", torch=None)
-add("tensor.storage_is_a_number", weight(SHAPE, storage=7), BAD, "storage|tensor|call|argument", torch=False)
-add("tensor.storage_of_a_number", weight(SHAPE, storage=persistent(7)), BAD, "storage|tensor|call|argument", torch=False)
-add("tensor.storage_alone", put("weight", persistent(("storage", FLOATS, "0", "cpu", 32))), BAD, "storage|tensor|call|argument", torch=None)
+    add(
+        "tensor.storage_" + name,
+        storage(*parts),
+        BAD,
+        "storage|tensor|call|argument|expect|dtype|device",
+        torch=None,
+    )
+add(
+    "tensor.storage_is_a_number",
+    weight(SHAPE, storage=7),
+    BAD,
+    "storage|tensor|call|argument",
+    torch=False,
+)
+add(
+    "tensor.storage_of_a_number",
+    weight(SHAPE, storage=persistent(7)),
+    BAD,
+    "storage|tensor|call|argument",
+    torch=False,
+)
+add(
+    "tensor.storage_alone",
+    put("weight", persistent(("storage", FLOATS, "0", "cpu", 32))),
+    BAD,
+    "storage|tensor|call|argument",
+    torch=None,
+)
 
 
 def two_types(save: Save) -> None:
@@ -108,16 +138,53 @@ def two_sizes(save: Save) -> None:
 
 
 add("tensor.one_key_of_two_sizes", saved(two_sizes), BAD, OUT, torch=None)
-add("tensor.record_is_longer", saved(lambda s: s.storages.__setitem__("0", floats(33))), BAD, OUT, torch=False)
-add("tensor.record_is_shorter", saved(lambda s: s.storages.__setitem__("0", floats(31))), BAD, OUT, torch=False)
-add("tensor.record_is_empty", saved(lambda s: s.storages.__setitem__("0", b"")), BAD, OUT, torch=False)
-add("tensor.record_nobody_names", saved(lambda s: s.storages.__setitem__("9", floats(2))), FINE, "data/9|record|unused|unknown|names", torch=True, warns=True)
+add(
+    "tensor.record_is_longer",
+    saved(lambda s: s.storages.__setitem__("0", floats(33))),
+    BAD,
+    OUT,
+    torch=False,
+)
+add(
+    "tensor.record_is_shorter",
+    saved(lambda s: s.storages.__setitem__("0", floats(31))),
+    BAD,
+    OUT,
+    torch=False,
+)
+add(
+    "tensor.record_is_empty",
+    saved(lambda s: s.storages.__setitem__("0", b"")),
+    BAD,
+    OUT,
+    torch=False,
+)
+add(
+    "tensor.record_nobody_names",
+    saved(lambda s: s.storages.__setitem__("9", floats(2))),
+    FINE,
+    "data/9|record|unused|unknown|names",
+    torch=True,
+    warns=True,
+)
 
 # Kinds without a storage of their own.
 DTYPE = glob("torch", "float32")
 META = glob("torch._utils", "_rebuild_meta_tensor_no_storage")
-add("tensor.meta_2_62", put("weight", reduce(META, DTYPE, (1 << 62,), (1,), False)), BAD, "meta|data|storage|allow|outside|size", torch=True)
-add("tensor.meta_small", put("weight", reduce(META, DTYPE, SHAPE, row_major(SHAPE), False)), BAD, "meta|data|storage|allow|outside", torch=True)
+add(
+    "tensor.meta_2_62",
+    put("weight", reduce(META, DTYPE, (1 << 62,), (1,), False)),
+    BAD,
+    "meta|data|storage|allow|outside|size",
+    torch=True,
+)
+add(
+    "tensor.meta_small",
+    put("weight", reduce(META, DTYPE, SHAPE, row_major(SHAPE), False)),
+    BAD,
+    "meta|data|storage|allow|outside",
+    torch=True,
+)
 V3 = glob("torch._utils", "_rebuild_tensor_v3")
 UNTYPED = glob("torch.storage", "UntypedStorage")
 
@@ -127,15 +194,45 @@ def untyped(dtype: str, shape: object, held: object) -> object:
     return reduce(V3, place, 0, shape, row_major(shape), False, ORDERED, glob("torch", dtype))  # type: ignore[arg-type]
 
 
-add("tensor.untyped_held_in_elements", put("weight", untyped("uint16", (64,), 64)), BAD, OUT, torch=False)
+add(
+    "tensor.untyped_held_in_elements",
+    put("weight", untyped("uint16", (64,), 64)),
+    BAD,
+    OUT,
+    torch=False,
+)
 add("tensor.untyped_beyond", put("weight", untyped("uint16", (65,), 128)), BAD, OUT, torch=False)
-add("tensor.untyped_of_no_dtype", put("weight", untyped("strided", (64,), 128)), BAD, "dtype|type|allow|outside|argument", torch=None)
-add("tensor.untyped_sound", saved(lambda s: s.extra.__setitem__("rng", untyped("uint16", (64,), 128))), FINE, torch=True, convert=None)
-add("tensor.parameter_of_a_number", put("weight", reduce(glob("torch._utils", "_rebuild_parameter"), 7, False, ORDERED)), BAD, "tensor|parameter|argument|call", torch=None)
+add(
+    "tensor.untyped_of_no_dtype",
+    put("weight", untyped("strided", (64,), 128)),
+    BAD,
+    "dtype|type|allow|outside|argument",
+    torch=None,
+)
+add(
+    "tensor.untyped_sound",
+    saved(lambda s: s.extra.__setitem__("rng", untyped("uint16", (64,), 128))),
+    FINE,
+    torch=True,
+    convert=None,
+)
+add(
+    "tensor.parameter_of_a_number",
+    put("weight", reduce(glob("torch._utils", "_rebuild_parameter"), 7, False, ORDERED)),
+    BAD,
+    "tensor|parameter|argument|call",
+    torch=None,
+)
 nested: object = tensor(SHAPE, "0")
 for _ in range(500):
     nested = reduce(glob("torch._utils", "_rebuild_parameter"), nested, False, ORDERED)
-add("tensor.parameter_of_a_parameter_500_times", put("weight", nested), (BAD, FINE), "tensor|parameter|argument|deep|nest", torch=None)
+add(
+    "tensor.parameter_of_a_parameter_500_times",
+    put("weight", nested),
+    (BAD, FINE),
+    "tensor|parameter|argument|deep|nest",
+    torch=None,
+)
 
 # Sound bytes, senseless values: exit code 4. Weights may hold what they like.
 NAN, INF = b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f"
@@ -155,14 +252,41 @@ add("value.inf_in_exp_avg_sq", at("3", INF, 31), VALUES, "exp_avg_sq", torch=Tru
 add("value.negative_exp_avg_sq", at("3", floats(1, -0.25)), VALUES, "exp_avg_sq", torch=True)
 add("value.nan_step", at("1", NAN, 0), VALUES, "step", torch=True)
 add("value.negative_step", at("1", floats(1, -3.0), 0), VALUES, "step", torch=True)
-add("value.negative_zero_exp_avg_sq", at("3", b"\0\0\0\x80"), FINE, torch=True, about="Zero, whatever its sign.")
+add(
+    "value.negative_zero_exp_avg_sq",
+    at("3", b"\0\0\0\x80"),
+    FINE,
+    torch=True,
+    about="Zero, whatever its sign.",
+)
 add("value.nan_in_a_weight", at("0", NAN), FINE, "nan|finite", torch=True, warns=True)
 add("value.inf_in_a_weight", at("0", INF), FINE, "inf|finite", torch=True, warns=True)
 
 # Sound but seldom.
-add("tensor.transposed", weight((8, 4), stride=(1, 8)), FINE, torch=True, convert=None, about="Strides are honoured.")
-add("tensor.shared_storage", saved(lambda s: s.tensors.__setitem__("weight", tensor((2, 8), "0", offset=16, held=32))), FINE, torch=True, convert=None)
-add("tensor.expanded_scalar", saved(lambda s: s.extra.__setitem__("expanded", tensor((64,), "0", stride=(0,), held=32))), (FINE, BAD), "stride|expand|overlap|twice", torch=True, convert=None, warns=True)
+add(
+    "tensor.transposed",
+    weight((8, 4), stride=(1, 8)),
+    FINE,
+    torch=True,
+    convert=None,
+    about="Strides are honoured.",
+)
+add(
+    "tensor.shared_storage",
+    saved(lambda s: s.tensors.__setitem__("weight", tensor((2, 8), "0", offset=16, held=32))),
+    FINE,
+    torch=True,
+    convert=None,
+)
+add(
+    "tensor.expanded_scalar",
+    saved(lambda s: s.extra.__setitem__("expanded", tensor((64,), "0", stride=(0,), held=32))),
+    (FINE, BAD),
+    "stride|expand|overlap|twice",
+    torch=True,
+    convert=None,
+    warns=True,
+)
 
 
 # Scales of quantized state.
@@ -171,7 +295,14 @@ def quantized(layout: str, scale: bytes) -> Callable[[Path], Path]:
 
     def change(save: Save) -> None:
         codes, one = bytes(range(256)), tensor((1,), "5", held=1)
-        save.storages |= {"0": floats(256), "4": codes, "5": scale, "6": floats(256, 0.0), "7": floats(1), "8": codes}
+        save.storages |= {
+            "0": floats(256),
+            "4": codes,
+            "5": scale,
+            "6": floats(256, 0.0),
+            "7": floats(1),
+            "8": codes,
+        }
         save.tensors["weight"] = tensor((256,), "0")
         step = {"step": save.tensors["step"]}
         byte, fine = tensor((256,), "4", "uint8"), tensor((1,), "7", held=1)
@@ -182,7 +313,14 @@ def quantized(layout: str, scale: bytes) -> Callable[[Path], Path]:
             scales = {"exp_avg_dynamic8_scale": one, "exp_avg_sq_dynamic8_unsigned_scale": fine}
             state = {"exp_avg_dynamic8": byte, "exp_avg_sq_dynamic8_unsigned": other, **scales}
         elif layout == "bitsandbytes":
-            state = {"state1": byte, "state2": other, "qmap1": book, "qmap2": book, "absmax1": one, "absmax2": fine}
+            state = {
+                "state1": byte,
+                "state2": other,
+                "qmap1": book,
+                "qmap2": book,
+                "absmax1": one,
+                "absmax2": fine,
+            }
         else:
 
             def subclass(codes: object, scale: object, signed: bool) -> object:
@@ -190,11 +328,26 @@ def quantized(layout: str, scale: bytes) -> Callable[[Path], Path]:
                 strided = reduce(glob("torch.serialization", "_get_layout"), "torch.strided")
                 device = reduce(glob("torch", "device"), "cpu")
                 arguments = (cls, DTYPE, (256,), (1,), 0, strided, device, False)
-                inner = {"codes": codes, "scale": scale, "qmap": book, "signed": signed, "block_size": 256}
+                inner = {
+                    "codes": codes,
+                    "scale": scale,
+                    "qmap": book,
+                    "signed": signed,
+                    "block_size": 256,
+                }
                 wrapper = glob("torch._tensor", "_rebuild_from_type_v2")
-                return reduce(wrapper, glob("torch._utils", "_rebuild_wrapper_subclass"), cls, arguments, inner)
+                return reduce(
+                    wrapper,
+                    glob("torch._utils", "_rebuild_wrapper_subclass"),
+                    cls,
+                    arguments,
+                    inner,
+                )
 
-            state = {"exp_avg": subclass(byte, one, True), "exp_avg_sq": subclass(other, fine, False)}
+            state = {
+                "exp_avg": subclass(byte, one, True),
+                "exp_avg_sq": subclass(other, fine, False),
+            }
         save.tensors = {"weight": save.tensors["weight"], **step, **state}
 
     return saved(change)
@@ -206,5 +359,11 @@ for layout, word in (("lowbit", "scale"), ("bitsandbytes", "absmax"), ("torchao"
     add(f"value.{layout}_sound", quantized(layout, floats(1)), FINE, torch=ok, convert=None)
     add(f"value.{layout}_nan_scale", quantized(layout, NAN), VALUES, word, torch=ok, convert=None)
     add(f"value.{layout}_inf_scale", quantized(layout, INF), VALUES, word, torch=ok, convert=None)
-    add(f"value.{layout}_negative_scale", quantized(layout, floats(1, -1.0)), VALUES, word, torch=ok, convert=None)
-
+    add(
+        f"value.{layout}_negative_scale",
+        quantized(layout, floats(1, -1.0)),
+        VALUES,
+        word,
+        torch=ok,
+        convert=None,
+    )

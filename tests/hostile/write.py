@@ -127,9 +127,7 @@ def tensor(
         storage = persistent(("storage", name, key, "cpu", held))
     if rest is None:
         rest = (False, reduce(glob("collections", "OrderedDict")))
-    return reduce(
-        glob("torch._utils", "_rebuild_tensor_v2"), storage, offset, shape, stride, *rest
-    )
+    return reduce(glob("torch._utils", "_rebuild_tensor_v2"), storage, offset, shape, stride, *rest)
 
 
 def floats(n: int, start: float = 0.5) -> bytes:
