@@ -18,8 +18,11 @@ class ProgressBar {
   ~ProgressBar() {
     if (shown_) fmt::print(stderr, "\r\033[K");
   }
-  std::function<void(uint64_t, uint64_t)> function() {
-    return [this](uint64_t done, uint64_t total) { update(done, total); };
+  std::function<bool(uint64_t, uint64_t)> function() {
+    return [this](uint64_t done, uint64_t total) {
+      update(done, total);
+      return true;
+    };
   }
 
  private:
