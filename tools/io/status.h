@@ -16,6 +16,8 @@ struct Error {
 
 /// Bad or unsafe input: exit code 3.
 inline Error bad(std::string text) { return {Exit::kBadInput, std::move(text)}; }
+/// Two things that must be equal are not: exit code 4.
+inline Error mismatch(std::string text) { return {Exit::kMismatch, std::move(text)}; }
 /// The machine said no: exit code 1.
 inline Error failed(std::string text) { return {Exit::kRuntime, std::move(text)}; }
 
@@ -27,7 +29,7 @@ class [[nodiscard]] Result {
   bool ok() const { return content_.index() == 0; }
   T& value() { return std::get<0>(content_); }
   const T& value() const { return std::get<0>(content_); }
-  Error& error() { return std::get<1>(content_); }
+  const Error& error() const { return std::get<1>(content_); }
 
  private:
   std::variant<T, Error> content_;

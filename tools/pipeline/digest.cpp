@@ -1,35 +1,37 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <memory>
 
-#include "pipeline/reshard.h"
-#include "pipeline/rows.h"
+#include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
 
-Result<std::string> digest(const Manifest& manifest, const Progress& progress) {
+Result<std::string> digest(const Document& document, const Progress& progress) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
                                                                        XXH3_freeState);
   XXH3_128bits_reset(state.get());
-  const uint64_t total = tensor_bytes(manifest);
-  uint64_t done = 0;
-  RowReader reader(manifest);
-  std::string buffer;
-  for (const Tensor& tensor : manifest.tensors) {
-    const std::string head = tensor.name + '\0' + tensor.dtype->name + shape_text(tensor.shape);
+  std::vector<const Leaf*> tensors;
+  uint64_t done = 0, total = 0;
+  for (const Leaf& leaf : document.leaves) {
+    if (leaf.kind != Leaf::Kind::kTensor) continue;
+    tensors.push_back(&leaf);
+    total += leaf.bytes();
+  }
+  std::sort(tensors.begin(), tensors.end(),
+            [](const Leaf* a, const Leaf* b) { return a->name() < b->name(); });
+  for (const Leaf* leaf : tensors) {
+    const std::string head = leaf->name() + '\0' + leaf->dtype->name + shape_text(leaf->shape);
     XXH3_128bits_update(state.get(), head.data(), head.size() + 1);
-    const uint64_t row = RowReader::row_bytes(tensor);
-    const int64_t rows = row == 0 ? 0 : RowReader::rows(tensor);
-    const auto at_once =
-        static_cast<int64_t>(std::max<uint64_t>(1, (4u << 20) / std::max<uint64_t>(row, 1)));
-    for (int64_t at = 0; at < rows; at += at_once) {
-      const int64_t stop = std::min(at + at_once, rows);
-      buffer.resize(static_cast<uint64_t>(stop - at) * row);
-      LB_CHECK(reader.read(tensor, at, stop, buffer.data()));
-      XXH3_128bits_update(state.get(), buffer.data(), buffer.size());
-      progress(done += buffer.size(), total);
-    }
+    LB_CHECK(for_elements(*leaf, 0, volume(leaf->shape), 4u << 20,
+                          [&](const char* data, uint64_t, uint64_t count) -> Status {
+                            const uint64_t bytes =
+                                count * static_cast<uint64_t>(leaf->dtype->bytes);
+                            XXH3_128bits_update(state.get(), data, bytes);
+                            done += bytes;
+                            return progress(done, total) ? fine() : Status(interrupted());
+                          }));
   }
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state.get()));

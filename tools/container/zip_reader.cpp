@@ -4,15 +4,12 @@
 
 #include <algorithm>
 
-#include "pickle/writer.h"
+#include "container/zip_layout.h"
+#include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint32_t kLocal = 0x04034b50, kDescriptor = 0x08074b50, kCentral = 0x02014b50,
-                   kEnd = 0x06054b50, kEnd64 = 0x06064b50, kLocator64 = 0x07064b50;
-constexpr uint64_t kMax32 = 0xffffffff;
-constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kMostDirectory = 1ull << 28;
 
 /// A little-endian reader over bytes; every read past the end gives 0 and sets `cut`.
@@ -135,8 +132,8 @@ Result<Directory64> find_directory(const File& file, uint64_t base, uint64_t len
 
 }  // namespace
 
-Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t base, uint64_t length,
-                                        const std::string& what) {
+Result<ZipIndex> read_zip(const File& file, uint64_t base, uint64_t length,
+                          const std::string& what) {
   if (base > file.size() || length > file.size() - base)
     return bad(what + ": lies beyond the end of " + file.name());
   LB_TRY(directory, find_directory(file, base, length, what));
@@ -152,7 +149,7 @@ Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t base, uint64_
   std::sort(entries.begin(), entries.end(),
             [](const Entry& a, const Entry& c) { return a.header < c.header; });
 
-  std::vector<ZipRecord> records;
+  ZipIndex index;
   std::string folder;
   uint64_t end = 0;  // of the record before
   for (const Entry& e : entries) {
@@ -180,113 +177,65 @@ Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t base, uint64_
     if (local_name != e.name)
       return bad(record + " is called " + printable(local_name) + " by its local header");
     end = start + e.size;
-    if (flags & 8) {  // sizes and CRC follow the data
-      const uint64_t width = e.size >= kMax32 || e.header >= kMax32 ? 8 : 4;
-      std::string trailer(8 + 2 * width, '\0');
+    const bool late = (flags & 8) != 0;  // sizes and CRC follow the data
+    const auto agrees = [late](uint64_t field, uint64_t value) {
+      return field == value || (late && field == 0);
+    };
+    if (!agrees(crc, e.crc) || !agrees(size, std::min(e.size, kMax32)) ||
+        !agrees(packed, std::min(e.size, kMax32))) {
+      return bad(record + " has a local header that says something else");
+    }
+    if (late) {
+      const int width = e.size >= kMax32 || e.header >= kMax32 ? 8 : 4;
+      std::string trailer(static_cast<size_t>(8 + 2 * width), '\0');
       if (directory.offset - end < trailer.size()) return bad(record + " has no descriptor");
       LB_CHECK(file.read(base + end, trailer.data(), trailer.size()));
       Bytes t{trailer};
-      if (t.take(4) != kDescriptor || t.take(4) != e.crc ||
-          t.take(static_cast<int>(width)) != e.size || t.take(static_cast<int>(width)) != e.size) {
+      if (t.take(4) != kDescriptor || t.take(4) != e.crc || t.take(width) != e.size ||
+          t.take(width) != e.size) {
         return bad(record + " has a descriptor that says something else");
       }
       end += trailer.size();
-    } else if (crc != e.crc || (size != e.size && size != kMax32) ||
-               (packed != e.size && packed != kMax32)) {
-      return bad(record + " has a local header that says something else");
     }
     const size_t slash = e.name.find('/');
     if (slash == std::string::npos || slash == 0) return bad(record + " lies in no folder");
     if (folder.empty()) folder = e.name.substr(0, slash);
     if (e.name.compare(0, slash, folder) != 0)
       return bad(record + " lies in another folder than the rest");
-    records.push_back(
+    index.has_crcs = index.has_crcs || e.crc != 0;
+    index.records.push_back(
         {e.name.substr(slash + 1), base + start, e.size, static_cast<uint32_t>(e.crc)});
   }
   if (end != directory.offset)
     return bad(what + ": the zip has bytes between its records and its directory");
   std::vector<std::string> names;
-  for (const ZipRecord& r : records) names.push_back(r.name);
+  for (const ZipRecord& r : index.records) names.push_back(r.name);
   std::sort(names.begin(), names.end());
   if (std::adjacent_find(names.begin(), names.end()) != names.end())
     return bad(what + ": the zip has two records of one name");
-  return records;
+  return index;
 }
 
-const ZipRecord* find_record(const std::vector<ZipRecord>& records, const std::string& name) {
+const ZipRecord* ZipIndex::find(const std::string& name) const {
   for (const ZipRecord& r : records) {
     if (r.name == name) return &r;
   }
   return nullptr;
 }
 
-// Headers as PyTorchStreamWriter writes them: UTF-8 names, sizes in a descriptor behind the data
-// (none where it is empty), and padding in an extra field 'FB' so that data starts at a multiple of
-// 64 from the archive's start.
-Status ZipWriter::begin(const std::string& name, uint64_t size) {
-  using emit::little;
-  const std::string full = folder_ + "/" + name;
-  const uint64_t at = out_.position() - base_;
-  std::string extra;
-  if (size >= kMax32 || at >= kMax32) {
-    if (size >= kMax32) extra += little(size, 8) + little(size, 8);
-    if (at >= kMax32) extra += little(at, 8);
-    extra = little(1, 2) + little(extra.size(), 2) + extra;
+Status check_crc(const File& file, const ZipIndex& index, const ZipRecord& record,
+                 const std::string& what) {
+  if (!index.has_crcs) return fine();
+  std::string buffer(std::min<uint64_t>(record.size, 1u << 20), '\0');
+  uint32_t crc = 0;
+  for (uint64_t at = 0; at < record.size; at += buffer.size()) {
+    const uint64_t n = std::min<uint64_t>(buffer.size(), record.size - at);
+    LB_CHECK(file.read(record.offset + at, buffer.data(), n));
+    crc = libdeflate_crc32(crc, buffer.data(), n);
   }
-  const uint64_t start = at + 30 + full.size() + 4 + extra.size();
-  const uint64_t padding = (kAlignment - start % kAlignment) % kAlignment;
-  extra += "FB" + little(padding, 2) + std::string(padding, 'Z');
-  const auto flags = static_cast<uint16_t>(0x0800 | (size > 0 ? 8 : 0));
-  entries_.push_back({full, flags, 0, size, at});
-  return out_.write(little(kLocal, 4) + little(0, 2) + little(flags, 2) + std::string(18, '\0') +
-                    little(full.size(), 2) + little(extra.size(), 2) + full + extra);
-}
-
-Status ZipWriter::data(const void* bytes, uint64_t count) {
-  entries_.back().crc = libdeflate_crc32(entries_.back().crc, bytes, count);
-  return out_.write(bytes, count);
-}
-
-Status ZipWriter::end() {
-  using emit::little;
-  const Entry& e = entries_.back();
-  if (e.size == 0) return fine();
-  const int width = e.size >= kMax32 || e.offset >= kMax32 ? 8 : 4;
-  return out_.write(little(kDescriptor, 4) + little(e.crc, 4) + little(e.size, width) +
-                    little(e.size, width));
-}
-
-Status ZipWriter::record(const std::string& name, const std::string& bytes) {
-  LB_CHECK(begin(name, bytes.size()));
-  LB_CHECK(data(bytes.data(), bytes.size()));
-  return end();
-}
-
-Status ZipWriter::close() {
-  using emit::little;
-  LB_CHECK(record("version", "3\n"));
-  LB_CHECK(record(".data/serialization_id", std::string(40, '0')));
-  const uint64_t start = out_.position() - base_;
-  std::string bytes;
-  for (const Entry& e : entries_) {
-    std::string extra;
-    if (e.size >= kMax32) extra += little(e.size, 8) + little(e.size, 8);
-    if (e.offset >= kMax32) extra += little(e.offset, 8);
-    if (!extra.empty()) extra = little(1, 2) + little(extra.size(), 2) + extra;
-    bytes += little(kCentral, 4) + little(0, 4) + little(e.flags, 2) + little(0, 6) +
-             little(e.crc, 4) + little(std::min(e.size, kMax32), 4) +
-             little(std::min(e.size, kMax32), 4) + little(e.name.size(), 2) +
-             little(extra.size(), 2) + std::string(10, '\0') +
-             little(std::min(e.offset, kMax32), 4) + e.name + extra;
-  }
-  const uint64_t size = bytes.size(), end = start + size, n = entries_.size();
-  bytes += little(kEnd64, 4) + little(44, 8) + little(0x031e, 2) + little(45, 2) + little(0, 8) +
-           little(n, 8) + little(n, 8) + little(size, 8) + little(start, 8);
-  bytes += little(kLocator64, 4) + little(0, 4) + little(end, 8) + little(1, 4);
-  bytes += little(kEnd, 4) + little(0, 4) + little(std::min<uint64_t>(n, 0xffff), 2) +
-           little(std::min<uint64_t>(n, 0xffff), 2) + little(std::min(size, kMax32), 4) +
-           little(std::min(start, kMax32), 4) + little(0, 2);
-  return out_.write(bytes);
+  return crc == record.crc ? fine()
+                           : Status(bad(what + ": the checksum of its record " +
+                                        printable(record.name) + " is wrong: the file is damaged"));
 }
 
 }  // namespace lowbit::ckpt
