@@ -304,6 +304,37 @@ def _(path: pathlib.Path) -> None:
     dcp.save({"model": net.module.state_dict(), "optim": opt.state_dict()}, checkpoint_id=path)
 
 
+@makes("flashoptim")
+def _(path: pathlib.Path) -> None:
+    """Its moments under FSDP2: every rank's codes and scales, each as if of a tensor as long as all of them together."""
+    from kinds_peers import EVEN, flash_even, groups
+
+    mesh = init_device_mesh("cpu", (world(),))
+
+    def placed(t: Tensor) -> Tensor:
+        if t.ndim == 0:
+            return t
+        return distribute_tensor(t, mesh, [Shard(0)], src_data_rank=None)
+
+    model, state = {}, {}
+    for name in EVEN:
+        weight, entry = flash_even(name)
+        model[name] = placed(weight)
+        state[name] = {key: placed(t) for key, t in entry.items()}
+    said = {"initial_lr": run.LR, "master_bytewidth": 3, "quantize": True}
+    optim = {"state": state, "param_groups": groups(state, **said)}
+    dcp.save({"model": model, "optim": optim}, checkpoint_id=path)
+
+
+@makes("master")
+def _(path: pathlib.Path) -> None:
+    net, opt = fsdp2()
+    saved = state_of(net, opt)
+    saved["master"] = saved["model"]
+    saved["model"] = {name: w.bfloat16() for name, w in saved["model"].items()}
+    dcp.save(saved, checkpoint_id=path)
+
+
 # Files of one process.
 
 
@@ -331,7 +362,7 @@ def _(path: pathlib.Path) -> None:
 
 @makes("safetensors_model")
 def _(path: pathlib.Path) -> None:
-    from safetensors.torch import save_file
+    from safetensors_stand_in import save_file
 
     save_file(run.plain_model("adamw"), str(path), metadata={"format": "pt"})
 
