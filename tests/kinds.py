@@ -278,9 +278,9 @@ class Made:
         assert world in kind.worlds
         need(kind.needs, kind.present, f"the kind {name} is made by the package {kind.needs}")
         if world not in self._made:
-            self._made[world] = self._folder(f"kinds{world}")
-            wanted = [kind.name for kind in KINDS.values() if world in kind.worlds and kind.present]
-            make(self._made[world], world, wanted)
+            folder = self._folder(f"kinds{world}")
+            make(folder, world, [k.name for k in KINDS.values() if world in k.worlds and k.present])
+            self._made[world] = folder
         return self._made[world] / kind.file
 
 
@@ -365,7 +365,8 @@ for _name in (
     _add(_name, "adamw")
 _add("fsdp2_optim_only", "adamw", model=False)
 _add("hsdp", "adamw", worlds=(2, 4))
-for _name in ("fsdp2_full", "fsdp1_full", "ddp_file"):
+_add("fsdp1_full", "adamw flat", container="torch")
+for _name in ("fsdp2_full", "ddp_file"):
     _add(_name, "adamw", container="torch")
 _add("zip_file", "adamw", container="torch", worlds=(1,))
 _add("legacy_file", "adamw", container="legacy", worlds=(1,))

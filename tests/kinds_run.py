@@ -38,7 +38,10 @@ class Body(nn.Module):
         self.conv = nn.Conv2d(64, 64, 2, bias=False) if even else nn.Conv2d(32, 16, 3, bias=False)
 
     def forward(self, grads: Mapping[str, Tensor]) -> Tensor:
-        return sum((p * grads[f"body.{n}"]).sum() for n, p in self.named_parameters())  # type: ignore[return-value]
+        # One by one: FSDP1 hides them from named_parameters.
+        made = (self.linear.weight * grads["body.linear.weight"]).sum()
+        made = made + (self.linear.bias * grads["body.linear.bias"]).sum()
+        return made + (self.conv.weight * grads["body.conv.weight"]).sum()
 
 
 class Net(nn.Module):
@@ -99,6 +102,7 @@ def _unnamed(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def optimizer(which: str, named: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
     """An optimizer by the name that kinds call it: torch's, `lowbit <preset>`, `bnb`, `ao 8bit|4bit|fp8`."""
+    named = list(named)
     groups = grouped(named)
     adam: dict[str, Any] = {"lr": LR, "betas": BETAS}
     if which.startswith("lowbit "):
@@ -122,6 +126,10 @@ def optimizer(which: str, named: Iterable[tuple[str, Tensor]]) -> torch.optim.Op
         return bitsandbytes.optim.AdamW8bit(groups, **adam)
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "adamw": lambda: torch.optim.AdamW(groups, **adam),
+        # What FSDP1 steps: a flat parameter is one of a group, biases and all.
+        "adamw flat": lambda: torch.optim.AdamW(
+            [p for _, p in named], **adam, weight_decay=DECAY
+        ),
         "amsgrad": lambda: torch.optim.AdamW(groups, **adam, amsgrad=True),
         # L2 decay adds a multiple of the weight to the gradient: no longer 7 bits.
         "adam": lambda: torch.optim.Adam([{**g, "weight_decay": 0.0} for g in groups], **adam),

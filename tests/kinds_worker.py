@@ -88,11 +88,11 @@ def ddp(which: str = "adamw") -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 @functools.cache
-def fsdp1(mesh: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+def fsdp1(mesh: bool, original: bool = True) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Flat parameters, so the gradients come from a backward; the mean over the ranks of what all of them have is exact."""
     options = {"device_mesh": init_device_mesh("cpu", (world(),))} if mesh else {}
     net = run.Net()
-    here = {"device_id": torch.device("cpu"), "use_orig_params": True, **options}
+    here = {"device_id": torch.device("cpu"), "use_orig_params": original, **options}
     net.body = FSDP1(net.body, **here)
     net = FSDP1(net, **here)
     shapes = {name: p.shape for name, p in run.Net().named_parameters()}
@@ -100,14 +100,16 @@ def fsdp1(mesh: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
     def clean(name: str) -> str:
         return name.replace("_fsdp_wrapped_module.", "")
 
-    # A rank's part of a parameter has one dimension: the groups go by the whole one's.
-    matrices = [p for n, p in net.named_parameters() if len(shapes[clean(n)]) >= 2]
-    others = [p for n, p in net.named_parameters() if len(shapes[clean(n)]) < 2]
-    opt = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": run.DECAY}, {"params": others, "weight_decay": 0.0}],
-        lr=run.LR,
-        betas=run.BETAS,
-    )
+    if original:  # a rank's part of a parameter has one dimension: the groups go by the whole one's
+        matrices = [p for n, p in net.named_parameters() if len(shapes[clean(n)]) >= 2]
+        others = [p for n, p in net.named_parameters() if len(shapes[clean(n)]) < 2]
+        groups = [
+            {"params": matrices, "weight_decay": run.DECAY},
+            {"params": others, "weight_decay": 0.0},
+        ]
+    else:
+        groups = [{"params": list(net.parameters()), "weight_decay": run.DECAY}]
+    opt = torch.optim.AdamW(groups, lr=run.LR, betas=run.BETAS)
     for step in range(run.STEPS):
         net({name: run.gradient(name, shape, step) for name, shape in shapes.items()}).backward()
         opt.step()
@@ -156,7 +158,8 @@ def fsdp1_state(mesh: bool, full: bool) -> dict[str, Any]:
         StateDictType,
     )
 
-    net, opt = fsdp1(mesh)
+    # Of a full state dict with original parameters all states of a flat parameter are views of one buffer in torch 2.13: exp_avg has exp_avg_sq's values.
+    net, opt = fsdp1(mesh, original=not full)
     if full:  # offload_to_cpu kills rank 0 of torch 2.13 on gloo
         said: tuple[Any, ...] = (
             StateDictType.FULL_STATE_DICT,
