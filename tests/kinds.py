@@ -127,9 +127,7 @@ def same(a: Meaning, b: Meaning) -> bool:
 # Reading back
 
 
-def read(
-    path: pathlib.Path, container: str, params: Mapping[str, tuple[int, ...]]
-) -> Content:
+def read(path: pathlib.Path, container: str, params: Mapping[str, tuple[int, ...]]) -> Content:
     """What torch finds in a checkpoint."""
     if container == "dcp":
         return _by_name(nested(path), params)
@@ -234,9 +232,7 @@ def _by_name(content: Mapping[str, Any], params: Mapping[str, tuple[int, ...]]) 
             name = names[int(key)] if str(key).isdigit() else key
             group[name] = {k: v for k, v in said.items() if k != "params"}
     # DistributedDataParallel's own state dict has its wrapper in the names.
-    weights = {
-        k.removeprefix("module."): v for k, v in model.items() if isinstance(v, Tensor)
-    }
+    weights = {k.removeprefix("module."): v for k, v in model.items() if isinstance(v, Tensor)}
     return Content(state, weights, group)
 
 
@@ -254,7 +250,7 @@ def make(folder: pathlib.Path, world: int, names: Iterable[str]) -> None:
     command = [sys.executable, *(start if world > 1 else []), str(WORKER), str(folder), *files]
     root = str(WORKER.parent.parent)
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    said = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TORCHDYNAMO_DISABLE": "1"}
+    said = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         command,
         capture_output=True,
@@ -332,9 +328,7 @@ def _add(
         )
 
     needs = _NEEDS.get(dialect, "")
-    KINDS[name] = Kind(
-        name, dialect, container, worlds, _shapes(which), by, expected, needs=needs
-    )
+    KINDS[name] = Kind(name, dialect, container, worlds, _shapes(which), by, expected, needs=needs)
 
 
 def _add_content(
@@ -353,9 +347,7 @@ def _add_content(
         return _by_name(kinds_peers.CONTENT[name](), params)
 
     needs = _NEEDS.get(dialect, "") if by == "peer" else ""
-    KINDS[name] = Kind(
-        name, dialect, "torch", (1,), params, by, expected, recoverable, needs
-    )
+    KINDS[name] = Kind(name, dialect, "torch", (1,), params, by, expected, recoverable, needs)
 
 
 for _name in (

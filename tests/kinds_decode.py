@@ -33,7 +33,9 @@ def decode(
         group: the parameter's group, where it says how state is kept.
     """
     group = group or {}
-    values = _DIALECTS[dialect]({**state, **{f"__{k}": v for k, v in group.items()}}, tuple(shape), weight)
+    values = _DIALECTS[dialect](
+        {**state, **{f"__{k}": v for k, v in group.items()}}, tuple(shape), weight
+    )
     values = {k: v for k, v in values.items() if not k.startswith("__")}
     if weight is not None:
         values.setdefault("param", weight)
@@ -50,7 +52,8 @@ def _torch(state: State, shape: tuple[int, ...], weight: Tensor | None) -> State
 
 # lowbit
 
-_CODED = re.compile(r"(.+)_(%s)" % "|".join(sorted(ops.names("state"), key=len, reverse=True)))
+_LONGEST_FIRST = "|".join(sorted(ops.names("state"), key=len, reverse=True))
+_CODED = re.compile(f"(.+)_({_LONGEST_FIRST})")
 
 
 def _lowbit(state: State, shape: tuple[int, ...], weight: Tensor | None) -> State:
@@ -101,9 +104,7 @@ def _bitsandbytes(state: State, shape: tuple[int, ...], weight: Tensor | None) -
         if scales is None:
             made[name] = codes
         else:
-            made[name] = blockwise(
-                codes, state[f"qmap{number}"], scales, bnb_block(codes, scales)
-            )
+            made[name] = blockwise(codes, state[f"qmap{number}"], scales, bnb_block(codes, scales))
     return made
 
 
@@ -142,9 +143,10 @@ def _flashoptim(state: State, shape: tuple[int, ...], weight: Tensor | None) -> 
             assert weight is not None
             # One byte was converted to the parameter's type, two were reinterpreted as it.
             wide = state["__master_bytewidth"] == 4
-            c = t.view(torch.int16).double() if wide else t.double()
-            full = weight.double() + c / (32767 if wide else 127) * half_step(weight)
-            made["param"] = full.float()
+            c = t.view(torch.int16).float() if wide else t.float()
+            # In float32 as its kernels; the step itself may lie below float32's smallest number.
+            beyond = ((c / (32767 if wide else 127)).double() * half_step(weight)).float()
+            made["param"] = weight.float() + beyond
         elif not what and not key.startswith("__"):
             made[key] = t
     return made
@@ -240,4 +242,3 @@ _DIALECTS = {
     "lpmm": _lpmm,
     "adafactor8bit": _adafactor8bit,
 }
-

@@ -261,9 +261,7 @@ def flash_entry(
     """A parameter's entry of a saved state: 0.1.4 counts in int64 and hides float16 scales in bfloat16 of the same bits where the parameter is
     bfloat16; before it steps are float32 and what is not compressed is bfloat16."""
     new = version == "0.1.4"
-    entry: dict[str, Any] = {
-        "step": torch.tensor(3, dtype=torch.int64 if new else torch.float32)
-    }
+    entry: dict[str, Any] = {"step": torch.tensor(3, dtype=torch.int64 if new else torch.float32)}
     for key, x, signed in (("exp_avg", m, True), ("exp_avg_sq", v, False)):
         codes, scales = companded(x, signed=signed)
         if compress:

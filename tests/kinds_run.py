@@ -6,8 +6,8 @@ of ranks, nor where a vector of a shard ends, nor a contracted multiply-add can 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -114,10 +114,8 @@ def optimizer(which: str, named: Iterable[tuple[str, Tensor]]) -> torch.optim.Op
         return lowbit.AdamW(groups, **adam, state_format=preset)
     groups = _unnamed(groups)
     if which.startswith("ao "):
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its step compiles for each shape otherwise
         import torchao.optim
 
-        torch._dynamo.config.disable = True
         name = {"8bit": "AdamW8bit", "4bit": "AdamW4bit", "fp8": "AdamWFp8"}[which[3:]]
         return getattr(torchao.optim, name)(groups, **adam)
     if which == "bnb":
@@ -127,9 +125,7 @@ def optimizer(which: str, named: Iterable[tuple[str, Tensor]]) -> torch.optim.Op
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "adamw": lambda: torch.optim.AdamW(groups, **adam),
         # What FSDP1 steps: a flat parameter is one of a group, biases and all.
-        "adamw flat": lambda: torch.optim.AdamW(
-            [p for _, p in named], **adam, weight_decay=DECAY
-        ),
+        "adamw flat": lambda: torch.optim.AdamW([p for _, p in named], **adam, weight_decay=DECAY),
         "amsgrad": lambda: torch.optim.AdamW(groups, **adam, amsgrad=True),
         # L2 decay adds a multiple of the weight to the gradient: no longer 7 bits.
         "adam": lambda: torch.optim.Adam([{**g, "weight_decay": 0.0} for g in groups], **adam),
@@ -155,11 +151,21 @@ def train(
     net: nn.Module, opt: torch.optim.Optimizer, place: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
     """STEPS steps; `place(gradient, parameter)` gives the part of a gradient that is here."""
-    for step in range(STEPS):
-        for name, p in net.named_parameters():
-            p.grad = place(gradient(name, p.shape, step).to(p.dtype), p)
-        opt.step()
-        opt.zero_grad()
+    with _not_compiled(opt):
+        for step in range(STEPS):
+            for name, p in net.named_parameters():
+                p.grad = place(gradient(name, p.shape, step).to(p.dtype), p)
+            opt.step()
+            opt.zero_grad()
+
+
+def _not_compiled(opt: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:
+    """torchao compiles its step for each shape: a minute, for the same bits."""
+    if not type(opt).__module__.startswith("torchao"):
+        return contextlib.nullcontext()
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(disable=True)
 
 
 @functools.cache
