@@ -1,5 +1,10 @@
 #include "command/outline.h"
 
+#include <algorithm>
+
+#include "container/manifest.h"
+#include "dialect/dialect.h"
+
 namespace lowbit::ckpt {
 namespace {
 
@@ -18,6 +23,19 @@ void split_type(const std::string& text, OutlineOption& to) {
   }
 }
 
+/// Types whose values the program knows.
+std::vector<std::string> known_values(const std::string& type) {
+  std::vector<std::string> out;
+  if (type == "DIALECT") {
+    for (const Dialect* d : dialects()) out.emplace_back(d->name);
+  } else if (type == "KIND") {
+    for (const ContainerKind kind :
+         {ContainerKind::kDcp, ContainerKind::kTorch, ContainerKind::kSafetensors})
+      out.emplace_back(container_name(kind));
+  }
+  return out;
+}
+
 OutlineOption outline(const CLI::Option& option) {
   OutlineOption out;
   for (const std::string& name : option.get_snames()) out.names.push_back("-" + name);
@@ -27,6 +45,7 @@ OutlineOption outline(const CLI::Option& option) {
   if (option.get_expected_max() > 0) {
     split_type(option.get_type_name(), out);
     if (out.value.empty()) out.value = "VALUE";
+    if (out.choices.empty()) out.choices = known_values(out.value);
   }
   out.required = option.get_required();
   out.many = option.get_expected_max() > 1;
