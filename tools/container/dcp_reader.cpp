@@ -23,16 +23,14 @@ class DcpContainer : public Container {
     const std::string what = files_.name(chunk.place.file) + ": " + printable(tensor.name) +
                              " at " + shape_text(chunk.offset);
     LB_TRY(file, open(chunk.place, what));
-    LB_TRY(payload, read_payload(*file, chunk.place, what));
-    if (payload.shape != chunk.shape)
-      return bad(what + ": the item has the shape " + shape_text(payload.shape) +
+    LB_TRY(node, read_stored(*file, chunk.place, what));
+    if (node.shape != chunk.shape)
+      return bad(what + ": the item has the shape " + shape_text(node.shape) +
                  ", the metadata says " + shape_text(chunk.shape));
-    if (payload.dtype != tensor.dtype)
-      return bad(what + ": the item is " + payload.dtype->name + ", the metadata says " +
+    if (node.dtype != tensor.dtype)
+      return bad(what + ": the item is " + node.dtype->name + ", the metadata says " +
                  tensor.dtype->name);
-    Stored out;
-    out.parts.emplace_back("", std::move(payload));
-    return out;
+    return part_of(std::move(node.stored), tensor, what);
   }
 
   Result<Value> value(const Blob& blob) override {

@@ -47,13 +47,17 @@ struct Leaf {
 struct Document {
   std::shared_ptr<const Manifest> manifest;  // where leaves were read from; null where nowhere
   std::vector<Leaf> leaves;                  // in the tree's order; paths are unique
+  std::vector<Holder> holders = {};          // see Manifest; those without leaves are not written
   /// The leaf at a path or with a flat name; null where there is none.
   const Leaf* find(std::string_view name) const;
 };
 
-/// Leaves of a manifest. In a DCP directory, a tensor whose first chunk holds a subclass becomes a
+/// Leaves of a manifest. A subclass of a container of one file is a kSubclass. In a DCP directory, a tensor whose first chunk holds a subclass becomes a
 /// kTensor without a source for dialects to look into (`manifest->container->stored`).
 Result<Document> document_of(std::shared_ptr<const Manifest> manifest);
+
+/// The elements of a tensor of the manifest. `tensor` must live as long as `manifest`.
+std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor);
 
 /// Calls `use(bytes, first, count)` with the leaf's elements [begin, end) in pieces of at most
 /// `most` bytes.

@@ -23,6 +23,7 @@ class Output {
 
  private:
   friend class NewDirectory;
+  friend class NewFile;
   Output(int fd, std::string name) : fd_(fd), name_(std::move(name)) {}
   Status put(const char* from, uint64_t bytes);
   Status flush();
