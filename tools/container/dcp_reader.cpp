@@ -152,11 +152,11 @@ Status check_items(Manifest& m, FileSet& files) {
 int64_t rank_of(const std::string& name, std::string_view end = ".metadata") {
   constexpr std::string_view kStart = "__";
   if (!name.starts_with(kStart) || !name.ends_with(end)) return -1;
-  if (name.size() <= kStart.size() + end.size() || name.size() > 18) return -1;
+  if (name.size() <= kStart.size() + end.size()) return -1;
   int64_t rank = 0;
   for (size_t i = kStart.size(); i < name.size() - end.size(); ++i) {
     if (name[i] < '0' || name[i] > '9') return -1;
-    rank = rank * 10 + (name[i] - '0');
+    rank = std::min<int64_t>(rank, INT32_MAX) * 10 + (name[i] - '0');
   }
   return rank;
 }
