@@ -1,5 +1,6 @@
 #include "container/manifest.h"
 
+#include "container/record_reader.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -13,6 +14,14 @@ Result<Stored> part_of(Stored stored, const Tensor& tensor, const std::string& w
     return out;
   }
   return bad(what + ": has no inner tensor " + printable(tensor.part));
+}
+
+Container::Container() = default;
+Container::~Container() = default;
+
+RecordReader& Container::reader() {
+  std::call_once(once_, [this] { reader_ = std::make_unique<RecordReader>(files()); });
+  return *reader_;
 }
 
 const char* container_name(ContainerKind kind) {

@@ -119,7 +119,7 @@ Result<WriteReport> write_safetensors(const Document& document, const std::strin
     return bad(printable(path) + ": its header would have " + std::to_string(header.size()) +
                " bytes, more than safetensors allows; write a torch.save file or a directory");
 
-  LB_TRY(file, NewFile::create(path, options.replace));
+  LB_TRY(file, NewFile::create(path, options.replace, document.sources()));
   Output& out = file->output();
   LB_CHECK(out.write(little(header.size(), 8) + header));
   WriteReport report;
@@ -134,7 +134,9 @@ Result<WriteReport> write_safetensors(const Document& document, const std::strin
                                                                          : Status(interrupted());
                           }));
   }
+  LB_CHECK(document.finish());
   LB_CHECK(file->commit());
+  report.unchecked = document.unchecked();
   for (const Leaf& leaf : document.leaves) {
     report.tensors += leaf.kind != Leaf::Kind::kValue;
     report.values += leaf.kind == Leaf::Kind::kValue;

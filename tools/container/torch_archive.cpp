@@ -125,7 +125,7 @@ class Pickler {
       w_.global("torch.storage", "UntypedStorage");
     }
     const uint64_t count = is_typed ? bytes / static_cast<uint64_t>(l.dtype->bytes) : bytes;
-    w_.text(std::to_string(number)).text("cpu").integer(static_cast<int64_t>(count));
+    w_.own_text(std::to_string(number)).text("cpu").integer(static_cast<int64_t>(count));
     w_.tuple(5).put().persistent();
     w_.integer(alias == nullptr ? 0 : static_cast<int64_t>(alias->first));
     sizes(l.shape);
@@ -181,14 +181,14 @@ Status for_record(const Manifest& manifest, const Leaf& leaf, uint64_t piece,
                   const std::function<Status(const char*, uint64_t)>& use) {
   LB_TRY(stored, manifest.container->stored(*leaf.stored, leaf.stored->chunks[0]));
   const Record& record = stored.parts[0].second.record;
-  RecordReader reader(manifest.container->files());
+  RecordReader& reader = manifest.container->reader();
   std::string buffer;
   for (uint64_t at = 0; at < record.size; at += buffer.size()) {
     buffer.resize(std::min(piece, record.size - at));
     LB_CHECK(reader.read(record, at, buffer.data(), buffer.size(), printable(leaf.name())));
     LB_CHECK(use(buffer.data(), buffer.size()));
   }
-  return reader.finish();
+  return fine();
 }
 
 }  // namespace

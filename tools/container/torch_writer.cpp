@@ -20,7 +20,7 @@ std::string folder_of(const std::string& path) {
 Result<WriteReport> write_torch(const Document& document, const std::string& path,
                                 const WriteOptions& options) {
   LB_TRY(archive, torch_archive(document));
-  LB_TRY(file, NewFile::create(path, options.replace));
+  LB_TRY(file, NewFile::create(path, options.replace, document.sources()));
   ZipWriter zip(file->output(), folder_of(path));
   const uint64_t total = archive.bytes(),
                  piece = std::clamp<uint64_t>(options.memory, 4096, 4u << 20);
@@ -28,8 +28,10 @@ Result<WriteReport> write_torch(const Document& document, const std::string& pat
     return options.progress(done, total) ? fine() : Status(interrupted());
   }));
   LB_CHECK(zip.close());
+  LB_CHECK(document.finish());
   LB_CHECK(file->commit());
   WriteReport report;
+  report.unchecked = document.unchecked();
   report.tensors = archive.tensors;
   report.values = archive.values;
   report.chunks = archive.storages.size();

@@ -17,7 +17,8 @@ std::string reason() { return std::strerror(errno); }
 
 }  // namespace
 
-Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool replace) {
+Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool replace,
+                                                 const std::vector<std::string>& sources) {
   const size_t slash = path.find_last_of('/');
   const std::string parent = slash == std::string::npos ? "" : path.substr(0, slash + 1);
   const std::string name = path.substr(parent.size());
@@ -29,16 +30,26 @@ Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool r
     return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
   if (exists && !S_ISREG(info.st_mode))
     return Error{Exit::kUsage, printable(path) + " exists and is not a regular file"};
+  for (const std::string& source : sources) {
+    struct stat other;
+    if (exists && ::stat(source.c_str(), &other) == 0 && other.st_dev == info.st_dev &&
+        other.st_ino == info.st_ino)
+      return Error{Exit::kUsage, printable(path) + " is what is read; choose another place"};
+  }
   std::string temporary = parent + "." + name + ".partial-XXXXXX";
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) return failed("cannot make a file beside " + printable(path) + ": " + reason());
-  std::shared_ptr<Output> output(new Output(fd, temporary));
-  std::shared_ptr<NewFile> out(new NewFile(path, temporary, exists, std::move(output)));
   // mkostemp's file is private; a checkpoint has the mode that open() would give.
   const mode_t mask = ::umask(0);
   ::umask(mask);
-  if (::fchmod(fd, 0666 & ~mask) != 0)
-    return failed("cannot set the mode of " + printable(temporary) + ": " + reason());
+  const bool opened = ::fchmod(fd, 0666 & ~mask) == 0;
+  const std::string why = reason();
+  ::close(fd);
+  std::shared_ptr<OutputFile> file(new OutputFile(std::make_shared<OutputFile::Pool>(), temporary));
+  file->created_ = true;
+  std::shared_ptr<NewFile> out(
+      new NewFile(path, temporary, exists, std::make_shared<Output>(std::move(file), 0)));
+  if (!opened) return failed("cannot set the mode of " + printable(temporary) + ": " + why);
   return out;
 }
 

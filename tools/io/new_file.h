@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "io/output.h"
 
@@ -14,7 +15,9 @@ namespace lowbit::ckpt {
 class NewFile {
  public:
   /// Refuses a place that exists, unless `replace`, and always one that is no regular file.
-  static Result<std::shared_ptr<NewFile>> create(const std::string& path, bool replace);
+  /// Never a file of `sources`, which are being read.
+  static Result<std::shared_ptr<NewFile>> create(const std::string& path, bool replace,
+                                                 const std::vector<std::string>& sources = {});
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;

@@ -59,6 +59,10 @@ class PickleWriter {
   PickleWriter& text(std::string_view s) {
     return once('t' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
   }
+  /// Text that is another object to Python than equal text elsewhere: it is memoized apart.
+  PickleWriter& own_text(std::string_view s) {
+    return once('k' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
+  }
   PickleWriter& global(std::string_view module, std::string_view name) {
     const std::string both = std::string(module) + "\n" + std::string(name) + "\n";
     return once('g' + both, "c" + both);
