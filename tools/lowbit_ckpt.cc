@@ -4,6 +4,7 @@
 
 #include "command/command.h"
 #include "command/examples.h"
+#include "command/signals.h"
 
 int main(int argc, char** argv) {
   using namespace lowbit::ckpt;
@@ -29,6 +30,7 @@ int main(int argc, char** argv) {
     const int code = app.exit(error);
     return code == 0 ? 0 : static_cast<int>(Exit::kUsage);
   }
+  watch_signals();
   try {
     const Status done = chosen();
     if (done.ok()) return 0;

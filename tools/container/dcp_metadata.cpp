@@ -59,6 +59,7 @@ class Parser {
     LB_CHECK(all_used());
     LB_CHECK(read_paths(paths));
     note_writer(state);
+    note_oddities(state);
     return std::move(out_);
   }
 
@@ -199,6 +200,12 @@ class Parser {
     old_properties_ = old_properties_ || p_.global(properties)->module == kOldModule;
     if (p_.is(dtype, Kind::kGlobal)) tensor.dtype = find_dtype(p_.global(dtype)->name);
     if (tensor.dtype == nullptr) return no(printable(name) + " has no dtype");
+    if (!named && p_.items(values).size() != 5 && p_.items(values).size() != 6)
+      return no(printable(name) + " has " + std::to_string(p_.items(values).size()) +
+                " properties; torch writes 5 or 6");
+    const NodeId format = p_.item(p_.item(named ? kNoNode : p_.item(values, 3), 1), 0);
+    if (p_.is(format, Kind::kInt) && (p_.integer(format) < 0 || p_.integer(format) > 2))
+      return no(printable(name) + " has an unknown memory format");
     const NodeId layout_name = p_.item(p_.item(layout, 1), 0);
     if (p_.is(layout_name, Kind::kString) && p_.text(layout_name) != "torch.strided")
       return no(printable(name) + " has the layout " + printable(p_.text(layout_name)) +
@@ -259,6 +266,8 @@ class Parser {
   Status read_paths(NodeId planner) {
     std::unordered_map<std::string_view, NodeId> paths;
     out_.has_paths = p_.is(planner, Kind::kDict);
+    if (!out_.has_paths && planner != kNoNode && !p_.is(planner, Kind::kNone))
+      return no("has planner_data, the paths of its leaves, that is no dict");
     const auto items = p_.items(planner);
     for (size_t i = 0; out_.has_paths && i + 1 < items.size(); i += 2) {
       if (!p_.is(items[i], Kind::kString) || !p_.is(items[i + 1], Kind::kTuple))
@@ -286,6 +295,23 @@ class Parser {
     for (Tensor& t : out_.tensors) LB_CHECK(set(t.name, t.path));
     for (Blob& b : out_.blobs) LB_CHECK(set(b.name, b.path));
     return fine();
+  }
+
+  /// What torch does not write, or does not look at either.
+  void note_oddities(NodeId state) {
+    const auto items = p_.items(state);
+    for (size_t i = 0; i + 1 < items.size(); i += 2) {
+      static constexpr std::string_view kKnown[] = {"state_dict_metadata", "planner_data",
+                                                    "storage_data", "storage_meta", "version"};
+      const bool text = p_.is(items[i], Kind::kString);
+      if (!text ||
+          std::find(std::begin(kKnown), std::end(kKnown), p_.text(items[i])) == std::end(kKnown))
+        out_.warnings.push_back("the metadata has an unknown entry " +
+                                (text ? printable(p_.text(items[i])) : "without a name"));
+    }
+    const NodeId version = p_.find(state, "version");
+    if (p_.is(version, Kind::kString) && p_.text(version) != "1.0.0")
+      out_.warnings.push_back("metadata of another version: " + printable(p_.text(version)));
   }
 
   /// Which torch lays its metadata out like this.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "container/box.h"
+#include "container/record_reader.h"
 #include "container/tensor_reader.h"
 #include "io/text.h"
 
@@ -16,8 +17,11 @@ class StoredSource : public Source {
       : manifest_(std::move(manifest)), tensor_(tensor), reader_(*manifest_) {}
 
   Status read(uint64_t first, uint64_t count, void* out) override {
-    return read_range(Box{Shape(tensor_.shape.size(), 0), tensor_.shape}, 0, first, count,
-                      static_cast<char*>(out));
+    LB_CHECK(read_range(Box{Shape(tensor_.shape.size(), 0), tensor_.shape}, 0, first, count,
+                        static_cast<char*>(out)));
+    // A document has many tensors, which are read one after the other.
+    if (first + count == volume(tensor_.shape)) reader_.forget();
+    return fine();
   }
 
  private:
@@ -55,7 +59,38 @@ class StoredSource : public Source {
   TensorReader reader_;
 };
 
+/// Makes the leaf of a tensor subclass a kSubclass with a leaf for each inner tensor.
+void add_parts(Leaf& leaf, const std::shared_ptr<const Manifest>& manifest, const Tensor& t,
+               Stored stored) {
+  const auto inner = std::make_shared<Manifest>();
+  inner->kind = manifest->kind;
+  inner->path = manifest->path;
+  inner->container = manifest->container;
+  for (const auto& [name, payload] : stored.parts) {
+    Tensor part{t.name, t.path, payload.dtype, payload.shape, {}};
+    part.chunks.push_back({Shape(payload.shape.size(), 0), payload.shape, t.chunks[0].place});
+    part.part = name;
+    inner->tensors.push_back(std::move(part));
+  }
+  leaf.kind = Leaf::Kind::kSubclass;
+  leaf.source = nullptr;
+  leaf.cls = std::move(stored.cls);
+  leaf.attributes = std::move(stored.attributes);
+  for (const Tensor& part : inner->tensors) {
+    Leaf l;
+    l.path = {Key(part.part)};
+    l.dtype = part.dtype;
+    l.shape = part.shape;
+    l.source = source_of(inner, part);
+    leaf.parts.push_back(std::move(l));
+  }
+}
+
 }  // namespace
+
+std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor) {
+  return std::make_shared<StoredSource>(std::move(manifest), tensor);
+}
 
 const Leaf* Document::find(std::string_view name) const {
   for (const Leaf& leaf : leaves) {
@@ -64,9 +99,61 @@ const Leaf* Document::find(std::string_view name) const {
   return nullptr;
 }
 
+Status Document::finish() const {
+  if (manifest != nullptr) LB_CHECK(manifest->container->reader().finish());
+  for (const auto& other : others) LB_CHECK(other->container->reader().finish());
+  return fine();
+}
+
+std::vector<std::string> Document::sources() const {
+  std::vector<std::string> out;
+  if (manifest != nullptr) out.push_back(manifest->path);
+  for (const auto& other : others) out.push_back(other->path);
+  return out;
+}
+
+uint64_t Document::unchecked() const {
+  uint64_t n = manifest == nullptr ? 0 : manifest->container->reader().unchecked();
+  for (const auto& other : others) n += other->container->reader().unchecked();
+  return n;
+}
+
+namespace {
+
+/// A blob that is no plain value may be anything that Python pickles, but it must be whole.
+Status check_opaque(const Manifest& manifest, const Blob& blob) {
+  const std::string what = printable(blob.name);
+  LB_TRY(records, manifest.container->records(blob.place, what));
+  std::string buffer;
+  for (const Record& r : records) {
+    for (uint64_t at = 0; at < r.size; at += buffer.size()) {
+      buffer.resize(std::min<uint64_t>(1u << 20, r.size - at));
+      LB_CHECK(manifest.container->reader().read(r, at, buffer.data(), buffer.size(), what));
+    }
+  }
+  return fine();
+}
+
+/// Whether a DCP tensor's items are tensor subclasses: items of another size than the values tell
+/// are looked into.
+Result<bool> is_subclass(const Manifest& manifest, const Tensor& t) {
+  if (manifest.kind != ContainerKind::kDcp || t.chunks.empty()) return false;
+  const Chunk& c = t.chunks[0];
+  const uint64_t bytes = volume(c.shape) * static_cast<uint64_t>(t.dtype->bytes);
+  if (c.place.transform == 0 && c.place.length >= bytes + 512 && c.place.length <= bytes + 4096)
+    return false;
+  LB_TRY(seen, manifest.container->seems_subclass(t, c));
+  if (!seen) return false;
+  LB_TRY(stored, manifest.container->stored(t, c));
+  return !stored.cls.empty();
+}
+
+}  // namespace
+
 Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
   Document out;
   out.manifest = manifest;
+  out.holders = manifest->holders;
   std::vector<size_t> order = manifest->order;
   if (order.empty()) {
     order.resize(manifest->tensors.size() + manifest->blobs.size());
@@ -80,14 +167,28 @@ Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
       leaf.dtype = t.dtype;
       leaf.shape = t.shape;
       leaf.stored = &t;
-      leaf.source = std::make_shared<StoredSource>(manifest, t);
+      if (manifest->kind == ContainerKind::kDcp) {
+        LB_TRY(subclass, is_subclass(*manifest, t));
+        if (!subclass) leaf.source = source_of(manifest, t);
+      } else {
+        LB_TRY(stored, manifest->container->stored(t, t.chunks[0]));
+        if (stored.cls.empty()) {
+          leaf.source = source_of(manifest, t);
+        } else {
+          add_parts(leaf, manifest, t, std::move(stored));
+        }
+      }
     } else {
       const Blob& b = manifest->blobs[i - manifest->tensors.size()];
       leaf.path = b.path;
       leaf.blob = &b;
       const auto value = b.value ? Result<Value>(*b.value) : manifest->container->value(b);
       leaf.kind = value.ok() ? Leaf::Kind::kValue : Leaf::Kind::kOpaque;
-      if (value.ok()) leaf.value = value.value();
+      if (value.ok()) {
+        leaf.value = value.value();
+      } else {
+        LB_CHECK(check_opaque(*manifest, b));
+      }
     }
     out.leaves.push_back(std::move(leaf));
   }
@@ -98,6 +199,9 @@ Status for_elements(const Leaf& leaf, uint64_t begin, uint64_t end, uint64_t mos
                     const std::function<Status(const char*, uint64_t, uint64_t)>& use) {
   const auto width = static_cast<uint64_t>(leaf.dtype->bytes);
   const uint64_t at_once = std::max<uint64_t>(1, most / width);
+  if (leaf.source == nullptr)
+    return failed(printable(leaf.name()) +
+                  ": is a tensor subclass, which only its own dialect can read");
   std::string buffer;
   for (uint64_t at = begin; at < end; at += at_once) {
     const uint64_t count = std::min(at_once, end - at);
