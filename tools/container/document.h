@@ -47,6 +47,8 @@ struct Leaf {
 struct Document {
   std::shared_ptr<const Manifest> manifest;  // where leaves were read from; null where nowhere
   std::vector<Leaf> leaves;                  // in the tree's order; paths are unique
+  std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
+                                             // user gave one: dialects may ask it for shapes
   /// The leaf at a path or with a flat name; null where there is none.
   const Leaf* find(std::string_view name) const;
 };
