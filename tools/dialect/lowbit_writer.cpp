@@ -6,12 +6,12 @@
 
 #include "core/layout.h"
 #include "dialect/algorithm.h"
-#include "dialect/checksum.h"
 #include "dialect/coding.h"
 #include "dialect/lowbit.h"
 #include "dialect/presets.h"
 #include "dialect/skeleton.h"
 #include "dialect/weights.h"
+#include "io/crc32.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -25,6 +25,9 @@ const Value* number(const Param& p, std::string_view name) {
   }
   return nullptr;
 }
+
+/// The stream of random bits of a parameter of that name.
+int64_t stream_of(const std::string& name) { return crc32(0, name.data(), name.size()); }
 
 class Writer {
  public:
@@ -95,7 +98,7 @@ class Writer {
       return bad(shown(p) + ": has no step");
     }
     out_.leaves.push_back(scalar_leaf(at("step"), static_cast<float>(steps)));
-    int64_t stream = p.name.empty() ? p.index : static_cast<int64_t>(crc32(clean_name(p.name)));
+    int64_t stream = p.name.empty() ? p.index : stream_of(clean_name(p.name));
     if (const Value* said = number(p, "stream"); said != nullptr && model_.dialect == "lowbit")
       stream = said->integer;
     out_.leaves.push_back(scalar_leaf(at("stream"), stream));
