@@ -53,6 +53,9 @@ struct Param {
   std::vector<State> states;
   std::vector<std::pair<std::string, Value>>
       numbers;  // step, ...: plain numbers, whatever they were
+  // What is kept beside a 16-bit weight, in lowbit's terms (docs/formats.md): its key is the
+  // leaf's path, "param_bfloat16_split8".
+  std::optional<Leaf> beside = {};
 };
 
 struct Group {
