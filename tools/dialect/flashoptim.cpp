@@ -225,7 +225,14 @@ struct Reader {
     if (wide) out.shape.push_back(2);
     out.source = wide ? bytes_of(leaf->source)
                       : numbers_of(leaf->source, dtype == "bfloat16", what("error_bits"));
-    param.beside = std::move(out);
+    State s;
+    s.name = out.path[0].text();
+    s.shape = leaf->shape;
+    s.stored_as = "FlashOptim error_bits in " + dtype;
+    s.bytes = leaf->bytes();
+    s.raw = std::move(out);
+    s.leaves = {leaf};
+    param.states.push_back(std::move(s));
     param.shape = leaf->shape;
     param.known_shape = true;
     return fine();
@@ -331,7 +338,8 @@ Result<Form> form_of(const Wanted& wanted) {
   if (f == "0.1.3") return Form{true, Generation::kOld};
   if (f == "float32") return Form{false, Generation::kNew};
   if (f == "bfloat16") return Form{false, Generation::kOld};
-  return bad("FlashOptim keeps no state as " + printable(f) +
+  return Error{Exit::kUsage,
+      "FlashOptim keeps no state as " + printable(f) +
              "; it has 0.1.4 (or 8bit) and 0.1.3, which are its compressed states of either "
              "generation, and float32 and bfloat16 without compression");
 }
@@ -339,10 +347,8 @@ Result<Form> form_of(const Wanted& wanted) {
 /// The weight's dtype, where anything tells it: what is beside it, how a file of 0.1.4 keeps its
 /// scales, or the weight itself.
 const Dtype* dtype_of(const Model& model, const Param& param) {
-  if (param.beside) {
-    const std::string key = param.beside->path[0].text();
-    return find_dtype(key.starts_with("param_bfloat16") ? "bfloat16" : "float16");
-  }
+  if (const State* beside = beside_of(param))
+    return find_dtype(beside->name.starts_with("param_bfloat16") ? "bfloat16" : "float16");
   if (const Leaf* weight = weight_of(model, param)) return weight->dtype;
   for (const State& s : param.states) {
     for (const Leaf* leaf : s.leaves) {
@@ -433,9 +439,10 @@ struct Writer {
 
   /// What is kept beside the weight; its width in bytes, or 0.
   Result<int> error_bits() {
-    if (!param.beside) return 0;
-    const Leaf& from = *param.beside;
-    const std::string key = from.path[0].text();
+    const State* beside = beside_of(param);
+    if (beside == nullptr) return 0;
+    const Leaf& from = raw_of(*beside);
+    const std::string& key = beside->name;
     const bool wide = key.ends_with("_split16");
     if (!wide && !key.ends_with("_split8"))
       return bad(shown(param) + ": FlashOptim keeps nothing like " + printable(key) +
@@ -508,9 +515,11 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
       out.leaves.push_back(whole ? scalar_leaf(writer.at("step"), static_cast<int64_t>(step))
                                  : scalar_leaf(writer.at("step"), static_cast<float>(step)));
     }
-    for (const State& s : param.states) LB_CHECK(writer.state(s));
+    for (const State& s : param.states) {
+      if (&s != beside_of(param)) LB_CHECK(writer.state(s));
+    }
     LB_TRY(width, writer.error_bits());
-    if (param.beside || !param.states.empty()) widths[i] = width;
+    if (!param.states.empty()) widths[i] = width;
   }
   std::vector<Settings> settings;
   for (const Group& group : model.groups) {

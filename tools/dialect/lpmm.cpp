@@ -563,9 +563,9 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
   Document out;
   if (model.document != nullptr) out.manifest = model.document->manifest;
   for (const Param& param : model.params) {
-    if (param.beside)
+    if (const State* beside = beside_of(param))
       return bad(shown(param) + ": lpmm keeps nothing beside a weight, and here is " +
-                 printable(param.beside->path[0].text()) +
+                 printable(beside->name) +
                  "; convert the weights to float32 first");
     Writer writer{model, param, config, wanted, report, out.leaves};
     for (const auto& [name, value] : param.numbers) {

@@ -147,13 +147,15 @@ class RankOneCodes : public Source {
 
 Result<LpmmConfig> LpmmConfig::of(const Wanted& wanted) {
   if (wanted.block != 0 && wanted.block != 128)
-    return bad("lpmm's groups are written with 128 values, not " + std::to_string(wanted.block));
+    return Error{Exit::kUsage,
+                 "lpmm's groups are written with 128 values, not " + std::to_string(wanted.block)};
   const std::string& f = wanted.state_format;
   if (f.empty() || f == "4bit") return LpmmConfig{};
   if (f == "4bit-rank1") return LpmmConfig{true, true};
   if (f == "float32") return LpmmConfig{false, false};
-  return bad("lpmm's states are not written as " + printable(f) +
-             "; take 4bit (groups of 128, its default), 4bit-rank1 or float32");
+  return Error{Exit::kUsage,
+               "lpmm's states are not written as " + printable(f) +
+                   "; take 4bit (groups of 128, its default), 4bit-rank1 or float32"};
 }
 
 Value LpmmConfig::value() const {

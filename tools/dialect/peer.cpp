@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "dialect/weights.h"
+
 namespace lowbit::ckpt {
 
 const Leaf* tensor_in(const Entry& entry, std::string_view name) {
@@ -55,17 +57,30 @@ const Leaf* weight_of(const Model& model, const Param& param) {
   if (param.name.empty()) return nullptr;
   const Leaf* found = nullptr;
   size_t length = 0;
-  for (const Leaf& leaf : model.rest) {
-    if (leaf.kind != Leaf::Kind::kTensor || leaf.path.empty()) continue;
-    const std::string name = leaf.name();
-    if (!name.ends_with(param.name)) continue;
-    if (name.size() > param.name.size() && name[name.size() - param.name.size() - 1] != '.')
-      continue;
+  const std::string wanted = clean_name(param.name);
+  const auto look = [&](const Leaf& leaf) {
+    if (leaf.kind != Leaf::Kind::kTensor || leaf.path.empty()) return;
+    const std::string name = clean_name(leaf.name());
+    if (!name.ends_with(wanted)) return;
+    if (name.size() > wanted.size() && name[name.size() - wanted.size() - 1] != '.') return;
     // Of "model.a.b" and "model.x.a.b" the first is a.b's.
     if (found == nullptr || name.size() < length) found = &leaf, length = name.size();
+  };
+  for (const Leaf& leaf : model.rest) look(leaf);
+  if (model.document != nullptr && model.document->model != nullptr) {
+    for (const Leaf& leaf : model.document->model->leaves) look(leaf);
   }
   return found;
 }
+
+const State* beside_of(const Param& param) {
+  for (const State& s : param.states) {
+    if (s.name.starts_with("param_")) return &s;
+  }
+  return nullptr;
+}
+
+const Leaf& raw_of(const State& beside) { return beside.raw ? *beside.raw : *beside.leaves[0]; }
 
 std::optional<double> real_setting(const Group& group, std::string_view name) {
   const Value* v = setting(group, name);

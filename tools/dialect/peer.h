@@ -18,7 +18,12 @@ std::optional<Value> value_in(const Entry& entry, std::string_view name);
 /// A tuple, list or torch.Size of integers; nothing where it is something else.
 std::optional<Shape> shape_in(const Entry& entry, std::string_view name);
 
-/// The weight of a parameter among the other leaves, by its name; null where it is not there.
+/// What is kept beside the weight, a state named "param_..."; null where nothing is.
+const State* beside_of(const Param& param);
+/// The leaf of it.
+const Leaf& raw_of(const State& beside);
+/// The weight of a parameter among the other leaves or in the checkpoint with the weights, by its
+/// name; null where it is in neither.
 const Leaf* weight_of(const Model& model, const Param& param);
 /// A setting of a group as a number; nothing where it is none.
 std::optional<double> real_setting(const Group& group, std::string_view name);
