@@ -15,8 +15,10 @@ class ProgressBar {
  public:
   ProgressBar(std::string label, bool quiet)
       : label_(std::move(label)), shown_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
-  ~ProgressBar() {
-    if (shown_) fmt::print(stderr, "\r\033[K");
+  ~ProgressBar() { clear(); }
+  /// Takes the bar off the terminal.
+  void clear() {
+    if (shown_ && last_.time_since_epoch().count() != 0) fmt::print(stderr, "\r\033[K");
   }
   std::function<bool(uint64_t, uint64_t)> function() {
     return [this](uint64_t done, uint64_t total) {

@@ -3,42 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <regex>
 
 #include "container/open.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
+#include "pipeline/role.h"
 
 namespace lowbit::ckpt {
 namespace {
-
-/// What a tensor is, by its name: the format is part of the name of lowbit's state
-/// (docs/formats.md).
-std::string kind_of(const std::string& name) {
-  static const std::regex coded(
-      "_((?:dynamic|linear|power1_|power2_)[2-8](?:_unsigned)?|float8_e[45]m[23](?:_unsigned)?|"
-      "log8(?:_fixed|_signed)?|log16|companded8(?:_unsigned)?)"
-      "(_scale(?:_row|_column|_tensor|_rank1_[0-9])?)?$");
-  static const std::regex beside("\\.param_[a-z0-9_]+$");
-  static const std::regex factored("\\.(?:exp_avg_sq|exp_avg_res|variance)_(?:row|col)$");
-  static const std::regex wide(
-      "\\.(?:exp_avg|exp_avg_sq|max_exp_avg_sq|exp_avg_slow|momentum_buffer|square_avg|grad_avg|"
-      "sum|variance|update_norm|projection)(_bfloat16)?$");
-  const size_t dot = name.rfind('.');
-  const std::string leaf = dot == std::string::npos ? "." + name : name.substr(dot);
-  if (leaf.size() > 100)
-    return "weights and other tensors";  // regex recurses: a long name is no key
-  std::smatch match;
-  if (std::regex_search(leaf, match, coded))
-    return (match[2].matched ? "scales, " : "codes, ") + match[1].str();
-  if (std::regex_search(leaf, beside)) return "kept beside weights";
-  if (std::regex_search(leaf, factored)) return "factored moments, float32";
-  if (std::regex_search(leaf, match, wide))
-    return match[1].matched ? "wide state, bfloat16" : "wide state, float32";
-  if (leaf == ".step") return "step counters";
-  if (leaf == ".stream") return "random streams";
-  return "weights and other tensors";
-}
 
 /// A value to show; what cannot be JSON is text.
 Json shown(const Value& v, int depth) {
