@@ -339,9 +339,9 @@ Result<Form> form_of(const Wanted& wanted) {
   if (f == "float32") return Form{false, Generation::kNew};
   if (f == "bfloat16") return Form{false, Generation::kOld};
   return Error{Exit::kUsage,
-      "FlashOptim keeps no state as " + printable(f) +
-             "; it has 0.1.4 (or 8bit) and 0.1.3, which are its compressed states of either "
-             "generation, and float32 and bfloat16 without compression");
+               "FlashOptim keeps no state as " + printable(f) +
+                   "; it has 0.1.4 (or 8bit) and 0.1.3, which are its compressed states of either "
+                   "generation, and float32 and bfloat16 without compression"};
 }
 
 /// The weight's dtype, where anything tells it: what is beside it, how a file of 0.1.4 keeps its

@@ -565,8 +565,7 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
   for (const Param& param : model.params) {
     if (const State* beside = beside_of(param))
       return bad(shown(param) + ": lpmm keeps nothing beside a weight, and here is " +
-                 printable(beside->name) +
-                 "; convert the weights to float32 first");
+                 printable(beside->name) + "; convert the weights to float32 first");
     Writer writer{model, param, config, wanted, report, out.leaves};
     for (const auto& [name, value] : param.numbers) {
       if (name != "step") continue;

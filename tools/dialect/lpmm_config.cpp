@@ -153,9 +153,8 @@ Result<LpmmConfig> LpmmConfig::of(const Wanted& wanted) {
   if (f.empty() || f == "4bit") return LpmmConfig{};
   if (f == "4bit-rank1") return LpmmConfig{true, true};
   if (f == "float32") return LpmmConfig{false, false};
-  return Error{Exit::kUsage,
-               "lpmm's states are not written as " + printable(f) +
-                   "; take 4bit (groups of 128, its default), 4bit-rank1 or float32"};
+  return Error{Exit::kUsage, "lpmm's states are not written as " + printable(f) +
+                                 "; take 4bit (groups of 128, its default), 4bit-rank1 or float32"};
 }
 
 Value LpmmConfig::value() const {

@@ -57,7 +57,6 @@ struct Param {
   std::vector<std::pair<std::string, Value>>
       numbers;  // step, ...: plain numbers, whatever they were
 };
-};
 
 struct Group {
   std::vector<std::pair<std::string, Value>> settings;  // without "params"

@@ -115,19 +115,6 @@ std::optional<Value> take_from(Settings& settings, std::string_view name) {
   return std::nullopt;
 }
 
-std::string algorithm_of(const Model& model) {
-  bool first = false, second = false, momentum = false, adafactor = false;
-  for (const Param& p : model.params) {
-    for (const State& s : p.states) {
-      first |= s.name == "exp_avg";
-      second |= s.name.starts_with("exp_avg_sq");
-      momentum |= s.name == "momentum_buffer";
-      adafactor |= s.name.starts_with("variance");
-    }
-  }
-  return adafactor ? "adafactor" : second ? "adam" : first ? "lion" : momentum ? "sgd" : "";
-}
-
 StateReport* report_of(DialectReport& report, const Param& param, const State& state,
                        const std::string& to, bool exact) {
   report.states.push_back({.param = shown(param),

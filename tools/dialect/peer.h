@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "dialect/algorithm.h"
 #include "dialect/blocks.h"
 #include "dialect/skeleton.h"
 
@@ -28,14 +29,11 @@ const Leaf* weight_of(const Model& model, const Param& param);
 /// A setting of a group as a number; nothing where it is none.
 std::optional<double> real_setting(const Group& group, std::string_view name);
 bool has_setting(const Group& group, std::string_view name);
-using Settings = std::vector<std::pair<std::string, Value>>;
 /// Sets it, or adds it behind the others.
 void set_in(Settings& settings, const std::string& name, Value value);
 /// Takes it out; nothing where there was none.
 std::optional<Value> take_from(Settings& settings, std::string_view name);
 
-/// "adam", "lion", ...: by the names of the states.
-std::string algorithm_of(const Model& model);
 /// Adds a state that a dialect has put into other codes, or left as it was (`to` == `from`).
 StateReport* report_of(DialectReport& report, const Param& param, const State& state,
                        const std::string& to, bool exact);
