@@ -6,8 +6,10 @@ reaches the same code. Inputs named crash-* were found by fuzzing once, and stay
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -82,14 +84,20 @@ class Seeds:
         self.add(data, "dialect", "torch", "legacy", "safetensors")
         if data.startswith(b"PK"):
             self.archive(data)
-        elif data[8:9] in (b"{", b" "):
-            self.add(data, "safetensors", "header")
+        elif data[8:9] in (b"{", b" ") and data[6:8] == b"\0\0":
+            self.header(data[8 : 8 + int.from_bytes(data[:8], "little")])
         elif data.startswith(b"\x80"):
             self.add(data, "pickle")
 
+    def header(self, data: bytes) -> None:
+        """Of safetensors, and what we keep in it."""
+        self.add(data, "header")
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self.add(json.loads(data)["__metadata__"]["lowbit"].encode(), "convention")
 
-def torchs(seeds: Seeds, folder: pathlib.Path) -> None:
-    """What torch itself writes: values, tensors, optimizers, directories."""
+
+def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
+    """What torch itself writes: values, tensors, optimizers, directories; and what we make of it."""
     values = {"lr": 0.5, "betas": (0.9, 0.999), "n": None, "on": True, "t": "x", "b": b"\0\xff", "big": 1 << 62,
               "l": [1, [2, {"k": -7}]], "size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cpu")}  # fmt: skip
     shared = torch.arange(6.0)
@@ -111,12 +119,19 @@ def torchs(seeds: Seeds, folder: pathlib.Path) -> None:
         opt.step()
         contents.append({"optim": opt.state_dict(), "model": net.state_dict()})
         contents.append(opt.state_dict())
-    # The readers of files are the only ones that the names of files reach.
     for i, content in enumerate(contents):
         for zipped in (True, False):
             path = folder / f"{i}-{zipped}.pt"
             torch.save(content, path, _use_new_zipfile_serialization=zipped)
             seeds.file(path)
+            if zipped and copier:  # what we write
+                for suffix in (".safetensors", ".copy.pt", ".dcp"):
+                    copy = path.with_suffix(suffix)
+                    subprocess.run([*copier, path, copy], check=False, stderr=subprocess.DEVNULL)
+                    if copy.is_dir():
+                        seeds.directory(copy)
+                    elif copy.exists():
+                        seeds.file(copy)
             if zipped:
                 seeds.archive(path.read_bytes(), "tensor_item", "value_item")
     for i, content in enumerate(contents[-2:]):
@@ -134,6 +149,13 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     program, *more = sys.argv[1:]
+    tool = shutil.which("lowbit-ckpt")
+    copier = [tool, "convert"] if tool else []
+    print(
+        "what our writers write is among the seeds"
+        if tool
+        else "no lowbit-ckpt on PATH: only torch's files"
+    )
     targets = [
         line.split()[0] for line in subprocess.check_output([program], text=True).splitlines()
     ]
@@ -142,7 +164,7 @@ def main() -> int:
         (root / "seeds").mkdir()
         (root / "torch").mkdir()
         seeds = Seeds(root / "seeds")
-        torchs(seeds, root / "torch")
+        torchs(seeds, root / "torch", copier)
         for name, case in CASES.items():
             folder = root / name
             folder.mkdir()

@@ -46,7 +46,7 @@ std::string entry(const OutlineOption& o, bool place) {
   if (!place && !o.value.empty()) head += " \\fI" + roff(o.value) + "\\fR";
   std::string text = roff(o.about);
   if (!o.choices.empty()) {
-    text += "\nOne of";
+    text += o.open ? "\nSuch as" : "\nOne of";
     for (size_t i = 0; i < o.choices.size(); ++i)
       text += (i == 0 ? " " : ", ") + ("\\fB" + roff(o.choices[i]) + "\\fR");
     text += ".";

@@ -4,6 +4,7 @@
 
 #include "container/manifest.h"
 #include "dialect/dialect.h"
+#include "dialect/presets.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -23,17 +24,18 @@ void split_type(const std::string& text, OutlineOption& to) {
   }
 }
 
-/// Types whose values the program knows.
-std::vector<std::string> known_values(const std::string& type) {
-  std::vector<std::string> out;
-  if (type == "DIALECT") {
-    for (const Dialect* d : dialects()) out.emplace_back(d->name);
-  } else if (type == "KIND") {
+/// Values that the program knows, though the parser does not.
+void add_known(OutlineOption& to) {
+  if (to.value == "DIALECT") {
+    for (const Dialect* d : dialects()) to.choices.emplace_back(d->name);
+  } else if (to.value == "KIND") {
     for (const ContainerKind kind :
          {ContainerKind::kDcp, ContainerKind::kTorch, ContainerKind::kSafetensors})
-      out.emplace_back(container_name(kind));
+      to.choices.emplace_back(container_name(kind));
+  } else if (to.names.back() == "--state-format") {
+    to.choices = preset_names();
+    to.open = true;
   }
-  return out;
 }
 
 OutlineOption outline(const CLI::Option& option) {
@@ -45,7 +47,7 @@ OutlineOption outline(const CLI::Option& option) {
   if (option.get_expected_max() > 0) {
     split_type(option.get_type_name(), out);
     if (out.value.empty()) out.value = "VALUE";
-    if (out.choices.empty()) out.choices = known_values(out.value);
+    if (out.choices.empty()) add_known(out);
   }
   out.required = option.get_required();
   out.many = option.get_expected_max() > 1;

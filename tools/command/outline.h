@@ -11,7 +11,8 @@ namespace lowbit::ckpt {
 struct OutlineOption {
   std::vector<std::string> names;    // with their dashes; of an argument by place, its one name
   std::string value;                 // what it takes: "INT", "FILE", ...; empty: a switch
-  std::vector<std::string> choices;  // where only these are taken
+  std::vector<std::string> choices;  // values that are known
+  bool open = false;                 // others are taken too
   std::string about;
   bool required = false, many = false;
   /// Whether its value may be the name of a file.

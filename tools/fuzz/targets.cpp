@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include "container/dcp.h"
 #include "container/item.h"
 #include "container/open.h"
+#include "container/safetensors.h"
 #include "container/tiling.h"
 #include "container/zip.h"
 #include "dialect/dialect.h"
@@ -109,11 +111,11 @@ bool join_ranks(std::string_view input) {
   return true;
 }
 
-/// One item of a DCP directory, with a tensor.
+/// One item of a DCP directory, with a tensor, plain or a subclass.
 bool tensor_item(std::string_view input) {
   const auto file = File::of_bytes(input, kWhat);
   if (!file.ok()) return false;
-  return read_payload(*file.value(), {0, 0, 0, input.size()}, kWhat).ok();
+  return read_stored(*file.value(), {0, 0, 0, input.size()}, kWhat).ok();
 }
 
 /// One item of a DCP directory, without a tensor.
@@ -171,23 +173,46 @@ bool pull(const Leaf& leaf) {
          all;
 }
 
-bool document_at(const std::string& path, Result<Manifest> (*reader)(const std::string&)) {
-  auto manifest = reader(path);
+bool document_at(std::string_view input, Result<Manifest> (*reader)(const std::string&)) {
+  auto manifest = reader(named(input).path());
   if (!manifest.ok()) return false;
   const auto document = document_of(std::make_shared<const Manifest>(std::move(manifest.value())));
   if (!document.ok()) return false;
   bool all = true;
   for (const Leaf& leaf : document.value().leaves) all = pull(leaf) && all;
-  return all;
+  return document.value().finish().ok() && all;
 }
 
-#ifdef LOWBIT_HAS_ARCHIVES
 bool torch_file(std::string_view input) { return document_at(named(input).path(), read_torch_zip); }
 bool legacy(std::string_view input) { return document_at(named(input).path(), read_torch_legacy); }
 bool safetensors(std::string_view input) {
   return document_at(named(input).path(), read_safetensors);
 }
-#endif
+
+/// The header alone, and back. The bytes behind it are as many as it asks for.
+bool header(std::string_view input) {
+  for (const uint64_t room : {uint64_t{0}, uint64_t{24}, uint64_t{1} << 20}) {
+    const auto read = parse_safetensors(input, room, kWhat);
+    if (!read.ok()) continue;
+    const std::string text = safetensors_header(read.value().entries, read.value().metadata);
+    const auto again = parse_safetensors(text, room, kWhat);
+    demand(again.ok() && again.value().entries.size() == read.value().entries.size(),
+           "a header that was written is read");
+    return true;
+  }
+  return false;
+}
+
+/// What we keep in a header's `__metadata__`, and back.
+bool convention(std::string_view input) {
+  const auto read = parse_description(input, kWhat);
+  if (!read.ok()) return false;
+  const std::string text = describe(read.value());
+  const auto again = parse_description(text, kWhat);
+  demand(again.ok(), "a description that was written is read");
+  demand(describe(again.value()) == text, "a description comes back as it was");
+  return true;
+}
 
 /// A file of whatever kind, whose optimizer state is it, and what it means.
 bool dialect(std::string_view input) {
@@ -222,11 +247,11 @@ constexpr FuzzTarget kTargets[] = {
     {"join", "pickle", join_ranks},
     {"tensor_item", "zip", tensor_item},
     {"value_item", "zip", value_item},
-#ifdef LOWBIT_HAS_ARCHIVES
     {"torch", "zip", torch_file},
     {"legacy", "pickle", legacy},
     {"safetensors", "json", safetensors},
-#endif
+    {"header", "json", header},
+    {"convention", "json", convention},
     {"dialect", "zip", dialect},
 };
 
