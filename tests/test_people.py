@@ -141,10 +141,12 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 def test_bash_completes_commands_options_values_and_files(tmp_path, monkeypatch):
     names = commands()
-    assert "man" not in names and complete("") >= {*names, "--help", "--version"}
+    assert "man" not in names and complete("") == {*names}
+    assert complete("-") == {"-h", "--help", "--version"}
     assert complete("ver") == {"verify"}
     for name in names:
         assert complete(name, "--") == {*options(name)}, name
+        assert complete(name, "x", "-") == {"-h", *options(name)}, name
     assert complete("--version", "ins") == {"inspect"}
     assert complete("completion", "") == {"bash", "zsh", "fish"}
     assert complete("completion", "f") == {"fish"}
