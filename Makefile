@@ -82,7 +82,7 @@ $(VENV)/torch:
 	  echo "installing $(TORCH)"; \
 	  $(PYTHON) -m pip install --quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "cmake>=3.25" "ninja>=1.11"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "pybind11>=2.13" "cmake>=3.25" "ninja>=1.11"
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)

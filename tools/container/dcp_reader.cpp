@@ -83,12 +83,14 @@ Status check_items(const Manifest& m, FileSet& files) {
     if (p.offset > size || p.length > size - p.offset) {
       return bad(what + " is " + std::to_string(p.length) + " bytes at " +
                  std::to_string(p.offset) + " of a file of " + std::to_string(size) +
-                 "; the file is cut off");
+                 "; the file is cut off")
+          .at(printable(*items[i].owner), files.name(p.file));
     }
     const Place* before =
         i > 0 && items[i - 1].place.file == p.file ? &items[i - 1].place : nullptr;
     if (before != nullptr && before->offset + before->length > p.offset)
-      return bad(what + " overlaps that of " + printable(*items[i - 1].owner));
+      return bad(what + " overlaps that of " + printable(*items[i - 1].owner))
+          .at(printable(*items[i].owner), files.name(p.file));
   }
   return fine();
 }
@@ -150,7 +152,8 @@ Result<Manifest> read_dcp(const std::string& given) {
     m = std::move(joined);
   }
   for (const Tensor& t : m.tensors) {
-    if (Status s = check_tiling(t); !s.ok()) return bad(path + ": " + s.error().text);
+    if (Status s = check_tiling(t); !s.ok())
+      return bad(path + ": " + s.error().text).at(printable(t.name), path + "/.metadata");
   }
   const auto container = std::make_shared<DcpContainer>(folder, m.transforms);
   LB_CHECK(check_items(m, container->files()));

@@ -49,7 +49,9 @@ Status RecordReader::compare(Progress& p) {
 
 Status RecordReader::finish() {
   for (auto& [key, p] : begun_) {
-    if (!p.done) LB_CHECK(check_rest(p));
+    if (p.done) continue;
+    if (const Status rest = check_rest(p); !rest.ok())
+      return rest.error().at("", files_.name(p.record.file), printable(p.record.name));
   }
   return files_.check_unchanged();
 }

@@ -73,11 +73,18 @@ struct TensorReader::Transfer {
 Result<const Payload*> TensorReader::payload(const Tensor& tensor, const Chunk& chunk) {
   const auto known = payloads_.find(&chunk);
   if (known != payloads_.end()) return &known->second;
-  LB_TRY(stored, manifest_.container->stored(tensor, chunk));
+  auto read = manifest_.container->stored(tensor, chunk);
+  if (!read.ok()) return read.error().at(printable(tensor.name), file_name(chunk.place.file));
+  Stored& stored = read.value();
   if (!stored.cls.empty())
     return bad(printable(tensor.name) + ": is a " + printable(stored.cls) +
-               ", which only its own dialect reads");
+               ", which only its own dialect reads")
+        .at(printable(tensor.name), file_name(chunk.place.file));
   return &payloads_.emplace(&chunk, std::move(stored.parts[0].second)).first->second;
+}
+
+std::string TensorReader::file_name(uint32_t file) const {
+  return manifest_.container->files().name(file);
 }
 
 Status TensorReader::read_rows(const Tensor& tensor, int64_t begin, int64_t end, char* out) {
@@ -121,7 +128,9 @@ Status TensorReader::read(const Tensor& tensor, const Box& box, char* out) {
           {static_cast<uint64_t>(common.shape[d]), from, static_cast<uint64_t>(to[d])});
     }
     t.steps = joined(t.steps);
-    LB_CHECK(run(t, out));
+    if (const Status done = run(t, out); !done.ok())
+      return done.error().at(printable(tensor.name), file_name(payload->record.file),
+                             printable(payload->record.name));
   }
   // A manifest's chunks tile their tensors, so nothing is left.
   return left == 0 ? fine() : Status(bad(printable(tensor.name) + ": a part is missing"));

@@ -26,6 +26,7 @@ class TensorReader {
  private:
   struct Transfer;
   Status run(const Transfer& transfer, char* out);
+  std::string file_name(uint32_t file) const;  // safe to print
 
   const Manifest& manifest_;
   RecordReader records_;
