@@ -259,8 +259,12 @@ def _source(
         for source in _sources(slot.name, entry, lay, saved):
             entries = source.entries(lay.part)
             if not source.coded and first.is_floating_point():
-                what = f"state[{key!r}][{source.key!r}]"
-                return source, [_kept(first, p, entries[0], what)]
+                what, e = f"state[{key!r}][{source.key!r}]", entries[0]
+                if not shard.is_sharded(p) and tuple(first.shape) != e.shape:
+                    raise ValueError(
+                        f"{what} is {first.dtype} {tuple(first.shape)} here, expected floating point {e.shape}"
+                    )
+                return source, [_kept(first, p, e, what)]
             kept = _as_kept(p, entries, saved, key)
             if kept is not None:
                 return source, kept
