@@ -15,5 +15,6 @@ using AddCommand = void (*)(CLI::App& app, std::function<Status()>& chosen);
 void add_inspect(CLI::App& app, std::function<Status()>& chosen);
 void add_reshard(CLI::App& app, std::function<Status()>& chosen);
 void add_verify(CLI::App& app, std::function<Status()>& chosen);
+void add_diff(CLI::App& app, std::function<Status()>& chosen);
 
 }  // namespace lowbit::ckpt

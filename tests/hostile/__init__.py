@@ -1,0 +1,10 @@
+"""Hostile and odd checkpoints, one function each, with what the checkpoint tool must say of them.
+
+`CASES` has them all. `python -m tests.hostile FOLDER` writes them as files: seeds for fuzzers. Nothing here needs torch,
+since most of it is what torch cannot be made to write.
+"""
+
+from . import directories, legacy, pickles, safetensors_files, tensors, zips  # noqa: F401
+from .case import BAD, CASES, FINE, PROOF, VALUES, Case
+
+__all__ = ["BAD", "CASES", "FINE", "PROOF", "VALUES", "Case"]
