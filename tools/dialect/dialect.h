@@ -1,6 +1,7 @@
 // Who wrote an optimizer's state, and how it says things. One file for each; dialects.cpp lists them.
 #pragma once
 
+#include <deque>
 #include <span>
 #include <string>
 
@@ -26,7 +27,8 @@ struct StateReport {
 };
 
 struct DialectReport {
-  std::vector<StateReport> states;  // errors are filled while the document is written
+  std::deque<StateReport> states;  // errors are filled while the document is written, so they stay
+                                   // where they are
   std::vector<std::string> warnings;
 };
 
