@@ -343,7 +343,7 @@ py::tuple Reader::read_codes(size_t param, size_t number, int64_t begin, int64_t
 void Reader::finish() {
   without_gil([&] {
     const std::lock_guard guard(lock_);
-    return reader_->records().finish();
+    return document_->finish();
   });
 }
 
