@@ -380,10 +380,10 @@ class Checkpoint:
         _ = self.model
         return self._reader.read_state_box(*state.place, list(offset), list(shape))
 
-    def read_codes(self, state: State, begin: int, end: int) -> tuple[bytearray, bytearray]:
-        """Rows [begin, end) of a state's codes and of its scales, as `state.codes` says they lie."""
+    def read_codes(self, state: State, begin: int, end: int, *, scales: bool = False) -> bytearray:
+        """Rows [begin, end) of a state's codes, or of its scales, as `state.codes` says they lie."""
         _ = self.model
-        return self._reader.read_codes(*state.place, begin, end)
+        return self._reader.read_codes(*state.place, begin, end, scales)
 
     def finish(self) -> None:
         """Holds the checksums of what was read in part, and that no file changed since.

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowbit.checkpoint import Checkpoint
+from lowbit import ops
+from lowbit.checkpoint import Checkpoint, CheckpointError, Codes, Model, State
 from lowbit.optim import STRUCTURE, LowbitOptimizer
 from lowbit.overrides import clean_name
 from lowbit.stored import Stored
@@ -77,9 +78,17 @@ class _Saved:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.path = checkpoint.path
+        self.reason: CheckpointError | None = None
         self.state: dict[str, dict[str, Any]] = {}
         self.groups: dict[int, dict[str, Any]] = {}  # settings, with "params" where it is known
         self.named: dict[str, dict[str, Any]] = {}  # settings of a flattened one, by parameter
+        try:
+            known: Model | None = checkpoint.model
+        except CheckpointError as error:  # of no dialect: then what it holds is said below
+            known, self.reason = None, error
+        if known is not None and known.dialect not in _OWN:
+            self._from(known, checkpoint)
+            return
         leaves: dict[str, Any] = {**checkpoint.values, **_stored(checkpoint)}
         root = self._root(leaves)
         for name, value in leaves.items():
@@ -92,6 +101,20 @@ class _Saved:
             elif rest.startswith("param_groups."):
                 self._setting(rest.removeprefix("param_groups."), value)
 
+    def _from(self, model: Model, checkpoint: Checkpoint) -> None:
+        """The state of another library, under our names: values, and codes where they are ours bit for bit."""
+        owners = [p.name or str(p.index) for p in model.params]
+        for number, (settings, members) in enumerate(model.groups):
+            self.groups[number] = {**settings, "params": [owners[i] for i in members]}
+        for owner, param in zip(owners, model.params, strict=True):
+            leaves: dict[str, Any] = dict(param.numbers)
+            for state in param.states:
+                read = partial(checkpoint.read_state_box, state)
+                leaves[state.name] = Stored(torch.float32, state.shape, read)
+                if state.codes is not None:
+                    leaves |= _codes(checkpoint, state, state.codes)
+            self.state[owner] = leaves
+
     def _root(self, leaves: Iterable[str]) -> str:
         """What comes before 'state.' and 'param_groups.' in the names."""
         found = {m[1] for name in leaves for m in (_KEPT.match(name), _GROUPS.match(name)) if m}
@@ -99,7 +122,7 @@ class _Saved:
             raise ValueError(
                 f"{self.path} holds no optimizer state dict: expected 'state' and 'param_groups', by themselves or under a name such as 'optimizer' or "
                 "'optim'"
-            )
+            ) from self.reason
         with_groups = {
             root for root in found if any(n.startswith(root + "param_groups") for n in leaves)
         }
@@ -172,6 +195,35 @@ class _Saved:
             made.append({**hyper, "params": list(range(at, at + size))})
             at += size
         return {"state": state, "param_groups": made}
+
+
+def _codes(checkpoint: Checkpoint, state: State, codes: Codes) -> dict[str, Stored]:
+    """Codes and scales under the keys that lowbit keeps them by."""
+    info = ops.state_format(codes.format)
+    made: dict[str, Stored] = {}
+    if not info["scaled"]:
+        return made  # nothing is lost by its values
+    for end, dtype, width, scales in (
+        ("", info["dtype"], -(-codes.cols * codes.bits // 8), False),
+        ("_scale", info["scale_dtype"], -(-codes.cols // codes.block) * info["scale_numbers"], True),
+    ):  # fmt: skip
+        kind = getattr(torch, dtype)
+
+        def read(
+            offset: tuple[int, ...], shape: tuple[int, ...], kind: Any = kind, width: int = width, scales: bool = scales
+        ) -> bytearray:  # fmt: skip
+            rows = checkpoint.read_codes(state, offset[0], offset[0] + shape[0], scales=scales)
+            if shape[1] == width:
+                return rows
+            matrix = torch.frombuffer(rows, dtype=kind).reshape(shape[0], width)
+            cut = bytearray(shape[0] * shape[1] * kind.itemsize)
+            columns = matrix[:, offset[1] : offset[1] + shape[1]]
+            torch.frombuffer(cut, dtype=kind).reshape(shape).copy_(columns)
+            return cut
+
+        name = f"{state.name}_{codes.format}{end}"
+        made[name] = Stored(kind, (codes.rows, width), read)
+    return made
 
 
 def _stored(checkpoint: Checkpoint) -> dict[str, Stored]:

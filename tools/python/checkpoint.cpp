@@ -177,6 +177,6 @@ PYBIND11_MODULE(_checkpoint, m) {
       .def("read_state_box", &Reader::read_state_box, py::arg("param"), py::arg("state"),
            py::arg("offset"), py::arg("shape"))
       .def("read_codes", &Reader::read_codes, py::arg("param"), py::arg("state"), py::arg("begin"),
-           py::arg("end"))
+           py::arg("end"), py::arg("scales"))
       .def("finish", &Reader::finish);
 }

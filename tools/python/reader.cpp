@@ -303,39 +303,35 @@ py::bytearray Reader::read_floats(size_t param, size_t number, uint64_t count,
   return out;
 }
 
-py::tuple Reader::read_codes(size_t param, size_t number, int64_t begin, int64_t end) {
+py::bytearray Reader::read_codes(size_t param, size_t number, int64_t begin, int64_t end,
+                                 bool scales) {
 #if LOWBIT_DIALECTS
   const State& s = state(param, number);
-  const Param& owner = model_->params[param];
   const FormatInfo* format = s.codes ? find_format(s.codes->format) : nullptr;
   if (format == nullptr) throw py::value_error("this state has no codes of lowbit's formats");
   const Codes& c = *s.codes;
   check_box({c.rows}, {begin}, {end - begin});
+  if (scales && (c.scales == nullptr || c.block <= 0))
+    throw py::value_error("this state has no scales");
+  // Elements of a row, and their bytes.
+  const auto cols = static_cast<uint64_t>(c.cols), bits = static_cast<uint64_t>(c.bits);
+  const auto block = static_cast<uint64_t>(c.block);
+  const uint64_t row =
+      scales ? (cols + block - 1) / block * uint64_t(format->scale_numbers) : (cols * bits + 7) / 8;
+  const uint64_t width = scales ? uint64_t(format->scale_dtype->bytes) : 1;
   const auto first = static_cast<uint64_t>(begin), rows = static_cast<uint64_t>(end - begin);
-  const auto row_codes = (static_cast<uint64_t>(c.cols) * static_cast<uint64_t>(c.bits) + 7) / 8;
-  const bool scaled = c.scales != nullptr && c.block > 0;
-  const uint64_t row_scales =
-      scaled ? (static_cast<uint64_t>(c.cols) + static_cast<uint64_t>(c.block) - 1) /
-                   static_cast<uint64_t>(c.block) * static_cast<uint64_t>(format->scale_numbers)
-             : 0;
-  const uint64_t code_bytes = format->scaled ? 1 : static_cast<uint64_t>(format->dtype->bytes);
-  const uint64_t row_elements = row_codes / code_bytes;
-  const uint64_t width = scaled ? static_cast<uint64_t>(format->scale_dtype->bytes) : 0;
-  py::bytearray codes = buffer_of(rows * row_codes), scales = buffer_of(rows * row_scales * width);
-  char* to = PyByteArray_AS_STRING(codes.ptr());
-  char* scales_to = PyByteArray_AS_STRING(scales.ptr());
+  py::bytearray out = buffer_of(rows * row * width);
+  char* to = PyByteArray_AS_STRING(out.ptr());
+  const std::string name = printable(model_->params[param].name + "." + s.name);
   without_gil([&]() -> Status {
     const std::lock_guard guard(lock_);
-    Status done = fine();
-    if (rows * row_elements > 0)
-      done = c.codes->read(first * row_elements, rows * row_elements, to);
-    if (done.ok() && rows * row_scales > 0)
-      done = c.scales->read(first * row_scales, rows * row_scales, scales_to);
-    return done.ok() ? fine() : Status(done.error().at(printable(owner.name + "." + s.name)));
+    if (rows * row == 0) return fine();
+    const Status done = (scales ? c.scales : c.codes)->read(first * row, rows * row, to);
+    return done.ok() ? fine() : Status(done.error().at(name));
   });
-  return py::make_tuple(codes, scales);
+  return out;
 #else
-  (void)param, (void)number, (void)begin, (void)end;
+  (void)param, (void)number, (void)begin, (void)end, (void)scales;
   raise(failed("this build reads no dialects"));
 #endif
 }

@@ -36,8 +36,9 @@ class Reader {
   /// A box of them.
   pybind11::bytearray read_state_box(size_t param, size_t state, const Shape& offset,
                                      const Shape& shape);
-  /// Rows of a state's codes and of their scales.
-  pybind11::tuple read_codes(size_t param, size_t state, int64_t begin, int64_t end);
+  /// Rows of a state's codes, or of their scales.
+  pybind11::bytearray read_codes(size_t param, size_t state, int64_t begin, int64_t end,
+                                 bool scales);
 
   /// Holds the checksums of what was read in part.
   void finish();
