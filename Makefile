@@ -67,7 +67,7 @@ libraries:
 	  else \
 	    echo "*** lowbit-ckpt will NOT be built: it needs the libraries of"; \
 	    echo "***   sudo apt-get install $(LIBRARIES)"; \
-	    echo "*** Type that line and run make again. The Python package builds without them."; \
+	    echo "*** Type that line and run make again. The Python package builds without them, but for lowbit.checkpoint and lowbit.load_optimizer."; \
 	  fi; \
 	fi
 

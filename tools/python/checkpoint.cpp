@@ -93,7 +93,6 @@ PYBIND11_MODULE(_checkpoint, m) {
       py::arg("source"), py::arg("target"), py::kw_only(), py::arg("include"), py::arg("exclude"),
       py::arg("dry_run"), py::arg("requantize"), py::arg("writing"), py::arg("progress"));
 
-#if __has_include("pipeline/verify.cpp")
   m.def(
       "verify",
       [](const std::string& path, const Names& include, const Names& exclude, bool finite,
@@ -109,9 +108,8 @@ PYBIND11_MODULE(_checkpoint, m) {
       },
       py::arg("path"), py::kw_only(), py::arg("include"), py::arg("exclude"), py::arg("finite"),
       py::arg("threads"), py::arg("progress"));
-#endif
 
-#if __has_include("pipeline/convert.cpp")
+#ifdef LOWBIT_CONVERT
   m.def(
       "convert",
       [](const std::string& source, const std::string& target, const std::string& to,
@@ -144,7 +142,6 @@ PYBIND11_MODULE(_checkpoint, m) {
       py::arg("progress"));
 #endif
 
-#if __has_include("pipeline/diff.cpp")
   m.def(
       "diff",
       [](const std::string& a, const std::string& b, const Names& include, const Names& exclude,
@@ -161,7 +158,6 @@ PYBIND11_MODULE(_checkpoint, m) {
       },
       py::arg("a"), py::arg("b"), py::kw_only(), py::arg("include"), py::arg("exclude"),
       py::arg("bytes"), py::arg("tolerance"), py::arg("threads"), py::arg("progress"));
-#endif
 
   py::class_<Reader>(m, "Reader")
       .def(py::init<const std::string&>(), py::arg("path"))

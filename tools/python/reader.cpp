@@ -6,13 +6,6 @@
 #include "io/text.h"
 #include "python/work.h"
 
-// Until the sources of the dialects are beside their headers, a checkpoint is only tensors.
-#if __has_include("dialect/dialects.cpp")
-#define LOWBIT_DIALECTS 1
-#else
-#define LOWBIT_DIALECTS 0
-#endif
-
 namespace py = pybind11;
 
 namespace lowbit::ckpt::python {
@@ -193,7 +186,6 @@ py::bytearray Reader::read(size_t tensor, int part, const Shape& offset, const S
 
 py::dict Reader::model() {
   if (model_ == nullptr) {
-#if LOWBIT_DIALECTS
     without_gil([&]() -> Status {
       const std::lock_guard guard(lock_);
       LB_TRY(dialect, recognize(*document_));
@@ -201,16 +193,12 @@ py::dict Reader::model() {
       model_ = std::make_unique<Model>(std::move(made));
       return fine();
     });
-#else
-    raise(failed("this build reads no dialects"));
-#endif
   }
   py::list params, groups;
   for (const Param& param : model_->params) {
     py::list states;
     for (const State& s : param.states) {
       py::object codes = py::none();
-#if LOWBIT_DIALECTS
       const FormatInfo* format = s.codes ? find_format(s.codes->format) : nullptr;
       if (format != nullptr) {
         const Codes& c = *s.codes;
@@ -222,7 +210,6 @@ py::dict Reader::model() {
         said["block"] = c.block;
         codes = std::move(said);
       }
-#endif
       py::dict out;
       out["name"] = text(s.name);
       out["shape"] = to_python(s.shape);
@@ -305,7 +292,6 @@ py::bytearray Reader::read_floats(size_t param, size_t number, uint64_t count,
 
 py::bytearray Reader::read_codes(size_t param, size_t number, int64_t begin, int64_t end,
                                  bool scales) {
-#if LOWBIT_DIALECTS
   const State& s = state(param, number);
   const FormatInfo* format = s.codes ? find_format(s.codes->format) : nullptr;
   if (format == nullptr) throw py::value_error("this state has no codes of lowbit's formats");
@@ -330,10 +316,6 @@ py::bytearray Reader::read_codes(size_t param, size_t number, int64_t begin, int
     return done.ok() ? fine() : Status(done.error().at(name));
   });
   return out;
-#else
-  (void)param, (void)number, (void)begin, (void)end, (void)scales;
-  raise(failed("this build reads no dialects"));
-#endif
 }
 
 void Reader::finish() {
