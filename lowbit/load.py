@@ -78,6 +78,7 @@ class _Saved:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.path = checkpoint.path
+        self._lists: dict[str, dict[int, Any]] = {}
         self.reason: CheckpointError | None = None
         self.state: dict[str, dict[str, Any]] = {}
         self.groups: dict[int, dict[str, Any]] = {}  # settings, with "params" where it is known
@@ -100,6 +101,8 @@ class _Saved:
                 self.groups.update(enumerate(value))
             elif rest.startswith("param_groups."):
                 self._setting(rest.removeprefix("param_groups."), value)
+        for name, items in self._lists.items():
+            self._setting(name, tuple(items[i] for i in sorted(items)))
 
     def _from(self, model: Model, checkpoint: Checkpoint) -> None:
         """The state of another library, under our names: values, and codes where they are ours bit for bit."""
@@ -138,9 +141,8 @@ class _Saved:
         """Files a leaf below 'param_groups.'."""
         if isinstance(value, Stored):  # such as a learning rate
             value = value.tensor()
-        if item := re.fullmatch(r"(\d+)\.(params|betas|eps)\.(\d+)", name):  # of a list
-            items = self.groups.setdefault(int(item[1]), {}).setdefault(item[2], {})
-            items[int(item[3])] = value
+        if item := re.fullmatch(r"(.+)\.(\d+)", name):  # of a list or tuple, filed by itself
+            self._lists.setdefault(item[1], {})[int(item[2])] = value
             return
         owner, _, key = name.rpartition(".")
         if owner.isdigit():
@@ -148,16 +150,10 @@ class _Saved:
         else:
             self.named.setdefault(clean_name(owner), {})[key] = value
 
-    def _group_list(self) -> list[dict[str, Any]]:
-        def whole(value: Any) -> Any:
-            return [value[i] for i in sorted(value)] if isinstance(value, dict) else value
-
-        return [{k: whole(v) for k, v in self.groups[i].items()} for i in sorted(self.groups)]
-
     def state_dict(self, opt: LowbitOptimizer, names: list[str] | None) -> dict[str, Any]:
         """A state dict whose parameters are keyed 0, 1, ... in the optimizer's order; its tensors are still in the checkpoint."""
         params = [p for group in opt.param_groups for p in group["params"]]
-        count, groups = len(params), self._group_list()
+        count, groups = len(params), [self.groups[i] for i in sorted(self.groups)]
         ids = [str(key) for group in groups for key in group.get("params", ())]
         keys = ids or list(self.named) or list(self.state)
         of: dict[str, dict[str, Any]] = {}  # the settings of each parameter that has any
