@@ -11,9 +11,9 @@ BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 CMAKE_BUILD := build/cpp
 
-# Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests.
-LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev
-HEADERS := CLI/CLI.hpp nlohmann/json.hpp fmt/core.h libdeflate.h xxhash.h
+# Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests, zstd.
+LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev libzstd-dev
+HEADERS := CLI/CLI.hpp nlohmann/json.hpp fmt/core.h libdeflate.h xxhash.h zstd.h
 HASH := \#
 HAVE_LIBRARIES = $(shell for h in $(HEADERS); do echo "$(HASH)include <$$h>"; done | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null && echo ON || echo OFF)
 

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "command/command.h"
+#include "command/signals.h"
 
 int main(int argc, char** argv) {
   using namespace lowbit::ckpt;
@@ -19,6 +20,7 @@ int main(int argc, char** argv) {
     const int code = app.exit(error);
     return code == 0 ? 0 : static_cast<int>(Exit::kUsage);
   }
+  watch_signals();
   try {
     const Status done = chosen();
     if (done.ok()) return 0;

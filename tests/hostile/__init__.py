@@ -4,7 +4,20 @@
 since most of it is what torch cannot be made to write.
 """
 
-from . import directories, legacy, pickles, safetensors_files, tensors, zips  # noqa: F401
+from . import (  # noqa: F401
+    claims,
+    directories,
+    legacy,
+    metadata,
+    odd,
+    pickles,
+    safetensors_files,
+    tensors,
+    values,
+    zip_ends,
+    zips,
+    zstd,
+)
 from .case import BAD, CASES, FINE, PROOF, VALUES, Case
 
 __all__ = ["BAD", "CASES", "FINE", "PROOF", "VALUES", "Case"]

@@ -216,3 +216,64 @@ def base() -> Directory:
         "step",
     )
     return d
+
+
+# Ways to change it.
+
+W, SQ = "model.w", "optim.state.w.exp_avg_sq"
+FIRST, SECOND = (W, (0, 0)), (W, (2, 0))
+INFO = glob("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+INDEX = glob(MODULE, "MetadataIndex")
+STEP = ("optim.state.w.step", ())
+
+
+def made(change: Callable[[Directory], object]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        d = base()
+        change(d)
+        return d.write(folder)
+
+    return make
+
+
+def item(key: tuple[str, object], **fields: object) -> Callable[[Path], Path]:
+    """The plain directory with fields of one item set."""
+
+    def change(d: Directory) -> None:
+        for name, value in fields.items():
+            setattr(d.items[key], name, value)  # type: ignore[index]
+
+    return made(change)
+
+
+def lies(
+    key: tuple[str, object] = FIRST,
+    *,
+    path: object = None,
+    at: object = None,
+    length: object = None,
+) -> Callable[[Path], Path]:
+    """The plain directory with another place in one storage entry; a function gets what is true."""
+
+    def tell(truth: object, told: object) -> object:
+        return truth if told is None else told(truth) if callable(told) else told
+
+    return item(key, lie=lambda p, a, n: (tell(p, path), tell(a, at), tell(n, length)))
+
+
+def weight(**fields: object) -> Callable[[Path], Path]:
+    """The plain directory with fields of the weight's metadata set."""
+
+    def change(d: Directory) -> None:
+        for name, value in fields.items():
+            setattr(d.tensors[W], name, value)
+
+    return made(change)
+
+
+HALF = (2, 8)
+
+
+def state(**fields: object) -> Callable[[Path], Path]:
+    """The plain directory with other or further keys in the Metadata object; `...` leaves one out."""
+    return made(lambda d: d.state_extra.update(fields))

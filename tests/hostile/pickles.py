@@ -153,6 +153,7 @@ TRICKS = [
     Trick("text_not_utf8", Raw(b"X" + le(4, 2) + b"\xff\xfe"), mentions="utf"),
     Trick("text_overlong_utf8", Raw(b"X" + le(4, 2) + b"\xc0\x80"), mentions="utf"),
     Trick("text_half_utf8", Raw(b"X" + le(4, 2) + b"\xe2\x82"), mentions="utf"),
+    Trick("text_with_a_lone_surrogate", Raw(b"X" + le(4, 3) + b"\xed\xa0\x80"), codes=FINE, torch=True),
     Trick("key_is_a_list", Raw(b"}]K\x01s"), mentions="key|hash"),
     Trick("key_is_a_dict", Raw(b"}}K\x01s"), mentions="key|hash"),
     Trick("key_is_a_list_in_a_tuple", Raw(b"}]\x85K\x01s"), mentions="key|hash"),

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "command/command.h"
+#include "command/options.h"
 #include "command/progress.h"
 #include "pipeline/commands.h"
 
@@ -15,15 +16,6 @@ struct Arguments {
   bool json = false, quiet = false;
   InspectOptions options;
 };
-
-std::string size_text(uint64_t bytes) {
-  if (bytes < 10000) return fmt::format("{} B", bytes);
-  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double n = static_cast<double>(bytes);
-  int u = 0;
-  for (; n >= 1024 && u < 4; ++u) n /= 1024;
-  return fmt::format("{:.1f} {}", n, units[u]);
-}
 
 std::string line(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -41,6 +33,8 @@ Status run(Arguments& given) {
              out["container"].get<std::string>(), out["files"].get<size_t>(), out["tensors"].size(),
              out["values"].size(), size_text(out["bytes"].get<uint64_t>()));
   for (const Json& fact : out["facts"]) fmt::print("  {}\n", fact.get<std::string>());
+  for (const Json& warning : out["warnings"])
+    fmt::print("  warning: {}\n", warning.get<std::string>());
   for (const Json& step : out["steps"]) fmt::print("  step {:.0f}\n", step.get<double>());
   size_t width = 4;
   for (const Json& t : out["tensors"]) width = std::max(width, t["name"].get<std::string>().size());

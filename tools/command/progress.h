@@ -9,6 +9,8 @@
 #include <functional>
 #include <string>
 
+#include "command/signals.h"
+
 namespace lowbit::ckpt {
 
 class ProgressBar {
@@ -16,14 +18,16 @@ class ProgressBar {
   ProgressBar(std::string label, bool quiet)
       : label_(std::move(label)), shown_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
   ~ProgressBar() { clear(); }
-  /// Takes the bar off the terminal.
+  /// Takes the bar off the screen, before something else is said.
   void clear() {
-    if (shown_ && last_.time_since_epoch().count() != 0) fmt::print(stderr, "\r\033[K");
+    if (drawn_) fmt::print(stderr, "\r\033[K");
+    drawn_ = false;
   }
+  /// False where the program was asked to stop (command/signals.h).
   std::function<bool(uint64_t, uint64_t)> function() {
     return [this](uint64_t done, uint64_t total) {
       update(done, total);
-      return true;
+      return !stop_requested();
     };
   }
 
@@ -40,9 +44,10 @@ class ProgressBar {
                kWidth - filled, static_cast<double>(done) / 1048576.0,
                static_cast<double>(total) / 1048576.0);
     std::fflush(stderr);
+    drawn_ = true;
   }
   std::string label_;
-  bool shown_;
+  bool shown_, drawn_ = false;
   std::chrono::steady_clock::time_point last_{};
 };
 

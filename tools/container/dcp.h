@@ -12,8 +12,10 @@ namespace lowbit::ckpt {
 /// `.metadata` (or one rank's) to a manifest, without looking at the other files.
 Result<Manifest> parse_metadata(std::string bytes, const std::string& what);
 
-/// Adds what another rank wrote about its own part: chunk lists are joined.
+/// Adds what another rank wrote about its own part: chunk lists are joined. `join_done` after the
+/// last one puts them in order.
 Status join(Manifest& all, Manifest part, const std::string& what);
+void join_done(Manifest& all);
 
 /// The bytes of `.metadata` for a manifest, as every torch since 2.1 reads them.
 std::string metadata_bytes(const Manifest& manifest, const std::string& path);

@@ -1,5 +1,6 @@
 // Metadata that ranks wrote each for itself, as one.
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 
 #include "container/dcp.h"
@@ -23,6 +24,12 @@ std::vector<uint32_t> renumber(std::vector<std::string>& all,
 /// Both lists are sorted by name; entries of one name are given to `both`.
 template <class T, class Both>
 Status merge(std::vector<T>& all, std::vector<T> part, const Both& both) {
+  const bool same = std::equal(all.begin(), all.end(), part.begin(), part.end(),
+                               [](const T& a, const T& b) { return a.name == b.name; });
+  if (same) {  // as a rule: nothing has to move
+    for (size_t i = 0; i < all.size(); ++i) LB_CHECK(both(all[i], part[i]));
+    return fine();
+  }
   std::vector<T> merged;
   merged.reserve(all.size() + part.size());
   size_t a = 0, b = 0;
@@ -58,16 +65,8 @@ Status join(Manifest& all, Manifest part, const std::string& what) {
     if (t.dtype != other.dtype || t.shape != other.shape)
       return bad(what + ": " + printable(t.name) +
                  " has another shape or dtype than on the ranks before");
-    // Ranks that hold the same box (a replica, or an empty one) each wrote it; the first counts.
-    t.chunks.insert(t.chunks.end(), other.chunks.begin(), other.chunks.end());
-    std::stable_sort(t.chunks.begin(), t.chunks.end(), [](const Chunk& a, const Chunk& b) {
-      return std::pair(a.offset, a.shape) < std::pair(b.offset, b.shape);
-    });
-    t.chunks.erase(std::unique(t.chunks.begin(), t.chunks.end(),
-                               [](const Chunk& a, const Chunk& b) {
-                                 return a.offset == b.offset && a.shape == b.shape;
-                               }),
-                   t.chunks.end());
+    t.chunks.insert(t.chunks.end(), std::make_move_iterator(other.chunks.begin()),
+                    std::make_move_iterator(other.chunks.end()));
     return fine();
   }));
   // A value that several ranks have: the first rank's.
@@ -82,6 +81,19 @@ Status join(Manifest& all, Manifest part, const std::string& what) {
   all.has_paths = all.has_paths || part.has_paths;
   if (all.facts.empty()) all.facts = std::move(part.facts);
   return fine();
+}
+
+void join_done(Manifest& all) {
+  for (Tensor& t : all.tensors) {
+    // Ranks that hold the same box (a replica, or an empty one) each wrote it; the first counts.
+    std::stable_sort(t.chunks.begin(), t.chunks.end(), [](const Chunk& a, const Chunk& b) {
+      return std::pair(a.offset, a.shape) < std::pair(b.offset, b.shape);
+    });
+    const auto same = [](const Chunk& a, const Chunk& b) {
+      return a.offset == b.offset && a.shape == b.shape;
+    };
+    t.chunks.erase(std::unique(t.chunks.begin(), t.chunks.end(), same), t.chunks.end());
+  }
 }
 
 }  // namespace lowbit::ckpt

@@ -59,6 +59,7 @@ class Parser {
     LB_CHECK(all_used());
     LB_CHECK(read_paths(paths));
     note_writer(state);
+    note_oddities(state);
     return std::move(out_);
   }
 
@@ -286,6 +287,23 @@ class Parser {
     for (Tensor& t : out_.tensors) LB_CHECK(set(t.name, t.path));
     for (Blob& b : out_.blobs) LB_CHECK(set(b.name, b.path));
     return fine();
+  }
+
+  /// What torch does not write, or does not look at either.
+  void note_oddities(NodeId state) {
+    const auto items = p_.items(state);
+    for (size_t i = 0; i + 1 < items.size(); i += 2) {
+      static constexpr std::string_view kKnown[] = {"state_dict_metadata", "planner_data",
+                                                    "storage_data", "storage_meta", "version"};
+      const bool text = p_.is(items[i], Kind::kString);
+      if (!text ||
+          std::find(std::begin(kKnown), std::end(kKnown), p_.text(items[i])) == std::end(kKnown))
+        out_.warnings.push_back("the metadata has an unknown entry " +
+                                (text ? printable(p_.text(items[i])) : "without a name"));
+    }
+    const NodeId version = p_.find(state, "version");
+    if (p_.is(version, Kind::kString) && p_.text(version) != "1.0.0")
+      out_.warnings.push_back("metadata of another version: " + printable(p_.text(version)));
   }
 
   /// Which torch lays its metadata out like this.

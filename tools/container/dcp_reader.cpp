@@ -1,29 +1,38 @@
 #include "container/dcp.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <unordered_set>
 
 #include "container/item.h"
 #include "container/open.h"
 #include "container/tiling.h"
 #include "io/text.h"
+#include "io/zstd.h"
 
 namespace lowbit::ckpt {
 namespace {
 
 constexpr uint64_t kMostMetadata = 1ull << 30;
 
+/// What a value's item may unpack to; a tensor's is known by its shape.
+constexpr uint64_t kMostValue = 64u << 20;
+
 class DcpContainer : public Container {
  public:
-  DcpContainer(std::shared_ptr<Directory> folder, std::vector<std::string> transforms)
-      : files_(std::move(folder)), transforms_(std::move(transforms)) {}
+  DcpContainer(std::shared_ptr<Directory> folder, std::vector<std::string> names)
+      : files_(std::move(folder)), names_(std::move(names)) {}
 
   FileSet& files() override { return files_; }
 
   Result<Stored> stored(const Tensor& tensor, const Chunk& chunk) override {
     const std::string what = files_.name(chunk.place.file) + ": " + printable(tensor.name) +
                              " at " + shape_text(chunk.offset);
-    LB_TRY(file, open(chunk.place, what));
-    LB_TRY(payload, read_payload(*file, chunk.place, what));
+    const uint64_t bytes = volume(chunk.shape) * static_cast<uint64_t>(tensor.dtype->bytes);
+    LB_TRY(place, unpacked(chunk.place, bytes + (1u << 20), what));
+    LB_TRY(file, files_.open(place.file));
+    LB_TRY(payload, read_payload(*file, place, what));
     if (payload.shape != chunk.shape)
       return bad(what + ": the item has the shape " + shape_text(payload.shape) +
                  ", the metadata says " + shape_text(chunk.shape));
@@ -35,14 +44,27 @@ class DcpContainer : public Container {
     return out;
   }
 
-  Result<Value> value(const Blob& blob) override {
-    const std::string what = files_.name(blob.place.file) + ": " + printable(blob.name);
-    LB_TRY(file, open(blob.place, what));
-    return read_value(*file, blob.place, what);
+  /// The first record of an archive is its pickle, and a subclass's names the function that makes
+  /// one: the beginning of a packed item tells without unpacking all of it.
+  Result<bool> seems_subclass(const Tensor&, const Chunk& chunk) override {
+    if (chunk.place.transform == 0) return true;
+    LB_TRY(file, files_.open(chunk.place.file));
+    const auto head = zstd_beginning(*file, chunk.place.offset, chunk.place.length, 1u << 14);
+    return !head.ok() || head.value().find("_rebuild_tensor") == std::string::npos ||
+           head.value().find("_rebuild_from_type") != std::string::npos ||
+           head.value().find("_rebuild_wrapper") != std::string::npos;
   }
 
-  Result<std::vector<Record>> records(const Place& place, const std::string& what) override {
-    LB_TRY(file, open(place, what));
+  Result<Value> value(const Blob& blob) override {
+    const std::string what = files_.name(blob.place.file) + ": " + printable(blob.name);
+    LB_TRY(place, plain(blob.place, what));
+    LB_TRY(file, files_.open(place.file));
+    return read_value(*file, place, what);
+  }
+
+  Result<std::vector<Record>> records(const Place& packed, const std::string& what) override {
+    LB_TRY(place, plain(packed, what));
+    LB_TRY(file, files_.open(place.file));
     LB_TRY(index, read_zip(*file, place.offset, place.length, what));
     std::vector<Record> out;
     for (const ZipRecord& r : index.records)
@@ -50,19 +72,47 @@ class DcpContainer : public Container {
     return out;
   }
 
- private:
-  Result<std::shared_ptr<const File>> open(const Place& place, const std::string& what) {
-    if (place.transform != 0)
-      return bad(what + ": is stored as " + printable(transforms_[place.transform - 1]) +
-                 ", which this version does not read; save it again without a transform");
-    return files_.open(place.file);
+  Result<Place> plain(const Place& place, const std::string& what) override {
+    return unpacked(place, kMostValue, what);
   }
+
+ private:
+  Result<Place> unpacked(const Place& packed, uint64_t most, const std::string& what) {
+    if (packed.transform == 0) return packed;
+    Place out;
+    {
+      const std::lock_guard held(lock_);
+      const auto [known, is_new] = unpacked_.try_emplace({packed.file, packed.offset});
+      if (is_new)
+        known->second = files_.add_made(
+            names_[packed.file], [this, packed, most, what]() -> Result<std::shared_ptr<File>> {
+              LB_TRY(file, files_.open(packed.file));
+              return zstd_content(*file, packed.offset, packed.length, most, what);
+            });
+      out.file = known->second;
+    }
+    LB_TRY(file, files_.open(out.file));
+    out.length = file->size();
+    return out;
+  }
+
   FileSet files_;
-  std::vector<std::string> transforms_;
+  std::vector<std::string> names_;
+  std::mutex lock_;
+  std::map<std::pair<uint32_t, uint64_t>, uint32_t> unpacked_;  // by file and offset
 };
 
+Status check_transforms(const Manifest& m, const std::string& path) {
+  for (const std::string& t : m.transforms) {
+    if (t != "stream.zstd/1")
+      return bad(path + ": items are stored as " + printable(t) +
+                 ", which is not read (only stream.zstd/1 is); save it again without it");
+  }
+  return fine();
+}
+
 /// Opens every file that is named; items must lie inside it and not overlap.
-Status check_items(const Manifest& m, FileSet& files) {
+Status check_items(Manifest& m, FileSet& files) {
   struct Item {
     Place place;
     const std::string* owner;
@@ -89,17 +139,22 @@ Status check_items(const Manifest& m, FileSet& files) {
         i > 0 && items[i - 1].place.file == p.file ? &items[i - 1].place : nullptr;
     if (before != nullptr && before->offset + before->length > p.offset)
       return bad(what + " overlaps that of " + printable(*items[i - 1].owner));
+    const bool last = i + 1 == items.size() || items[i + 1].place.file != p.file;
+    if (last && size > p.offset + p.length)
+      m.warnings.push_back(files.name(p.file) + " has " +
+                           std::to_string(size - p.offset - p.length) +
+                           " bytes behind its last item");
   }
   return fine();
 }
 
-/// R for "__R.metadata", -1 for other names.
-int64_t rank_of(const std::string& name) {
-  constexpr std::string_view kStart = "__", kEnd = ".metadata";
-  if (!name.starts_with(kStart) || !name.ends_with(kEnd)) return -1;
-  if (name.size() <= kStart.size() + kEnd.size() || name.size() > 18) return -1;
+/// R for "__R" + end, -1 for other names.
+int64_t rank_of(const std::string& name, std::string_view end = ".metadata") {
+  constexpr std::string_view kStart = "__";
+  if (!name.starts_with(kStart) || !name.ends_with(end)) return -1;
+  if (name.size() <= kStart.size() + end.size() || name.size() > 18) return -1;
   int64_t rank = 0;
-  for (size_t i = kStart.size(); i < name.size() - kEnd.size(); ++i) {
+  for (size_t i = kStart.size(); i < name.size() - end.size(); ++i) {
     if (name[i] < '0' || name[i] > '9') return -1;
     rank = rank * 10 + (name[i] - '0');
   }
@@ -131,8 +186,47 @@ Result<Manifest> read_ranks(const Directory& folder, const std::string& path) {
     LB_TRY(part, parse_metadata(std::move(bytes), path + "/" + name));
     LB_CHECK(join(all, std::move(part), path + "/" + name));
   }
+  join_done(all);
+  for (const std::string& name : names) {
+    // "__R_N.distcp"
+    const int64_t rank = rank_of(name.substr(0, name.find('_', 2)), "");
+    if (name.ends_with(".distcp") && rank >= static_cast<int64_t>(ranks.size()))
+      return bad(path + ": has " + printable(name) + " but not __" + std::to_string(rank) +
+                 ".metadata; a rank's part is missing");
+  }
   all.facts.push_back("metadata of " + std::to_string(ranks.size()) + " ranks, each its own");
   return all;
+}
+
+/// What lies in the folder and is not part of the checkpoint.
+Status note_others(Manifest& m, const Directory& folder) {
+  LB_TRY(names, folder.list());
+  const std::unordered_set<std::string> known(m.file_names.begin(), m.file_names.end());
+  const bool whole = folder.has(".metadata");
+  for (const std::string& name : names) {
+    if (name.ends_with(".distcp") && !known.contains(name)) {
+      const auto file = folder.file(name);
+      if (!file.ok() || file.value()->size() > 0)
+        m.warnings.push_back(printable(name) + " is named nowhere; not read");
+    } else if (whole && rank_of(name) >= 0) {
+      m.warnings.push_back(printable(name) + " is left out: .metadata describes all ranks");
+    } else if (name == ".metadata.tmp") {
+      m.warnings.push_back("a save into this folder did not finish: .metadata.tmp is left over");
+    }
+  }
+  return fine();
+}
+
+/// Whether a path is a folder that one of our writers was still filling when it was killed.
+bool unfinished(const std::string& path) {
+  const size_t end = path.find_last_not_of('/');
+  if (end == std::string::npos) return false;
+  const size_t slash = path.find_last_of('/', end);
+  const std::string name =
+      path.substr(slash == std::string::npos ? 0 : slash + 1, end - (slash + 1) + 1);
+  const size_t mark = name.rfind(NewDirectory::kPartial);
+  return name[0] == '.' && mark != std::string::npos &&
+         name.size() == mark + NewDirectory::kPartial.size() + 6;
 }
 
 }  // namespace
@@ -140,6 +234,8 @@ Result<Manifest> read_ranks(const Directory& folder, const std::string& path) {
 Result<Manifest> read_dcp(const std::string& given) {
   LB_TRY(folder, Directory::open(given));
   const std::string path = printable(given);
+  if (unfinished(given))
+    return bad(path + ": was left by a program that was killed while it wrote; delete it");
   Manifest m;
   if (folder->has(".metadata")) {
     LB_TRY(bytes, folder->content(".metadata", kMostMetadata));
@@ -149,11 +245,13 @@ Result<Manifest> read_dcp(const std::string& given) {
     LB_TRY(joined, read_ranks(*folder, path));
     m = std::move(joined);
   }
+  LB_CHECK(check_transforms(m, path));
   for (const Tensor& t : m.tensors) {
     if (Status s = check_tiling(t); !s.ok()) return bad(path + ": " + s.error().text);
   }
-  const auto container = std::make_shared<DcpContainer>(folder, m.transforms);
+  const auto container = std::make_shared<DcpContainer>(folder, m.file_names);
   LB_CHECK(check_items(m, container->files()));
+  LB_CHECK(note_others(m, *folder));
   m.kind = ContainerKind::kDcp;
   m.path = given;
   m.container = container;

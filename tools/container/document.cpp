@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "container/box.h"
+#include "container/record_reader.h"
 #include "container/tensor_reader.h"
 #include "io/text.h"
 
@@ -16,8 +17,11 @@ class StoredSource : public Source {
       : manifest_(std::move(manifest)), tensor_(tensor), reader_(*manifest_) {}
 
   Status read(uint64_t first, uint64_t count, void* out) override {
-    return read_range(Box{Shape(tensor_.shape.size(), 0), tensor_.shape}, 0, first, count,
-                      static_cast<char*>(out));
+    LB_CHECK(read_range(Box{Shape(tensor_.shape.size(), 0), tensor_.shape}, 0, first, count,
+                        static_cast<char*>(out)));
+    // A document has many tensors, which are read one after the other.
+    if (first + count == volume(tensor_.shape)) reader_.forget();
+    return fine();
   }
 
  private:
@@ -64,6 +68,50 @@ const Leaf* Document::find(std::string_view name) const {
   return nullptr;
 }
 
+Status Document::finish() const {
+  if (manifest != nullptr) LB_CHECK(manifest->container->reader().finish());
+  for (const auto& other : others) LB_CHECK(other->container->reader().finish());
+  return fine();
+}
+
+uint64_t Document::unchecked() const {
+  uint64_t n = manifest == nullptr ? 0 : manifest->container->reader().unchecked();
+  for (const auto& other : others) n += other->container->reader().unchecked();
+  return n;
+}
+
+namespace {
+
+/// A blob that is no plain value may be anything that Python pickles, but it must be whole.
+Status check_opaque(const Manifest& manifest, const Blob& blob) {
+  const std::string what = printable(blob.name);
+  LB_TRY(records, manifest.container->records(blob.place, what));
+  std::string buffer;
+  for (const Record& r : records) {
+    for (uint64_t at = 0; at < r.size; at += buffer.size()) {
+      buffer.resize(std::min<uint64_t>(1u << 20, r.size - at));
+      LB_CHECK(manifest.container->reader().read(r, at, buffer.data(), buffer.size(), what));
+    }
+  }
+  return fine();
+}
+
+/// Whether a DCP tensor's items are tensor subclasses: items of another size than the values tell
+/// are looked into.
+Result<bool> is_subclass(const Manifest& manifest, const Tensor& t) {
+  if (manifest.kind != ContainerKind::kDcp || t.chunks.empty()) return false;
+  const Chunk& c = t.chunks[0];
+  const uint64_t bytes = volume(c.shape) * static_cast<uint64_t>(t.dtype->bytes);
+  if (c.place.transform == 0 && c.place.length >= bytes + 512 && c.place.length <= bytes + 4096)
+    return false;
+  LB_TRY(seen, manifest.container->seems_subclass(t, c));
+  if (!seen) return false;
+  LB_TRY(stored, manifest.container->stored(t, c));
+  return !stored.cls.empty();
+}
+
+}  // namespace
+
 Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
   Document out;
   out.manifest = manifest;
@@ -80,14 +128,19 @@ Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
       leaf.dtype = t.dtype;
       leaf.shape = t.shape;
       leaf.stored = &t;
-      leaf.source = std::make_shared<StoredSource>(manifest, t);
+      LB_TRY(subclass, is_subclass(*manifest, t));
+      if (!subclass) leaf.source = std::make_shared<StoredSource>(manifest, t);
     } else {
       const Blob& b = manifest->blobs[i - manifest->tensors.size()];
       leaf.path = b.path;
       leaf.blob = &b;
       const auto value = b.value ? Result<Value>(*b.value) : manifest->container->value(b);
       leaf.kind = value.ok() ? Leaf::Kind::kValue : Leaf::Kind::kOpaque;
-      if (value.ok()) leaf.value = value.value();
+      if (value.ok()) {
+        leaf.value = value.value();
+      } else {
+        LB_CHECK(check_opaque(*manifest, b));
+      }
     }
     out.leaves.push_back(std::move(leaf));
   }
@@ -98,6 +151,9 @@ Status for_elements(const Leaf& leaf, uint64_t begin, uint64_t end, uint64_t mos
                     const std::function<Status(const char*, uint64_t, uint64_t)>& use) {
   const auto width = static_cast<uint64_t>(leaf.dtype->bytes);
   const uint64_t at_once = std::max<uint64_t>(1, most / width);
+  if (leaf.source == nullptr)
+    return failed(printable(leaf.name()) +
+                  ": is a tensor subclass, which only its own dialect can read");
   std::string buffer;
   for (uint64_t at = begin; at < end; at += at_once) {
     const uint64_t count = std::min(at_once, end - at);

@@ -47,8 +47,17 @@ struct Leaf {
 struct Document {
   std::shared_ptr<const Manifest> manifest;  // where leaves were read from; null where nowhere
   std::vector<Leaf> leaves;                  // in the tree's order; paths are unique
+  std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
+                                             // user gave one: dialects may ask it for shapes
+  /// Further checkpoints that its sources read: the original of one that a dialect made.
+  std::vector<std::shared_ptr<const Manifest>> others = {};
   /// The leaf at a path or with a flat name; null where there is none.
   const Leaf* find(std::string_view name) const;
+  /// To be called when all that is wanted was read, and before it is trusted: checks what was read
+  /// only in part, and that no file changed meanwhile. Writers do, before what they wrote appears.
+  Status finish() const;
+  /// Records that were read and had no checksum.
+  uint64_t unchecked() const;
 };
 
 /// Leaves of a manifest. In a DCP directory, a tensor whose first chunk holds a subclass becomes a

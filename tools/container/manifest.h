@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -82,18 +83,31 @@ struct Stored {
   Value attributes = {};  // a dict, where there is a class
 };
 
+class RecordReader;
+
 /// A container's own knowledge. Every function may be called from several threads.
 class Container {
  public:
-  virtual ~Container() = default;
+  Container();
+  virtual ~Container();
   virtual FileSet& files() = 0;
   /// The chunk's values, held against the manifest: dtype, shape, strides inside the record. A
   /// subclass's outer shape and dtype are held against it, its parts' are their own.
   virtual Result<Stored> stored(const Tensor& tensor, const Chunk& chunk) = 0;
+  /// Whether the chunk's item may be a subclass; a hint that costs little, `stored` tells.
+  virtual Result<bool> seems_subclass(const Tensor&, const Chunk&) { return true; }
   /// The value of a blob, where it is plain data.
   virtual Result<Value> value(const Blob& blob) = 0;
+  /// Where the item's archive lies once its transform is undone; the place itself without one.
+  virtual Result<Place> plain(const Place& place, const std::string&) { return place; }
   /// All records of an item, for one who copies it whole and wants their checksums held.
   virtual Result<std::vector<Record>> records(const Place& place, const std::string& what) = 0;
+  /// Through which everybody reads its records, so that each byte's checksum is held once.
+  RecordReader& reader();
+
+ private:
+  std::once_flag once_;
+  std::unique_ptr<RecordReader> reader_;
 };
 
 /// How a checkpoint lies on disk.

@@ -1,65 +1,15 @@
 #include "container/tensor_reader.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "container/record_reader.h"
+#include "container/strided.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
 
 constexpr uint64_t kMostSpan = 4u << 20;  // bytes of a file that are held to pick elements from
-
-struct Step {
-  uint64_t count, from, to;  // elements, and the strides of both sides in elements
-};
-
-/// Copies elements of W bytes from one strided array to another, `steps` outermost first.
-template <size_t W>
-void copy(const char* from, char* to, const Step* steps, size_t n) {
-  if (n == 0) {
-    std::memcpy(to, from, W);
-    return;
-  }
-  const Step s = steps[0];
-  if (n == 1 && s.from == 1 && s.to == 1) {
-    std::memcpy(to, from, s.count * W);
-  } else if (n == 1) {
-    for (uint64_t i = 0; i < s.count; ++i) std::memcpy(to + i * s.to * W, from + i * s.from * W, W);
-  } else {
-    for (uint64_t i = 0; i < s.count; ++i)
-      copy<W>(from + i * s.from * W, to + i * s.to * W, steps + 1, n - 1);
-  }
-}
-
-void copy(const char* from, char* to, const std::vector<Step>& steps, uint64_t width) {
-  switch (width) {
-    case 1:
-      return copy<1>(from, to, steps.data(), steps.size());
-    case 2:
-      return copy<2>(from, to, steps.data(), steps.size());
-    case 4:
-      return copy<4>(from, to, steps.data(), steps.size());
-    case 8:
-      return copy<8>(from, to, steps.data(), steps.size());
-    default:
-      return copy<16>(from, to, steps.data(), steps.size());
-  }
-}
-
-/// Leaves out dimensions of one element, and joins those that are one run on both sides.
-std::vector<Step> joined(const std::vector<Step>& steps) {
-  std::vector<Step> out;
-  for (const Step& s : steps) {
-    if (s.count == 1) continue;
-    if (!out.empty() && out.back().from == s.from * s.count && out.back().to == s.to * s.count) {
-      out.back() = {out.back().count * s.count, s.from, s.to};
-    } else {
-      out.push_back(s);
-    }
-  }
-  return out;
-}
 
 }  // namespace
 
@@ -77,7 +27,14 @@ Result<const Payload*> TensorReader::payload(const Tensor& tensor, const Chunk& 
   if (!stored.cls.empty())
     return bad(printable(tensor.name) + ": is a " + printable(stored.cls) +
                ", which only its own dialect reads");
+  constexpr size_t kMostKnown = 1024;  // chunks that one row of the tensor meets, as a rule
+  if (payloads_.size() >= kMostKnown) payloads_.clear();
   return &payloads_.emplace(&chunk, std::move(stored.parts[0].second)).first->second;
+}
+
+void TensorReader::forget() {
+  payloads_.clear();
+  span_ = {};
 }
 
 Status TensorReader::read_rows(const Tensor& tensor, int64_t begin, int64_t end, char* out) {
@@ -98,33 +55,39 @@ Status TensorReader::read(const Tensor& tensor, const Box& box, char* out) {
   uint64_t left = volume(box.shape);
   for (auto chunk = last; chunk != tensor.chunks.begin() && left > 0;) {
     --chunk;
-    Box common = box;
-    for (size_t d = 0; d < box.shape.size(); ++d) {
-      const int64_t low = std::max(box.offset[d], chunk->offset[d]);
-      const int64_t high =
-          std::min(box.offset[d] + box.shape[d], chunk->offset[d] + chunk->shape[d]);
-      common.offset[d] = low;
-      common.shape[d] = std::max<int64_t>(0, high - low);
-    }
+    const Box common = common_box(box, {chunk->offset, chunk->shape});
     if (volume(common.shape) == 0) continue;
     left -= volume(common.shape);
     LB_TRY(payload, this->payload(tensor, *chunk));
-    const std::string what = printable(tensor.name) + " at " + shape_text(chunk->offset);
-    Transfer t{&payload->record, &what, static_cast<uint64_t>(tensor.dtype->bytes),
-               payload->first,   0,     {}};
+    Box inner = common;
+    for (size_t d = 0; d < inner.offset.size(); ++d) inner.offset[d] -= chunk->offset[d];
     const Shape to = row_major(box.shape);
-    for (size_t d = 0; d < box.shape.size(); ++d) {
-      const auto from = static_cast<uint64_t>(payload->stride[d]);
-      t.from += static_cast<uint64_t>(common.offset[d] - chunk->offset[d]) * from;
-      t.to += static_cast<uint64_t>((common.offset[d] - box.offset[d]) * to[d]);
-      t.steps.push_back(
-          {static_cast<uint64_t>(common.shape[d]), from, static_cast<uint64_t>(to[d])});
-    }
-    t.steps = joined(t.steps);
-    LB_CHECK(run(t, out));
+    uint64_t first = 0;
+    for (size_t d = 0; d < box.shape.size(); ++d)
+      first += static_cast<uint64_t>((common.offset[d] - box.offset[d]) * to[d]);
+    LB_CHECK(take(*payload, inner, to, out + first * static_cast<uint64_t>(tensor.dtype->bytes),
+                  printable(tensor.name) + " at " + shape_text(chunk->offset)));
   }
   // A manifest's chunks tile their tensors, so nothing is left.
   return left == 0 ? fine() : Status(bad(printable(tensor.name) + ": a part is missing"));
+}
+
+Status TensorReader::read(const Payload& payload, const Box& box, char* out,
+                          const std::string& what) {
+  return volume(box.shape) == 0 ? fine() : take(payload, box, row_major(box.shape), out, what);
+}
+
+Status TensorReader::take(const Payload& payload, const Box& box, const Shape& to, char* out,
+                          const std::string& what) {
+  Transfer t{&payload.record, &what, static_cast<uint64_t>(payload.dtype->bytes),
+             payload.first,   0,     {}};
+  for (size_t d = 0; d < box.shape.size(); ++d) {
+    const auto from = static_cast<uint64_t>(payload.stride[d]);
+    t.from += static_cast<uint64_t>(box.offset[d]) * from;
+    t.steps.push_back({static_cast<uint64_t>(box.shape[d]), from, static_cast<uint64_t>(to[d])});
+  }
+  t.steps = joined(t.steps);
+  return run(t, out);
 }
 
 Status TensorReader::run(const Transfer& t, char* out) {
@@ -132,8 +95,8 @@ Status TensorReader::run(const Transfer& t, char* out) {
       t.steps.empty() || (t.steps.size() == 1 && t.steps[0].from == 1 && t.steps[0].to == 1);
   const uint64_t count = t.steps.empty() ? 1 : t.steps[0].count;
   if (plain)
-    return records_.read(*t.record, t.from * t.width, out + t.to * t.width, count * t.width,
-                         *t.what);
+    return records_->read(*t.record, t.from * t.width, out + t.to * t.width, count * t.width,
+                          *t.what);
 
   uint64_t span = 1, wanted = 1;
   size_t widest = 0;
@@ -146,8 +109,8 @@ Status TensorReader::run(const Transfer& t, char* out) {
   const uint64_t bytes = span * t.width;
   if (bytes <= kMostSpan && (span / 4 <= wanted || bytes <= 4096)) {
     span_.resize(bytes);
-    LB_CHECK(records_.read(*t.record, t.from * t.width, span_.data(), bytes, *t.what));
-    copy(span_.data(), out + t.to * t.width, t.steps, t.width);
+    LB_CHECK(records_->read(*t.record, t.from * t.width, span_.data(), bytes, *t.what));
+    copy_strided(span_.data(), out + t.to * t.width, t.steps, t.width);
     return fine();
   }
   // Too long, or too thinly spread: halves of the dimension that spreads it.

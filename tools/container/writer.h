@@ -39,11 +39,14 @@ struct WriteOptions {
 struct WriteReport {
   uint64_t tensors = 0, values = 0, chunks = 0, copied = 0;  // copied: items taken as they were
   uint64_t bytes = 0;                                        // of tensors
-  uint64_t unchecked = 0;                                    // source records that had no checksum
+  uint64_t recut = 0;      // tensors of which some chunk is not copied
+  uint64_t unchecked = 0;  // source records that had no checksum
 };
 
 Result<WriteReport> write_dcp(const Document& document, const std::string& path,
                               const WriteOptions& options);
+/// What it would do; nothing is read but headers, and nothing is written.
+Result<WriteReport> plan_dcp(const Document& document, const WriteOptions& options);
 /// One torch.save file; shared storages stay shared.
 Result<WriteReport> write_torch(const Document& document, const std::string& path,
                                 const WriteOptions& options);

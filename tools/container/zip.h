@@ -43,6 +43,8 @@ class ZipWriter {
       : out_(out), base_(out.position()), folder_(std::move(folder)) {}
   Status begin(const std::string& name, uint64_t size);
   Status data(const void* bytes, uint64_t count);
+  /// In place of `data`, where the output only counts.
+  Status skip(uint64_t count);
   Status end();
   Status record(const std::string& name, const std::string& bytes);
   /// The records that torch writes last, and the directory.

@@ -1,9 +1,8 @@
-#include <libdeflate.h>
-
 #include <algorithm>
 
 #include "container/zip.h"
 #include "container/zip_layout.h"
+#include "io/crc32.h"
 #include "pickle/writer.h"
 
 namespace lowbit::ckpt {
@@ -30,9 +29,11 @@ Status ZipWriter::begin(const std::string& name, uint64_t size) {
 }
 
 Status ZipWriter::data(const void* bytes, uint64_t count) {
-  entries_.back().crc = libdeflate_crc32(entries_.back().crc, bytes, count);
+  entries_.back().crc = crc32(entries_.back().crc, bytes, count);
   return out_.write(bytes, count);
 }
+
+Status ZipWriter::skip(uint64_t count) { return out_.write(nullptr, count); }
 
 Status ZipWriter::end() {
   const Entry& e = entries_.back();

@@ -7,11 +7,13 @@ namespace lowbit::ckpt {
 
 // One line for each:
 extern const Dialect kTorchDialect;
+extern const Dialect kLowbitDialect;
 
 namespace {
 
 constexpr const Dialect* kDialects[] = {
     &kTorchDialect,
+    &kLowbitDialect,
 };
 
 std::string names(const std::vector<const Dialect*>& dialects) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "io/text.h"
@@ -15,7 +16,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMostOpen = 64;
+constexpr size_t kMostOpen = 64, kMostMade = 32;
 
 std::string reason() { return std::strerror(errno); }
 
@@ -60,6 +61,49 @@ Status File::read(uint64_t offset, void* out, uint64_t bytes) const {
     bytes -= static_cast<uint64_t>(got);
   }
   return fine();
+}
+
+Result<Scratch> Scratch::create() {
+  const char* given = std::getenv("TMPDIR");
+  std::string folder = given != nullptr && given[0] != '\0' ? given : "/tmp";
+  int fd = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (fd < 0) {  // a file system that cannot make a file without a name
+    std::string path = folder + "/lowbit-ckpt-XXXXXX";
+    fd = ::mkostemp(path.data(), O_CLOEXEC);
+    if (fd >= 0) ::unlink(path.c_str());
+  }
+  if (fd < 0)
+    return failed("cannot make a temporary file in " + printable(folder) +
+                  " (TMPDIR): " + reason());
+  return Scratch(fd, std::move(folder));
+}
+
+Scratch::Scratch(Scratch&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), folder_(std::move(other.folder_)), size_(other.size_) {}
+
+Scratch::~Scratch() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status Scratch::append(const void* data, uint64_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t done = ::write(fd_, from, bytes);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0)
+      return failed("cannot write a temporary file in " + printable(folder_) +
+                    " (TMPDIR): " + reason());
+    from += done;
+    bytes -= static_cast<uint64_t>(done);
+    size_ += static_cast<uint64_t>(done);
+  }
+  return fine();
+}
+
+std::shared_ptr<File> Scratch::finish(std::string name) {
+  FileIdentity identity;
+  identity.size = size_;
+  return std::shared_ptr<File>(new File(std::exchange(fd_, -1), identity, std::move(name)));
 }
 
 Directory::~Directory() { ::close(fd_); }
@@ -120,36 +164,75 @@ Result<std::string> Directory::content(const std::string& name, uint64_t limit) 
 
 Status FileSet::add(const std::string& name) {
   LB_TRY(file, folder_->file(name));
-  files_.push_back({name, file->identity(), nullptr, 0});
+  const std::lock_guard held(lock_);
+  files_.push_back({name, file->identity(), nullptr, 0, nullptr});
   return fine();
 }
 
-std::string FileSet::name(uint32_t number) const { return printable(files_[number].name); }
+uint32_t FileSet::add_made(std::string name, Make make) {
+  const std::lock_guard held(lock_);
+  files_.push_back({std::move(name), {}, nullptr, 0, std::move(make)});
+  return static_cast<uint32_t>(files_.size() - 1);
+}
+
+size_t FileSet::count() const {
+  const std::lock_guard held(lock_);
+  return files_.size();
+}
+
+uint64_t FileSet::size(uint32_t number) const {
+  const std::lock_guard held(lock_);
+  return files_[number].identity.size;
+}
+
+std::string FileSet::name(uint32_t number) const {
+  const std::lock_guard held(lock_);
+  return printable(files_[number].name);
+}
+
+void FileSet::keep(uint32_t number, std::shared_ptr<const File> file) {
+  std::vector<uint32_t>& held = files_[number].make == nullptr ? open_ : made_;
+  if (held.size() >= (files_[number].make == nullptr ? kMostOpen : kMostMade)) {
+    const auto oldest = std::min_element(held.begin(), held.end(), [&](uint32_t a, uint32_t b) {
+      return files_[a].used < files_[b].used;
+    });
+    files_[*oldest].file = nullptr;
+    held.erase(oldest);
+  }
+  held.push_back(number);
+  files_[number].file = std::move(file);
+}
 
 Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
-  Member& member = files_[number];
-  member.used = ++clock_;
-  if (member.file == nullptr) {
-    LB_TRY(file, folder_->file(member.name));
-    if (file->identity() != member.identity)
-      return bad(name(number) + ": changed while it was read");
-    if (open_.size() >= kMostOpen) {
-      const auto oldest = std::min_element(open_.begin(), open_.end(), [&](uint32_t a, uint32_t b) {
-        return files_[a].used < files_[b].used;
-      });
-      files_[*oldest].file = nullptr;
-      open_.erase(oldest);
+  Make make;
+  {
+    const std::lock_guard held(lock_);
+    Member& member = files_[number];
+    member.used = ++clock_;
+    if (member.file != nullptr) return member.file;
+    if (member.make == nullptr) {
+      LB_TRY(file, folder_->file(member.name));
+      if (file->identity() != member.identity)
+        return bad(printable(member.name) + ": changed while it was read");
+      keep(number, file);
+      return std::shared_ptr<const File>(std::move(file));
     }
-    open_.push_back(number);
-    member.file = std::move(file);
+    make = member.make;
   }
-  return member.file;
+  // Without the lock: others go on meanwhile. Where two make the same, the second's is dropped.
+  LB_TRY(made, make());
+  const std::lock_guard held(lock_);
+  if (files_[number].file == nullptr) keep(number, std::move(made));
+  return files_[number].file;
 }
 
 Status FileSet::check_unchanged() {
-  for (uint32_t i = 0; i < files_.size(); ++i) {
-    LB_TRY(file, folder_->file(files_[i].name));
-    if (file->identity() != files_[i].identity) return bad(name(i) + ": changed while it was read");
+  const std::lock_guard held(lock_);
+  for (const Member& member : files_) {
+    if (member.make != nullptr) continue;
+    LB_TRY(file, folder_->file(member.name));
+    if (file->identity() != member.identity)
+      return bad(printable(member.name) + ": changed while it was read");
   }
   return fine();
 }

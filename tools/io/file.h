@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,11 +39,31 @@ class File {
 
  private:
   friend class Directory;
+  friend class Scratch;
   File(int fd, FileIdentity identity, std::string name)
       : fd_(fd), identity_(identity), name_(std::move(name)) {}
   int fd_;
   FileIdentity identity_;
   std::string name_;
+};
+
+/// A file without a name in TMPDIR (or /tmp), for what is too large for memory: it is gone when the
+/// last one who holds it is.
+class Scratch {
+ public:
+  static Result<Scratch> create();
+  Scratch(Scratch&& other) noexcept;
+  Scratch& operator=(Scratch&&) = delete;
+  ~Scratch();
+  Status append(const void* data, uint64_t bytes);
+  /// What was appended, for reading. `name` is what errors call it.
+  std::shared_ptr<File> finish(std::string name);
+
+ private:
+  Scratch(int fd, std::string folder) : fd_(fd), folder_(std::move(folder)) {}
+  int fd_;
+  std::string folder_;
+  uint64_t size_ = 0;
 };
 
 /// A folder, open for reading.
@@ -68,14 +90,19 @@ class Directory {
 };
 
 /// The files of one checkpoint by number. A checkpoint may have more of them than a process may
-/// hold open, so only those used last are.
+/// hold open, so only those used last are. After the last `add`, every function may be called from
+/// several threads.
 class FileSet {
  public:
   explicit FileSet(std::shared_ptr<Directory> folder) : folder_(std::move(folder)) {}
   /// Opens the file to learn its size; numbers count from 0 in the order of the calls.
   Status add(const std::string& name);
-  size_t count() const { return files_.size(); }
-  uint64_t size(uint32_t number) const { return files_[number].identity.size; }
+  using Make = std::function<Result<std::shared_ptr<File>>()>;
+  /// A file that is made where it is needed (a decompressed item), and again where it was dropped
+  /// meanwhile. Returns its number.
+  uint32_t add_made(std::string name, Make make);
+  size_t count() const;
+  uint64_t size(uint32_t number) const;
   /// Safe to print.
   std::string name(uint32_t number) const;
   Result<std::shared_ptr<const File>> open(uint32_t number);
@@ -88,10 +115,15 @@ class FileSet {
     FileIdentity identity;
     std::shared_ptr<const File> file;  // null while closed
     uint64_t used = 0;
+    Make make;
   };
+  /// Under the lock: holds `file` open as that of `member`, and lets go of the one used longest ago.
+  void keep(uint32_t number, std::shared_ptr<const File> file);
+
   std::shared_ptr<Directory> folder_;
+  mutable std::mutex lock_;
   std::vector<Member> files_;
-  std::vector<uint32_t> open_;
+  std::vector<uint32_t> open_, made_;  // that are held open
   uint64_t clock_ = 0;
 };
 

@@ -1,21 +1,26 @@
 #include "container/open.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
+#include "pipeline/select.h"
 
 namespace lowbit::ckpt {
 
 Result<Json> reshard(const std::string& source, const std::string& target,
                      const ReshardOptions& options) {
-  LB_TRY(document, open_checkpoint(source));
-  LB_TRY(report, write_dcp(document, target, options.write));
-  return Json{{"source", printable(source)},
-              {"target", printable(target)},
-              {"ranks", options.write.mesh.ranks()},
-              {"tensors", report.tensors},
-              {"values", report.values},
-              {"chunks", report.chunks},
-              {"copied", report.copied},
-              {"bytes", report.bytes}};
+  LB_TRY(whole, open_checkpoint(source));
+  LB_CHECK(check_selection(whole, options.select));
+  const Document document = select(std::move(whole), options.select);
+  if (document.leaves.empty())
+    return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
+  LB_TRY(report, options.dry_run ? plan_dcp(document, options.write)
+                                 : write_dcp(document, target, options.write));
+  return Json{{"source", printable(source)},      {"target", printable(target)},
+              {"dry_run", options.dry_run},       {"ranks", options.write.mesh.ranks()},
+              {"mesh", options.write.mesh.parts}, {"dims", options.write.mesh.dims},
+              {"tensors", report.tensors},        {"recut", report.recut},
+              {"values", report.values},          {"chunks", report.chunks},
+              {"copied", report.copied},          {"bytes", report.bytes},
+              {"unchecked", report.unchecked},    {"warnings", document.manifest->warnings}};
 }
 
 }  // namespace lowbit::ckpt
