@@ -47,6 +47,9 @@ Codes encoded(std::shared_ptr<Floats> values, const Shape& shape, const std::str
 /// pass over the values finds them, when the first of the sources is read. Also gives the maxima.
 Codes encoded_given(std::shared_ptr<Floats> values, const Shape& shape, const std::string& format,
                     const std::vector<int>& dims, std::vector<Maxima>& maxima, StateReport* report);
+/// Means over the last dimension (`of_rows`), or over the last but one, of values of two dimensions
+/// and more.
+std::shared_ptr<Floats> means_of(std::shared_ptr<Floats> values, const Shape& shape, bool of_rows);
 /// Float32 elements of values.
 std::shared_ptr<Source> float32_source(std::shared_ptr<Floats> values);
 /// The same rounded to bfloat16, to the nearest; `report` as above.

@@ -15,6 +15,7 @@ struct Wanted {
                                   // "dynamic8", "float32", ...; "" the dialect's own default
   int64_t block = 0;              // 0: the format's
   bool keep = false;              // never requantize: an error where the bits cannot stay
+  bool lossy = false;             // what the target cannot keep may be left out, with a warning
   std::vector<std::string> wide;  // patterns of names that stay float32
 };
 

@@ -239,7 +239,7 @@ class Finder {
     std::unordered_set<std::string> taken;
     const auto take = [&](const std::string& key, Group& group) {
       group.params.push_back(out_.params.size());
-      out_.params.push_back(place_.contains(key) ? entries_[place_[key]] : Entry{.key = key});
+      out_.params.push_back(place_.contains(key) ? entries_[place_[key]] : Entry{key, {}, -1, {}});
       taken.insert(key);
       return out_.params.size() - 1;
     };
