@@ -7,12 +7,16 @@ namespace lowbit::ckpt {
 
 // One line for each:
 extern const Dialect kTorchDialect;
+extern const Dialect kBitsandbytes;
+extern const Dialect kTorchao;
 extern const Dialect kLowbitDialect;
 
 namespace {
 
 constexpr const Dialect* kDialects[] = {
     &kTorchDialect,
+    &kBitsandbytes,
+    &kTorchao,
     &kLowbitDialect,
 };
 
