@@ -21,8 +21,27 @@ std::string line(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+/// One line for each state.
+void print_health(const Json& out) {
+  if (!out.contains("states")) return;
+  fmt::print("\n{:<48} {:>8} {:>10} {:>9} {:>9} {:>8}  {}\n", "state", "zero", "saturated", "least",
+             "most", "not fin.", "stored as");
+  const auto share = [](const Json& h, const char* key) {
+    const auto of = h["elements"].get<double>();
+    return h.contains(key) && of > 0 ? fmt::format("{:.2f}%", 100 * h[key].get<double>() / of) : "";
+  };
+  for (const Json& s : out["states"]) {
+    const Json& h = s["health"];
+    fmt::print("{:<48} {:>8} {:>10} {:>9.1e} {:>9.1e} {:>8}  {}\n",
+               s["parameter"].get<std::string>() + "." + s["state"].get<std::string>(),
+               share(h, "zero"), share(h, "saturated"), h["least"].get<double>(),
+               h["most"].get<double>(), h["nan"].get<uint64_t>() + h["infinite"].get<uint64_t>(),
+               s["stored_as"].get<std::string>());
+  }
+}
+
 Status run(Arguments& given) {
-  ProgressBar bar("digest", given.quiet);
+  ProgressBar bar("reading", given.quiet);
   given.options.progress = bar.function();
   LB_TRY(out, inspect(given.path, given.options));
   if (given.json) {
@@ -32,6 +51,9 @@ Status run(Arguments& given) {
   fmt::print("{}\n  {}, {} files, {} tensors, {} values, {}\n", out["path"].get<std::string>(),
              out["container"].get<std::string>(), out["files"].get<size_t>(), out["tensors"].size(),
              out["values"].size(), size_text(out["bytes"].get<uint64_t>()));
+  bar.clear();
+  if (out["dialect"].is_string())
+    fmt::print("  {} {}\n", out["dialect"].get<std::string>(), out["algorithm"].get<std::string>());
   for (const Json& fact : out["facts"]) fmt::print("  {}\n", fact.get<std::string>());
   for (const Json& warning : out["warnings"])
     fmt::print("  warning: {}\n", warning.get<std::string>());
@@ -51,6 +73,7 @@ Status run(Arguments& given) {
     if (text.size() > 100) text = text.substr(0, 97) + "...";
     fmt::print("{} = {}\n", name, text);
   }
+  if (given.options.health) print_health(out);
   fmt::print("\n");
   for (const char* key : {"bytes_by_dtype", "bytes_by_kind"}) {
     for (const auto& [name, sum] : out[key].items())
@@ -70,6 +93,13 @@ void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
   command->add_flag("--json", given->json, "For machines");
   command->add_flag("--digest", given->options.digest,
                     "Read everything and print a digest that does not depend on how it is sharded");
+  command->add_flag(
+      "--health", given->options.health,
+      "Read everything: shares of zero and saturated codes, ranges, what is not finite");
+  command->add_option("--include", given->options.select.include,
+                      "Only leaves of these names (globs)");
+  command->add_option("--exclude", given->options.select.exclude,
+                      "Not leaves of these names (globs)");
   command->add_flag("--quiet", given->quiet, "No progress bar");
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }

@@ -32,16 +32,14 @@ class DcpContainer : public Container {
     const uint64_t bytes = volume(chunk.shape) * static_cast<uint64_t>(tensor.dtype->bytes);
     LB_TRY(place, unpacked(chunk.place, bytes + (1u << 20), what));
     LB_TRY(file, files_.open(place.file));
-    LB_TRY(payload, read_payload(*file, place, what));
-    if (payload.shape != chunk.shape)
-      return bad(what + ": the item has the shape " + shape_text(payload.shape) +
+    LB_TRY(node, read_stored(*file, place, what));
+    if (node.shape != chunk.shape)
+      return bad(what + ": the item has the shape " + shape_text(node.shape) +
                  ", the metadata says " + shape_text(chunk.shape));
-    if (payload.dtype != tensor.dtype)
-      return bad(what + ": the item is " + payload.dtype->name + ", the metadata says " +
+    if (node.dtype != tensor.dtype)
+      return bad(what + ": the item is " + node.dtype->name + ", the metadata says " +
                  tensor.dtype->name);
-    Stored out;
-    out.parts.emplace_back("", std::move(payload));
-    return out;
+    return part_of(std::move(node.stored), tensor, what);
   }
 
   /// The first record of an archive is its pickle, and a subclass's names the function that makes
@@ -152,11 +150,11 @@ Status check_items(Manifest& m, FileSet& files) {
 int64_t rank_of(const std::string& name, std::string_view end = ".metadata") {
   constexpr std::string_view kStart = "__";
   if (!name.starts_with(kStart) || !name.ends_with(end)) return -1;
-  if (name.size() <= kStart.size() + end.size() || name.size() > 18) return -1;
+  if (name.size() <= kStart.size() + end.size()) return -1;
   int64_t rank = 0;
   for (size_t i = kStart.size(); i < name.size() - end.size(); ++i) {
     if (name[i] < '0' || name[i] > '9') return -1;
-    rank = rank * 10 + (name[i] - '0');
+    rank = std::min<int64_t>(rank, INT32_MAX) * 10 + (name[i] - '0');
   }
   return rank;
 }
