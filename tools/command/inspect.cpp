@@ -2,17 +2,19 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "command/command.h"
 #include "command/options.h"
 #include "command/progress.h"
+#include "io/text.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
 namespace {
 
 struct Arguments {
-  std::string path;
+  std::string path, html;
   bool json = false, quiet = false;
   InspectOptions options;
 };
@@ -43,7 +45,14 @@ void print_health(const Json& out) {
 Status run(Arguments& given) {
   ProgressBar bar("reading", given.quiet);
   given.options.progress = bar.function();
+  given.options.health = given.options.health || !given.html.empty();
   LB_TRY(out, inspect(given.path, given.options));
+  if (!given.html.empty()) {
+    std::ofstream page(given.html, std::ios::binary);
+    page << html_page(out);
+    if (!page.flush()) return failed("cannot write " + printable(given.html));
+    return fine();
+  }
   if (given.json) {
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return fine();
@@ -90,6 +99,9 @@ void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("inspect", "What is in a checkpoint");
   command->add_option("PATH", given->path, "The checkpoint")->required();
+  command
+      ->add_option("--html", given->html, "Write a page for a browser, with pictures of the state")
+      ->type_name("FILE");
   command->add_flag("--json", given->json, "For machines");
   command->add_flag("--digest", given->options.digest,
                     "Read everything and print a digest that does not depend on how it is sharded");
