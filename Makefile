@@ -80,7 +80,7 @@ libraries:
 	  else \
 	    echo "*** lowbit-ckpt will NOT be built: it needs the libraries of"; \
 	    echo "***   sudo apt-get install $(LIBRARIES)"; \
-	    echo "*** Type that line and run make again. The Python package builds without them."; \
+	    echo "*** Type that line and run make again. The Python package builds without them, but for lowbit.checkpoint and lowbit.load_optimizer."; \
 	  fi; \
 	fi
 
@@ -95,7 +95,7 @@ $(VENV)/torch:
 	  echo "installing $(TORCH)"; \
 	  $(PYTHON) -m pip install --quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "cmake>=3.25" "ninja>=1.11"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "pybind11>=2.13" "cmake>=3.25" "ninja>=1.11"
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
