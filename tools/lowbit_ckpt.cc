@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   std::function<Status()> chosen;
   for (const AddCommand add :
-       {add_inspect, add_reshard, add_verify, add_diff, add_completion, add_man})
+       {add_inspect, add_verify, add_convert, add_reshard, add_diff, add_completion, add_man})
     add(app, chosen);
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
     command->footer(examples_text(app, command->get_name()));
