@@ -109,8 +109,8 @@ def verify(
 def convert(
     source: Path, target: Path, *, to: str = "", container: str = "", state_format: str = "",
     block: int = 0, keep: bool = False, wide: Sequence[str] = (), weights: str = "", seed: int = 0,
-    model: Path = "", lossy: bool = False, include: Sequence[str] = (), exclude: Sequence[str] = (),
-    dry_run: bool = False, world_size: int | None = None, mesh: Mapping[int, int] | None = None,
+    model: Path = "", from_dialect: str = "", lossy: bool = False, include: Sequence[str] = (),
+    exclude: Sequence[str] = (), dry_run: bool = False, world_size: int | None = None, mesh: Mapping[int, int] | None = None,
     force: bool = False, manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20,
     progress: Progress | bool | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -124,6 +124,7 @@ def convert(
         wide: globs on names of parameters whose state stays float32.
         weights, seed: round float32 weights too, such as to "bfloat16_stochastic", with that seed.
         model: a checkpoint with the weights, where names or shapes are needed.
+        from_dialect: whose state the source is, where its names fit two; "" is the one that is surest.
         lossy: go on where something can only be left out.
         target, dry_run, world_size, mesh, force, manifest, threads, memory_limit: as for `reshard`.
         include, exclude, progress: as for `inspect`.
@@ -136,7 +137,7 @@ def convert(
     """
     with _Shown(progress, "convert") as told:
         text = _command("convert")(
-            _bytes(source), _bytes(target), to=to, container=container, state_format=state_format, block=block, keep=keep,
+            _bytes(source), _bytes(target), to=to, from_=from_dialect, container=container, state_format=state_format, block=block, keep=keep,
             wide=_names(wide), include=_names(include), exclude=_names(exclude), dry_run=dry_run, lossy=lossy, weights=weights,
             seed=seed, model=_bytes(model), progress=told,
             writing=_writing(world_size, mesh, force, manifest, threads, memory_limit),

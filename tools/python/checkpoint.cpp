@@ -109,17 +109,17 @@ PYBIND11_MODULE(_checkpoint, m) {
       py::arg("path"), py::kw_only(), py::arg("include"), py::arg("exclude"), py::arg("finite"),
       py::arg("threads"), py::arg("progress"));
 
-#ifdef LOWBIT_CONVERT
   m.def(
       "convert",
       [](const std::string& source, const std::string& target, const std::string& to,
-         const std::string& container, const std::string& state_format, int64_t block, bool keep,
+         const std::string& from, const std::string& container, const std::string& state_format, int64_t block, bool keep,
          const Names& wide, const Names& include, const Names& exclude, bool dry_run, bool lossy,
          const std::string& weights, uint64_t seed, const std::string& model,
          const Writing& writing, const py::object& callback) {
         return report(callback, [&](const Progress& progress) {
           ConvertOptions options;
           options.to = to;
+          options.from = from;
           options.container = container;
           options.wanted.state_format = state_format;
           options.wanted.block = block;
@@ -135,12 +135,11 @@ PYBIND11_MODULE(_checkpoint, m) {
           return convert(source, target, options);
         });
       },
-      py::arg("source"), py::arg("target"), py::kw_only(), py::arg("to"), py::arg("container"),
+      py::arg("source"), py::arg("target"), py::kw_only(), py::arg("to"), py::arg("from_"), py::arg("container"),
       py::arg("state_format"), py::arg("block"), py::arg("keep"), py::arg("wide"),
       py::arg("include"), py::arg("exclude"), py::arg("dry_run"), py::arg("lossy"),
       py::arg("weights"), py::arg("seed"), py::arg("model"), py::arg("writing"),
       py::arg("progress"));
-#endif
 
   m.def(
       "diff",
