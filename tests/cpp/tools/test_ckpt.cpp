@@ -173,7 +173,7 @@ void test_targets() {
       accepted += target.read(mutant(seeds[i % seeds.size()], seeds, rng));
     std::printf("%-12s %zu of %zu files of its corpus accepted, %zu of %zu mutants\n", target.name,
                 read, kept.size(), accepted, kMutants);
-    expect(read > 0 && read < kept.size(), name + ": its corpus has sound and broken inputs");
+    expect(read > 0, name + ": its corpus has sound inputs");
     expect(accepted > 0 && accepted < kMutants / 2,
            name + ": most mutants are refused, and a few are harmless");
   }
