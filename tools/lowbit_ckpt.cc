@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Exit codes: 0 fine, 1 runtime error, 2 usage, 3 bad or unsafe input, 4 mismatch.");
   std::function<Status()> chosen;
-  for (const AddCommand add : {add_inspect, add_reshard, add_verify, add_diff}) add(app, chosen);
+  for (const AddCommand add : {add_inspect, add_convert, add_reshard, add_verify, add_diff}) add(app, chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -16,7 +16,8 @@ namespace {
 const std::map<std::string, bool>& moments() {
   static const std::map<std::string, bool> all = [] {
     std::map<std::string, bool> made;
-    for (const auto& rule : nlohmann::json::parse(catalog_json())["rules"]) {
+    const auto catalog = nlohmann::json::parse(catalog_json());
+    for (const auto& rule : catalog["rules"]) {
       for (const auto& slot : rule["slots"]) made[slot["name"]] = slot["signed"];
     }
     return made;

@@ -43,7 +43,8 @@ struct VerifyOptions {
 Result<Json> verify(const std::string& path, const VerifyOptions& options);
 
 struct ConvertOptions {
-  std::string to;  // dialect; "" keeps the source's
+  std::string to;    // dialect; "" keeps the source's
+  std::string from;  // dialect of the source; "": the one that is surest
   std::string
       container;  // "dcp", "torch", "safetensors"; "" by the target's name, else the source's
   Wanted wanted;
@@ -52,8 +53,11 @@ struct ConvertOptions {
   std::string weights;  // "": as they are; "bfloat16_stochastic", ...: rounds float32 weights
   uint64_t seed = 0;    // of that rounding
   std::string model;    // a checkpoint with the weights, where shapes or names are needed
-  WriteOptions write;
+  WriteOptions write;   // mesh.parts empty: as many ranks as the source has
 };
+/// {"source", "target", "dry_run", "from", "to", "container", "ranks", "states": [{"param", "state",
+/// "from", "to", "exact", "max_error"?, "relative_error"?}], "tensors", "values", "copied",
+/// "source_bytes", "bytes", "unchecked", "warnings"}
 Result<Json> convert(const std::string& source, const std::string& target,
                      const ConvertOptions& options);
 
