@@ -118,8 +118,7 @@ class Writer {
     // As it is: of the kind that is wanted, by whatever table, or plain and to stay so.
     if (own && s.leaves[0]->kind == Leaf::Kind::kSubclass && !wide &&
         torchao_kind(s.leaves[0]->cls) == kind_ &&
-        (wanted_.block == 0 ||
-         s.stored_as.find("of " + std::to_string(wanted_.block)) != std::string::npos)) {
+        (wanted_.block == 0 || block_of(*s.leaves[0]) == wanted_.block)) {
       report_of(report_, p, s, s.stored_as, true);
       Leaf same = *s.leaves[0];
       same.path = state_path(model_, p, s.name);
@@ -167,6 +166,14 @@ class Writer {
     }
     subclass(p, s, block, std::move(codes), std::move(scales));
     return fine();
+  }
+
+  static int64_t block_of(const Leaf& subclass) {
+    for (const Leaf& part : subclass.parts) {
+      if (part.name() == "scale" && volume(part.shape) > 0)
+        return static_cast<int64_t>(volume(subclass.shape) / volume(part.shape));
+    }
+    return 0;
   }
 
   void subclass(const Param& p, const State& s, int64_t block, std::shared_ptr<Source> codes,
