@@ -87,6 +87,10 @@ const std::vector<GlobalRule>& plain_globals() {
                                  {"torch", "strided", nullptr},
                                  {"_codecs", "encode", "ss"},
                                  {"__builtin__", "bytes", ""},
+                                 // lpmm keeps its settings in these, with empty sets in them.
+                                 {"yacs.config", "CfgNode", nullptr, true},
+                                 {"__builtin__", "set", "l"},
+                                 {"builtins", "set", "l"},
                                  {"torch.serialization", "_get_layout", "s"}};
     for (const Dtype& d : all_dtypes()) r.push_back({"torch", d.name, nullptr});
     return r;

@@ -89,11 +89,11 @@ class TreeReader {
     if (is_tensor(p_, node)) return tensor(node);
     const auto below = static_cast<Below>(seen_[node]);
     const auto items = p_.items(node);
-    if (p_.is(node, Kind::kDict) && items.empty()) {
+    if (p_.is(node, Kind::kDict) && items.empty() && !p_.configuration(node)) {
       LB_CHECK(hold(node));  // which may have attributes
       return leaf(Value{.kind = p_.ordered(node) ? Value::Kind::kOrdered : Value::Kind::kDict});
     }
-    if (p_.is(node, Kind::kDict)) {
+    if (p_.is(node, Kind::kDict) && !p_.configuration(node)) {
       if (below == kTensors || has_plain_keys(items)) return dict(node);
     } else if (p_.is(node, Kind::kList) && below != kPlain) {
       return places(items, Key::Kind::kIndex);

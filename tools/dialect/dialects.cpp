@@ -10,6 +10,9 @@ extern const Dialect kTorchDialect;
 extern const Dialect kBitsandbytes;
 extern const Dialect kTorchao;
 extern const Dialect kLowbitDialect;
+extern const Dialect kFlashOptim;
+extern const Dialect kLpmm;
+extern const Dialect kAdafactor8bit;
 
 namespace {
 
@@ -18,6 +21,9 @@ constexpr const Dialect* kDialects[] = {
     &kBitsandbytes,
     &kTorchao,
     &kLowbitDialect,
+    &kFlashOptim,
+    &kLpmm,
+    &kAdafactor8bit,
 };
 
 std::string names(const std::vector<const Dialect*>& dialects) {

@@ -13,7 +13,7 @@ namespace lowbit::ckpt {
 namespace {
 
 /// A node of yacs' configuration trees, of which lpmm's qconfig is one.
-Value node() { return {.kind = Value::Kind::kDict, .text = "yacs.config CfgNode"}; }
+Value node() { return {.kind = Value::Kind::kDict, .text = Value::kConfiguration}; }
 
 Value only(const char* name) {
   Value v = node();

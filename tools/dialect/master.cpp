@@ -8,9 +8,9 @@
 #include "catalog.h"
 #include "core/random.h"
 #include "cpu/step.h"
-#include "dialect/checksum.h"
 #include "dialect/peer.h"
 #include "dialect/weights.h"
+#include "io/crc32.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -334,7 +334,7 @@ Result<Document> with_weights(Document document, const std::string& format, uint
                              .to = format,
                              .exact = false});
     const RandomKey random{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), 0,
-                           crc32(name)};
+                           crc32(0, name.data(), name.size())};
     const Rounding how{number, random, shared(floats_of(leaf))};
     to.dtype = find_dtype(info.dtype);
     to.stored = nullptr;

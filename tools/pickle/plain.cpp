@@ -63,7 +63,9 @@ class Unfolder {
       return bad(what_ + ": has the key " + printable(*key) + " twice");
     if (p_.attributes(id) != kNoNode)
       return bad(what_ + ": holds an OrderedDict with attributes, which is no plain value");
-    return items(id, p_.ordered(id) ? Value::Kind::kOrdered : Value::Kind::kDict, depth);
+    LB_TRY(out, items(id, p_.ordered(id) ? Value::Kind::kOrdered : Value::Kind::kDict, depth));
+    if (p_.configuration(id)) out.text = Value::kConfiguration;
+    return out;
   }
   /// What protocol 2 makes of bytes: each as the character of that number.
   Result<Value> latin1(NodeId id) {
@@ -207,6 +209,8 @@ void write_value(PickleWriter& to, const Value& v) {
       const bool ordered = v.kind == Value::Kind::kOrdered;
       if (ordered) {
         to.global("collections", "OrderedDict").tuple(0).call().put();
+      } else if (!v.text.empty()) {
+        to.global("yacs.config", "CfgNode").object().put();
       } else {
         to.empty_dict().put();
       }
@@ -214,6 +218,22 @@ void write_value(PickleWriter& to, const Value& v) {
         write_value(to, v.items[2 * i]);
         write_value(to, v.items[2 * i + 1]);
       });
+      if (!ordered && !v.text.empty()) {
+        // What yacs keeps beside the entries; a node without it cannot be merged or frozen.
+        to.empty_dict().put().mark();
+        to.text("__immutable__").boolean(false);
+        to.text("__deprecated_keys__")
+            .global("__builtin__", "set")
+            .empty_list()
+            .put()
+            .tuple(1)
+            .put()
+            .call()
+            .put();
+        to.text("__renamed_keys__").empty_dict().put();
+        to.text("__new_allowed__").boolean(false);
+        to.set_items().build();
+      }
       return;
     }
     case Value::Kind::kGlobal: {

@@ -31,6 +31,8 @@ struct Value {
     kSize,     // items, integers: torch.Size
   };
   static constexpr int kMostDepth = 100;
+  /// The text of a kDict that is a node of a configuration tree of yacs.
+  static constexpr const char* kConfiguration = "yacs.config CfgNode";
 
   Kind kind = Kind::kNone;
   int64_t integer = 0;

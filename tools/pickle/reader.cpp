@@ -113,8 +113,10 @@ class Reader {
     if (!takes)
       return no("calls " + std::string(rule.module) + "." + std::string(rule.name) +
                 " in a way that torch never does; nothing was executed");
-    // The only callable that makes something which is filled later.
+    // What is filled later.
     if (kind == Kind::kCall && rule.name == "OrderedDict") return push(Kind::kDict, 1);
+    if (kind == Kind::kObject && rule.name == "CfgNode")
+      return push(Kind::kDict, Pickle::kConfiguration);
     const uint64_t start = out_.pool.size();
     out_.pool.insert(out_.pool.end(), {callable, arguments, kNoNode});
     return push(kind, start);
@@ -164,6 +166,7 @@ class Reader {
       object.data = 2 + uint64_t{state};
       return fine();
     }
+    if (object.kind == Kind::kDict && object.data == Pickle::kConfiguration) return fine();
     if (object.kind != Kind::kObject || out_.pool[object.data + 2] != kNoNode)
       return no("sets the state of something that has none");
     out_.pool[object.data + 2] = state;

@@ -37,7 +37,8 @@ struct Node {
   Kind kind = Kind::kNone;
   uint32_t length = 0;  // text: bytes; tuple: items; list and dict: number of its vector, 0 empty
   uint64_t data = 0;  // the number's bits; text: where in the input; tuple, call: where in `pool`;
-                      // dict: 0, or of an OrderedDict 1, or 2 + the node of its attributes
+                      // dict: 0, or of an OrderedDict 1, or 2 + the node of its attributes,
+                      // or of a node of a configuration tree Pickle::kConfiguration
 };
 
 /// A row of an allowlist.
@@ -80,7 +81,14 @@ class Pickle {
     const auto all = items(id);
     return i < all.size() ? all[i] : kNoNode;
   }
-  bool ordered(NodeId id) const { return is(id, Kind::kDict) && nodes[id].data != 0; }
+  /// A dict that is a node of a configuration tree (yacs' CfgNode), whose attributes say nothing.
+  static constexpr uint64_t kConfiguration = uint64_t{1} << 63;
+  bool configuration(NodeId id) const {
+    return is(id, Kind::kDict) && nodes[id].data == kConfiguration;
+  }
+  bool ordered(NodeId id) const {
+    return is(id, Kind::kDict) && nodes[id].data != 0 && nodes[id].data != kConfiguration;
+  }
   /// The attributes of an OrderedDict (such as `_metadata` of a module's state dict), or kNoNode.
   NodeId attributes(NodeId id) const {
     return ordered(id) && nodes[id].data > 1 ? static_cast<NodeId>(nodes[id].data - 2) : kNoNode;
