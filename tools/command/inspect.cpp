@@ -2,17 +2,19 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "command/command.h"
 #include "command/options.h"
 #include "command/progress.h"
+#include "io/text.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
 namespace {
 
 struct Arguments {
-  std::string path;
+  std::string path, html;
   bool json = false, quiet = false;
   InspectOptions options;
 };
@@ -21,10 +23,36 @@ std::string line(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+/// One line for each state.
+void print_health(const Json& out) {
+  if (!out.contains("states")) return;
+  fmt::print("\n{:<48} {:>8} {:>10} {:>9} {:>9} {:>8}  {}\n", "state", "zero", "saturated", "least",
+             "most", "not fin.", "stored as");
+  const auto share = [](const Json& h, const char* key) {
+    const auto of = h["elements"].get<double>();
+    return h.contains(key) && of > 0 ? fmt::format("{:.2f}%", 100 * h[key].get<double>() / of) : "";
+  };
+  for (const Json& s : out["states"]) {
+    const Json& h = s["health"];
+    fmt::print("{:<48} {:>8} {:>10} {:>9.1e} {:>9.1e} {:>8}  {}\n",
+               s["parameter"].get<std::string>() + "." + s["state"].get<std::string>(),
+               share(h, "zero"), share(h, "saturated"), h["least"].get<double>(),
+               h["most"].get<double>(), h["nan"].get<uint64_t>() + h["infinite"].get<uint64_t>(),
+               s["stored_as"].get<std::string>());
+  }
+}
+
 Status run(Arguments& given) {
-  ProgressBar bar("digest", given.quiet);
+  ProgressBar bar("reading", given.quiet);
   given.options.progress = bar.function();
+  given.options.health = given.options.health || !given.html.empty();
   LB_TRY(out, inspect(given.path, given.options));
+  if (!given.html.empty()) {
+    std::ofstream page(given.html, std::ios::binary);
+    page << html_page(out);
+    if (!page.flush()) return failed("cannot write " + printable(given.html));
+    return fine();
+  }
   if (given.json) {
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return fine();
@@ -32,6 +60,9 @@ Status run(Arguments& given) {
   fmt::print("{}\n  {}, {} files, {} tensors, {} values, {}\n", out["path"].get<std::string>(),
              out["container"].get<std::string>(), out["files"].get<size_t>(), out["tensors"].size(),
              out["values"].size(), size_text(out["bytes"].get<uint64_t>()));
+  bar.clear();
+  if (out["dialect"].is_string())
+    fmt::print("  {} {}\n", out["dialect"].get<std::string>(), out["algorithm"].get<std::string>());
   for (const Json& fact : out["facts"]) fmt::print("  {}\n", fact.get<std::string>());
   for (const Json& warning : out["warnings"])
     fmt::print("  warning: {}\n", warning.get<std::string>());
@@ -51,6 +82,7 @@ Status run(Arguments& given) {
     if (text.size() > 100) text = text.substr(0, 97) + "...";
     fmt::print("{} = {}\n", name, text);
   }
+  if (given.options.health) print_health(out);
   fmt::print("\n");
   for (const char* key : {"bytes_by_dtype", "bytes_by_kind"}) {
     for (const auto& [name, sum] : out[key].items())
@@ -67,9 +99,19 @@ void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("inspect", "What is in a checkpoint");
   command->add_option("PATH", given->path, "The checkpoint")->required();
+  command
+      ->add_option("--html", given->html, "Write a page for a browser, with pictures of the state")
+      ->type_name("FILE");
   command->add_flag("--json", given->json, "For machines");
   command->add_flag("--digest", given->options.digest,
                     "Read everything and print a digest that does not depend on how it is sharded");
+  command->add_flag(
+      "--health", given->options.health,
+      "Read everything: shares of zero and saturated codes, ranges, what is not finite");
+  command->add_option("--include", given->options.select.include,
+                      "Only leaves of these names (globs)");
+  command->add_option("--exclude", given->options.select.exclude,
+                      "Not leaves of these names (globs)");
   command->add_flag("--quiet", given->quiet, "No progress bar");
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }

@@ -200,6 +200,12 @@ class Parser {
     old_properties_ = old_properties_ || p_.global(properties)->module == kOldModule;
     if (p_.is(dtype, Kind::kGlobal)) tensor.dtype = find_dtype(p_.global(dtype)->name);
     if (tensor.dtype == nullptr) return no(printable(name) + " has no dtype");
+    if (!named && p_.items(values).size() != 5 && p_.items(values).size() != 6)
+      return no(printable(name) + " has " + std::to_string(p_.items(values).size()) +
+                " properties; torch writes 5 or 6");
+    const NodeId format = p_.item(p_.item(named ? kNoNode : p_.item(values, 3), 1), 0);
+    if (p_.is(format, Kind::kInt) && (p_.integer(format) < 0 || p_.integer(format) > 2))
+      return no(printable(name) + " has an unknown memory format");
     const NodeId layout_name = p_.item(p_.item(layout, 1), 0);
     if (p_.is(layout_name, Kind::kString) && p_.text(layout_name) != "torch.strided")
       return no(printable(name) + " has the layout " + printable(p_.text(layout_name)) +
@@ -260,6 +266,8 @@ class Parser {
   Status read_paths(NodeId planner) {
     std::unordered_map<std::string_view, NodeId> paths;
     out_.has_paths = p_.is(planner, Kind::kDict);
+    if (!out_.has_paths && planner != kNoNode && !p_.is(planner, Kind::kNone))
+      return no("has planner_data, the paths of its leaves, that is no dict");
     const auto items = p_.items(planner);
     for (size_t i = 0; out_.has_paths && i + 1 < items.size(); i += 2) {
       if (!p_.is(items[i], Kind::kString) || !p_.is(items[i + 1], Kind::kTuple))

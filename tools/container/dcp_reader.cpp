@@ -32,16 +32,14 @@ class DcpContainer : public Container {
     const uint64_t bytes = volume(chunk.shape) * static_cast<uint64_t>(tensor.dtype->bytes);
     LB_TRY(place, unpacked(chunk.place, bytes + (1u << 20), what));
     LB_TRY(file, files_.open(place.file));
-    LB_TRY(payload, read_payload(*file, place, what));
-    if (payload.shape != chunk.shape)
-      return bad(what + ": the item has the shape " + shape_text(payload.shape) +
+    LB_TRY(node, read_stored(*file, place, what));
+    if (node.shape != chunk.shape)
+      return bad(what + ": the item has the shape " + shape_text(node.shape) +
                  ", the metadata says " + shape_text(chunk.shape));
-    if (payload.dtype != tensor.dtype)
-      return bad(what + ": the item is " + payload.dtype->name + ", the metadata says " +
+    if (node.dtype != tensor.dtype)
+      return bad(what + ": the item is " + node.dtype->name + ", the metadata says " +
                  tensor.dtype->name);
-    Stored out;
-    out.parts.emplace_back("", std::move(payload));
-    return out;
+    return part_of(std::move(node.stored), tensor, what);
   }
 
   /// The first record of an archive is its pickle, and a subclass's names the function that makes
@@ -133,12 +131,14 @@ Status check_items(Manifest& m, FileSet& files) {
     if (p.offset > size || p.length > size - p.offset) {
       return bad(what + " is " + std::to_string(p.length) + " bytes at " +
                  std::to_string(p.offset) + " of a file of " + std::to_string(size) +
-                 "; the file is cut off");
+                 "; the file is cut off")
+          .at(printable(*items[i].owner), files.name(p.file));
     }
     const Place* before =
         i > 0 && items[i - 1].place.file == p.file ? &items[i - 1].place : nullptr;
     if (before != nullptr && before->offset + before->length > p.offset)
-      return bad(what + " overlaps that of " + printable(*items[i - 1].owner));
+      return bad(what + " overlaps that of " + printable(*items[i - 1].owner))
+          .at(printable(*items[i].owner), files.name(p.file));
     const bool last = i + 1 == items.size() || items[i + 1].place.file != p.file;
     if (last && size > p.offset + p.length)
       m.warnings.push_back(files.name(p.file) + " has " +
@@ -152,11 +152,11 @@ Status check_items(Manifest& m, FileSet& files) {
 int64_t rank_of(const std::string& name, std::string_view end = ".metadata") {
   constexpr std::string_view kStart = "__";
   if (!name.starts_with(kStart) || !name.ends_with(end)) return -1;
-  if (name.size() <= kStart.size() + end.size() || name.size() > 18) return -1;
+  if (name.size() <= kStart.size() + end.size()) return -1;
   int64_t rank = 0;
   for (size_t i = kStart.size(); i < name.size() - end.size(); ++i) {
     if (name[i] < '0' || name[i] > '9') return -1;
-    rank = rank * 10 + (name[i] - '0');
+    rank = std::min<int64_t>(rank, INT32_MAX) * 10 + (name[i] - '0');
   }
   return rank;
 }
@@ -247,7 +247,8 @@ Result<Manifest> read_dcp(const std::string& given) {
   }
   LB_CHECK(check_transforms(m, path));
   for (const Tensor& t : m.tensors) {
-    if (Status s = check_tiling(t); !s.ok()) return bad(path + ": " + s.error().text);
+    if (Status s = check_tiling(t); !s.ok())
+      return bad(path + ": " + s.error().text).at(printable(t.name), path + "/.metadata");
   }
   const auto container = std::make_shared<DcpContainer>(folder, m.file_names);
   LB_CHECK(check_items(m, container->files()));

@@ -348,10 +348,4 @@ Result<WriteReport> write_dcp(const Document& document, const std::string& path,
   return report;
 }
 
-Result<WriteReport> write_container(ContainerKind kind, const Document& document,
-                                    const std::string& path, const WriteOptions& options) {
-  if (kind == ContainerKind::kDcp) return write_dcp(document, path, options);
-  return failed(std::string(container_name(kind)) + ": is not written");
-}
-
 }  // namespace lowbit::ckpt

@@ -59,7 +59,38 @@ class StoredSource : public Source {
   TensorReader reader_;
 };
 
+/// Makes the leaf of a tensor subclass a kSubclass with a leaf for each inner tensor.
+void add_parts(Leaf& leaf, const std::shared_ptr<const Manifest>& manifest, const Tensor& t,
+               Stored stored) {
+  const auto inner = std::make_shared<Manifest>();
+  inner->kind = manifest->kind;
+  inner->path = manifest->path;
+  inner->container = manifest->container;
+  for (const auto& [name, payload] : stored.parts) {
+    Tensor part{t.name, t.path, payload.dtype, payload.shape, {}};
+    part.chunks.push_back({Shape(payload.shape.size(), 0), payload.shape, t.chunks[0].place});
+    part.part = name;
+    inner->tensors.push_back(std::move(part));
+  }
+  leaf.kind = Leaf::Kind::kSubclass;
+  leaf.source = nullptr;
+  leaf.cls = std::move(stored.cls);
+  leaf.attributes = std::move(stored.attributes);
+  for (const Tensor& part : inner->tensors) {
+    Leaf l;
+    l.path = {Key(part.part)};
+    l.dtype = part.dtype;
+    l.shape = part.shape;
+    l.source = source_of(inner, part);
+    leaf.parts.push_back(std::move(l));
+  }
+}
+
 }  // namespace
+
+std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor) {
+  return std::make_shared<StoredSource>(std::move(manifest), tensor);
+}
 
 const Leaf* Document::find(std::string_view name) const {
   for (const Leaf& leaf : leaves) {
@@ -72,6 +103,13 @@ Status Document::finish() const {
   if (manifest != nullptr) LB_CHECK(manifest->container->reader().finish());
   for (const auto& other : others) LB_CHECK(other->container->reader().finish());
   return fine();
+}
+
+std::vector<std::string> Document::sources() const {
+  std::vector<std::string> out;
+  if (manifest != nullptr) out.push_back(manifest->path);
+  for (const auto& other : others) out.push_back(other->path);
+  return out;
 }
 
 uint64_t Document::unchecked() const {
@@ -115,6 +153,7 @@ Result<bool> is_subclass(const Manifest& manifest, const Tensor& t) {
 Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
   Document out;
   out.manifest = manifest;
+  out.holders = manifest->holders;
   std::vector<size_t> order = manifest->order;
   if (order.empty()) {
     order.resize(manifest->tensors.size() + manifest->blobs.size());
@@ -128,8 +167,17 @@ Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
       leaf.dtype = t.dtype;
       leaf.shape = t.shape;
       leaf.stored = &t;
-      LB_TRY(subclass, is_subclass(*manifest, t));
-      if (!subclass) leaf.source = std::make_shared<StoredSource>(manifest, t);
+      if (manifest->kind == ContainerKind::kDcp) {
+        LB_TRY(subclass, is_subclass(*manifest, t));
+        if (!subclass) leaf.source = source_of(manifest, t);
+      } else {
+        LB_TRY(stored, manifest->container->stored(t, t.chunks[0]));
+        if (stored.cls.empty()) {
+          leaf.source = source_of(manifest, t);
+        } else {
+          add_parts(leaf, manifest, t, std::move(stored));
+        }
+      }
     } else {
       const Blob& b = manifest->blobs[i - manifest->tensors.size()];
       leaf.path = b.path;

@@ -47,8 +47,15 @@ struct Leaf {
 struct Document {
   std::shared_ptr<const Manifest> manifest;  // where leaves were read from; null where nowhere
   std::vector<Leaf> leaves;                  // in the tree's order; paths are unique
+<<<<<<< HEAD
   std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
                                              // user gave one: dialects may ask it for shapes
+  std::vector<Holder> holders = {};          // see Manifest; those without leaves are not written
+=======
+  std::vector<Holder> holders = {};          // see Manifest; those without leaves are not written
+  std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
+                                             // user gave one: dialects may ask it for shapes
+>>>>>>> people
   /// Further checkpoints that its sources read: the original of one that a dialect made.
   std::vector<std::shared_ptr<const Manifest>> others = {};
   /// The leaf at a path or with a flat name; null where there is none.
@@ -56,13 +63,18 @@ struct Document {
   /// To be called when all that is wanted was read, and before it is trusted: checks what was read
   /// only in part, and that no file changed meanwhile. Writers do, before what they wrote appears.
   Status finish() const;
+  /// The paths that are read, none of which may be written.
+  std::vector<std::string> sources() const;
   /// Records that were read and had no checksum.
   uint64_t unchecked() const;
 };
 
-/// Leaves of a manifest. In a DCP directory, a tensor whose first chunk holds a subclass becomes a
+/// Leaves of a manifest. A subclass of a container of one file is a kSubclass. In a DCP directory, a tensor whose first chunk holds a subclass becomes a
 /// kTensor without a source for dialects to look into (`manifest->container->stored`).
 Result<Document> document_of(std::shared_ptr<const Manifest> manifest);
+
+/// The elements of a tensor of the manifest. `tensor` must live as long as `manifest`.
+std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor);
 
 /// Calls `use(bytes, first, count)` with the leaf's elements [begin, end) in pieces of at most
 /// `most` bytes.

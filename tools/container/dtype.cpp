@@ -26,6 +26,7 @@ constexpr Dtype kDtypes[] = {
     {"float8_e4m3fnuz", 1, ""},
     {"float8_e5m2fnuz", 1, ""},
     {"float8_e8m0fnu", 1, ""},
+    {"float4_e2m1fn_x2", 1, ""},
 };
 
 }  // namespace

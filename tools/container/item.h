@@ -5,12 +5,15 @@
 #include <string>
 
 #include "container/manifest.h"
+#include "container/tensor_node.h"
 #include "container/zip.h"
 #include "pickle/value.h"
 
 namespace lowbit::ckpt {
 
-/// The tensor in an item: known dtype, strides inside the record, no element twice. `what` names it
+/// The tensor in an item, plain or a subclass.
+Result<TensorNode> read_stored(const File& file, const Place& place, const std::string& what);
+/// The plain tensor in an item: known dtype, strides inside the record, no element twice. `what` names it
 /// in errors.
 Result<Payload> read_payload(const File& file, const Place& place, const std::string& what);
 /// The value of an item that holds no tensor; an error where it holds anything but plain values.

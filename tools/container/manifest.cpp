@@ -1,8 +1,20 @@
 #include "container/manifest.h"
 
 #include "container/record_reader.h"
+#include "io/text.h"
 
 namespace lowbit::ckpt {
+
+Result<Stored> part_of(Stored stored, const Tensor& tensor, const std::string& what) {
+  if (tensor.part.empty()) return stored;
+  for (auto& [name, payload] : stored.parts) {
+    if (name != tensor.part) continue;
+    Stored out;
+    out.parts.emplace_back("", std::move(payload));
+    return out;
+  }
+  return bad(what + ": has no inner tensor " + printable(tensor.part));
+}
 
 Container::Container() = default;
 Container::~Container() = default;

@@ -35,6 +35,7 @@ struct Alias {
   uint64_t first = 0;   // in elements
   Shape stride;
   uint64_t elements = 0;  // of the whole storage
+  bool parameter = false, requires_grad = false;
 };
 
 struct Tensor {
@@ -44,8 +45,17 @@ struct Tensor {
   Shape shape;
   std::vector<Chunk> chunks;        // they tile the shape; sorted by offset
   std::optional<Alias> alias = {};  // where the container keeps sharing
+  std::string part = {};  // not empty: this is that inner tensor of the subclass called `name`
 
   uint64_t bytes() const { return volume(shape) * static_cast<uint64_t>(dtype->bytes); }
+};
+
+/// What leaves do not tell of a dict, list or tuple in the tree that has some: that it is an
+/// OrderedDict, and attributes such as `_metadata` of a module's state dict.
+struct Holder {
+  Path path;
+  bool ordered = false;
+  Value attributes = {};  // a dict, or none
 };
 
 /// A leaf that is no tensor: a pickled value of its own (DCP), opaque until it is asked for, or a
@@ -83,6 +93,8 @@ struct Stored {
   Value attributes = {};  // a dict, where there is a class
 };
 
+/// What `tensor` stands for in it: the whole, or its inner tensor `tensor.part`.
+Result<Stored> part_of(Stored stored, const Tensor& tensor, const std::string& what);
 class RecordReader;
 
 /// A container's own knowledge. Every function may be called from several threads.
@@ -123,8 +135,9 @@ struct Manifest {
   std::vector<std::string> transforms;  // such as "stream.zstd/1"
   std::vector<Tensor> tensors;          // by name
   std::vector<Blob> blobs;              // by name
-  std::vector<size_t> order;  // of leaves in the tree: i, or tensors.size() + blob; may be empty
-  bool has_paths = false;     // false: paths are only the flat name
+  std::vector<size_t> order;    // of leaves in the tree: i, or tensors.size() + blob; may be empty
+  std::vector<Holder> holders;  // those that are more than a plain dict
+  bool has_paths = false;       // false: paths are only the flat name
   std::vector<std::string> warnings;  // harmless oddities, one line each
   std::vector<std::string> facts;     // what else is worth telling: who wrote it
 

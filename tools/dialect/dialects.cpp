@@ -7,13 +7,23 @@ namespace lowbit::ckpt {
 
 // One line for each:
 extern const Dialect kTorchDialect;
+extern const Dialect kBitsandbytes;
+extern const Dialect kTorchao;
 extern const Dialect kLowbitDialect;
+extern const Dialect kFlashOptim;
+extern const Dialect kLpmm;
+extern const Dialect kAdafactor8bit;
 
 namespace {
 
 constexpr const Dialect* kDialects[] = {
     &kTorchDialect,
+    &kBitsandbytes,
+    &kTorchao,
     &kLowbitDialect,
+    &kFlashOptim,
+    &kLpmm,
+    &kAdafactor8bit,
 };
 
 std::string names(const std::vector<const Dialect*>& dialects) {

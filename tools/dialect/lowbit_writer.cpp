@@ -157,6 +157,13 @@ class Writer {
   Status state(const Param& p, const State& s, const Group* group) {
     const bool factor = s.name.ends_with("_row") || s.name.ends_with("_col");
     if (s.values == nullptr || (!is_moment(s.name) && !factor)) {
+      if (s.raw && s.name.starts_with("param_")) {
+        Leaf leaf = *s.raw;
+        leaf.path = state_path(model_, p, s.name);
+        out_.leaves.push_back(std::move(leaf));
+        note(p, s, s.name);
+        return fine();
+      }
       if (model_.dialect == "lowbit" && s.name.starts_with("param_")) {
         copy(p, s);
         return fine();

@@ -43,6 +43,9 @@ struct State {
   std::shared_ptr<Floats> values;
   std::optional<Codes> codes = {};
   std::vector<const Leaf*> leaves = {};  // of the document that hold it, for health and messages
+  // What is kept beside a 16-bit weight (docs/formats.md) has no `values`: its name is lowbit's
+  // key, param_bfloat16_split8, and what lowbit keeps under it is this, or leaves[0].
+  std::optional<Leaf> raw = {};
 };
 
 struct Param {

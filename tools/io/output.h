@@ -27,6 +27,7 @@ class OutputFile {
 
  private:
   friend class NewDirectory;
+  friend class NewFile;
   class Handle;
   /// The files of one writer that are open.
   struct Pool {

@@ -53,8 +53,8 @@ Result<std::shared_ptr<File>> zstd_content(const File& file, uint64_t offset, ui
   LB_CHECK(file.read(offset, head, n));
   const unsigned long long said = ZSTD_getFrameContentSize(head, n);
   if (said == ZSTD_CONTENTSIZE_ERROR) return bad(what + ": is no zstd frame");
-  const Error large =
-      bad(what + ": unpacks to more than the " + std::to_string(most) + " bytes that it can need");
+  const Error large = bad(what + ": its zstd frame unpacks to more than the " +
+                          std::to_string(most) + " bytes that it can need");
   if (said != ZSTD_CONTENTSIZE_UNKNOWN && said > most) return large;
   LB_TRY(scratch, Scratch::create());
   uint64_t size = 0;

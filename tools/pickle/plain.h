@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,8 @@ struct Value {
     kSize,     // items, integers: torch.Size
   };
   static constexpr int kMostDepth = 100;
+  /// The text of a kDict that is a node of a configuration tree of yacs.
+  static constexpr const char* kConfiguration = "yacs.config CfgNode";
 
   Kind kind = Kind::kNone;
   int64_t integer = 0;
@@ -58,7 +61,11 @@ struct Value {
 /// more than `most` values. `what` names the input in errors.
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
                           uint64_t most = 1u << 20);
-/// Writes it with the opcodes of protocol 2.
+/// Writes it with the opcodes of protocol 2, in Python's own batches and with its memo.
 void write_value(PickleWriter& to, const Value& value);
+/// What follows an empty list or dict: `item(i)` writes its i-th item, or key and value.
+void write_items(PickleWriter& to, size_t count, const std::function<void(size_t)>& item);
+void write_entries(PickleWriter& to, size_t count, bool ordered,
+                   const std::function<void(size_t)>& entry);
 
 }  // namespace lowbit::ckpt

@@ -106,12 +106,17 @@ class Reader {
     if (!out_.is(callable, Kind::kGlobal) || !out_.is(arguments, Kind::kTuple))
       return no("calls something that is not a global");
     const GlobalRule& rule = *out_.global(callable);
-    const bool takes = kind == Kind::kObject ? rule.object && out_.items(arguments).empty()
-                                             : rule.arguments != nullptr &&
-                                                   arguments_match(out_, arguments, rule.arguments);
+    const bool fits = rule.arguments == nullptr ? rule.object && out_.items(arguments).empty()
+                                                : arguments_match(out_, arguments, rule.arguments);
+    const bool takes =
+        kind == Kind::kObject ? rule.object && fits : rule.arguments != nullptr && fits;
     if (!takes)
       return no("calls " + std::string(rule.module) + "." + std::string(rule.name) +
                 " in a way that torch never does; nothing was executed");
+    // What is filled later.
+    if (kind == Kind::kCall && rule.name == "OrderedDict") return push(Kind::kDict, 1);
+    if (kind == Kind::kObject && rule.name == "CfgNode")
+      return push(Kind::kDict, Pickle::kConfiguration);
     const uint64_t start = out_.pool.size();
     out_.pool.insert(out_.pool.end(), {callable, arguments, kNoNode});
     return push(kind, start);
@@ -156,7 +161,12 @@ class Reader {
   Status build() {
     if (!has(2)) return empty();
     const NodeId state = pop();
-    const Node& object = out_.nodes[stack_.back()];
+    Node& object = out_.nodes[stack_.back()];
+    if (object.kind == Kind::kDict && object.data == 1) {
+      object.data = 2 + uint64_t{state};
+      return fine();
+    }
+    if (object.kind == Kind::kDict && object.data == Pickle::kConfiguration) return fine();
     if (object.kind != Kind::kObject || out_.pool[object.data + 2] != kNoNode)
       return no("sets the state of something that has none");
     out_.pool[object.data + 2] = state;

@@ -21,7 +21,7 @@ bool fits(const Pickle& p, NodeId id, char letter) {
     case 'g':
       return p.is(id, Kind::kGlobal);
     case 'o':
-      return p.is(id, Kind::kCall) && p.global(id)->name == "OrderedDict";
+      return p.ordered(id) && p.items(id).empty();
     case 'd':
       return p.is(id, Kind::kDict) && p.items(id).empty();
     case 't':
@@ -32,6 +32,14 @@ bool fits(const Pickle& p, NodeId id, char letter) {
       return p.is(id, Kind::kString) &&
              (p.text(id) == "TORCH_CONTIGUOUS_FORMAT" || p.text(id) == "TORCH_CHANNELS_LAST" ||
               p.text(id) == "TORCH_PRESERVE_FORMAT");
+    case 'u':
+      return p.is(id, Kind::kTuple);
+    case 'w':
+      return p.is(id, Kind::kDict);
+    case 'l':
+      return p.is(id, Kind::kList);
+    case 'x':
+      return true;
     default:
       return false;
   }

@@ -26,7 +26,7 @@ enum class Kind : uint8_t {
   kBytes,
   kList,
   kTuple,
-  kDict,        // items: key, value, key, value
+  kDict,        // items: key, value, key, value; also an OrderedDict
   kGlobal,      // one of the allowlist
   kCall,        // items: callable, arguments, state or kNoNode
   kObject,      // the same, made by NEWOBJ
@@ -36,14 +36,16 @@ enum class Kind : uint8_t {
 struct Node {
   Kind kind = Kind::kNone;
   uint32_t length = 0;  // text: bytes; tuple: items; list and dict: number of its vector, 0 empty
-  uint64_t data = 0;    // the number's bits; text: where in the input; tuple, call: where in `pool`
+  uint64_t data = 0;  // the number's bits; text: where in the input; tuple, call: where in `pool`;
+                      // dict: 0, or of an OrderedDict 1, or 2 + the node of its attributes,
+                      // or of a node of a configuration tree Pickle::kConfiguration
 };
 
 /// A row of an allowlist.
 struct GlobalRule {
   std::string_view module, name;
   const char* arguments;  // what a call of it takes, in the letters of schema.h; null: no call
-  bool object = false;    // NEWOBJ with () and then BUILD
+  bool object = false;    // NEWOBJ with (), or with `arguments` where they are given, and BUILD
 };
 
 class Pickle {
@@ -78,6 +80,18 @@ class Pickle {
   NodeId item(NodeId id, size_t i) const {
     const auto all = items(id);
     return i < all.size() ? all[i] : kNoNode;
+  }
+  /// A dict that is a node of a configuration tree (yacs' CfgNode), whose attributes say nothing.
+  static constexpr uint64_t kConfiguration = uint64_t{1} << 63;
+  bool configuration(NodeId id) const {
+    return is(id, Kind::kDict) && nodes[id].data == kConfiguration;
+  }
+  bool ordered(NodeId id) const {
+    return is(id, Kind::kDict) && nodes[id].data != 0 && nodes[id].data != kConfiguration;
+  }
+  /// The attributes of an OrderedDict (such as `_metadata` of a module's state dict), or kNoNode.
+  NodeId attributes(NodeId id) const {
+    return ordered(id) && nodes[id].data > 1 ? static_cast<NodeId>(nodes[id].data - 2) : kNoNode;
   }
   /// The global itself, or the one that a call or object names; null for anything else.
   const GlobalRule* global(NodeId id) const {

@@ -59,6 +59,10 @@ class PickleWriter {
   PickleWriter& text(std::string_view s) {
     return once('t' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
   }
+  /// Text that is another object to Python than equal text elsewhere: it is memoized apart.
+  PickleWriter& own_text(std::string_view s) {
+    return once('k' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
+  }
   PickleWriter& global(std::string_view module, std::string_view name) {
     const std::string both = std::string(module) + "\n" + std::string(name) + "\n";
     return once('g' + both, "c" + both);
@@ -76,7 +80,9 @@ class PickleWriter {
   PickleWriter& empty_dict() { return raw("}"); }
   PickleWriter& empty_list() { return raw("]"); }
   PickleWriter& set_items() { return raw("u"); }   // after mark(), key, value, ...
+  PickleWriter& set_item() { return raw("s"); }    // after key, value
   PickleWriter& appends() { return raw("e"); }     // after mark(), value, ...
+  PickleWriter& append() { return raw("a"); }      // after value
   PickleWriter& call() { return raw("R"); }        // after callable, arguments
   PickleWriter& object() { return raw(")\x81"); }  // after class
   PickleWriter& build() { return raw("b"); }       // after object, state
@@ -85,6 +91,11 @@ class PickleWriter {
   PickleWriter& put() {
     const uint64_t index = memo_size_++;
     return index < 256 ? raw("q").raw(little(index, 1)) : raw("r").raw(little(index, 4));
+  }
+  /// The number that the next `put` will give.
+  uint64_t next() const { return memo_size_; }
+  PickleWriter& get(uint64_t index) {
+    return index < 256 ? raw("h").raw(little(index, 1)) : raw("j").raw(little(index, 4));
   }
   std::string finish() { return std::move(raw(".").out_); }
 
@@ -96,8 +107,7 @@ class PickleWriter {
   PickleWriter& once(std::string key, const std::string& bytes) {
     const auto [known, is_new] = memo_.try_emplace(std::move(key), memo_size_);
     if (is_new) return raw(bytes).put();
-    const uint64_t index = known->second;
-    return index < 256 ? raw("h").raw(little(index, 1)) : raw("j").raw(little(index, 4));
+    return get(known->second);
   }
   std::string out_;
   std::unordered_map<std::string, uint64_t> memo_;

@@ -14,13 +14,18 @@ Result<Json> reshard(const std::string& source, const std::string& target,
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
   LB_TRY(report, options.dry_run ? plan_dcp(document, options.write)
                                  : write_dcp(document, target, options.write));
+  std::vector<std::string> warnings = document.manifest->warnings;
+  if (report.unchecked > 0)
+    warnings.push_back(std::to_string(report.unchecked) +
+                       " records of the source have no checksums: whether they are damaged cannot "
+                       "be told");
   return Json{{"source", printable(source)},      {"target", printable(target)},
               {"dry_run", options.dry_run},       {"ranks", options.write.mesh.ranks()},
               {"mesh", options.write.mesh.parts}, {"dims", options.write.mesh.dims},
               {"tensors", report.tensors},        {"recut", report.recut},
               {"values", report.values},          {"chunks", report.chunks},
               {"copied", report.copied},          {"bytes", report.bytes},
-              {"unchecked", report.unchecked},    {"warnings", document.manifest->warnings}};
+              {"unchecked", report.unchecked},    {"warnings", warnings}};
 }
 
 }  // namespace lowbit::ckpt
