@@ -47,15 +47,9 @@ struct Leaf {
 struct Document {
   std::shared_ptr<const Manifest> manifest;  // where leaves were read from; null where nowhere
   std::vector<Leaf> leaves;                  // in the tree's order; paths are unique
-<<<<<<< HEAD
   std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
                                              // user gave one: dialects may ask it for shapes
   std::vector<Holder> holders = {};          // see Manifest; those without leaves are not written
-=======
-  std::vector<Holder> holders = {};          // see Manifest; those without leaves are not written
-  std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
-                                             // user gave one: dialects may ask it for shapes
->>>>>>> people
   /// Further checkpoints that its sources read: the original of one that a dialect made.
   std::vector<std::shared_ptr<const Manifest>> others = {};
   /// The leaf at a path or with a flat name; null where there is none.
