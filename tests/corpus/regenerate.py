@@ -73,7 +73,7 @@ class Seeds:
                 while (end := data.find(b"PK\5\6", at)) >= 0:
                     self.archive(data[at : end + 22], "tensor_item", "value_item")
                     at = end + 22
-        if parts:
+        if parts and len(parts[0]) < 1 << 16:
             first, last = parts[0], parts[-1]
             self.add(len(first).to_bytes(2, "little") + first + last, "join")
 

@@ -52,22 +52,20 @@ std::string bash(const Outline& app) {
         values += std::string(o.is_path() ? "files=1" : "return") + " ;;\n";
       }
     }
-    std::vector<std::string> words = option_names(command);
+    std::vector<std::string> words;
     bool files = false;
     for (const OutlineOption& place : command.places) {
       words.insert(words.end(), place.choices.begin(), place.choices.end());
       files = files || place.is_path();
     }
-    commands += fmt::format("      {}) words='{}'{} ;;\n", command.name, joined(words, " "),
+    commands += fmt::format("        {}) options='{}' words='{}'{} ;;\n", command.name,
+                            joined(option_names(command), " "), joined(words, " "),
                             files ? " files=1" : "");
   }
-  std::vector<std::string> first = command_names(app);
-  const std::vector<std::string> own = option_names(app);
-  first.insert(first.end(), own.begin(), own.end());
   return fmt::format(R"(# bash completion for lowbit-ckpt
 _lowbit_ckpt() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
-  local command='' words='' files='' i
+  local command='' options='' words='' files='' i
   # Where '=' divides words: --option=value.
   if [[ $current == = ]]; then
     current=''
@@ -82,21 +80,24 @@ _lowbit_ckpt() {{
   done
   COMPREPLY=()
   case "$command:$previous" in
-{}    *) case "$command" in
-      '') words='{}' ;;
+{}    *)
+      case "$command" in
+        '') options='{}' words='{}' ;;
 {}      esac ;;
   esac
-  # Options where one is begun; what stands by place otherwise.
-  [[ -n $words ]] && mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
-  if [[ -n $files && $current != -* ]]; then
+  if [[ $current == -* ]]; then
+    words=$options files=''
+  fi
+  [[ -z $words ]] || mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+  if [[ -n $files ]]; then
     compopt -o filenames 2>/dev/null
-    [[ -n $current ]] || COMPREPLY=()
     mapfile -t -O "${{#COMPREPLY[@]}}" COMPREPLY < <(compgen -f -- "$current")
   fi
 }}
 complete -F _lowbit_ckpt lowbit-ckpt
 )",
-                     values, joined(first, " "), commands);
+                     values, joined(option_names(app), " "), joined(command_names(app), " "),
+                     commands);
 }
 
 std::string zsh_value(const OutlineOption& o) {

@@ -36,11 +36,12 @@ constexpr Example kExamples[] = {
 };
 
 bool can(const CLI::App& app, const Example& example) {
-  const CLI::App* command = app.get_subcommand_no_throw(example.command);
-  if (command == nullptr) return false;
+  const auto commands = app.get_subcommands(
+      [&](const CLI::App* command) { return command->get_name() == example.command; });
+  if (commands.empty()) return false;
   std::istringstream words(example.line);
   for (std::string word; words >> word;) {
-    if (word.starts_with("--") && command->get_option_no_throw(word) == nullptr) return false;
+    if (word.starts_with("--") && commands[0]->get_option_no_throw(word) == nullptr) return false;
   }
   return true;
 }

@@ -97,8 +97,8 @@ Result<Json> convert(const std::string& source, const std::string& target,
   }
   DialectReport changes;
   if (!options.weights.empty()) {
-    LB_TRY(with, with_masters(std::move(*document), changes));
-    *document = std::move(with);
+    LB_TRY(full, with_masters(*document, changes));
+    *document = std::move(full);
   }
   Document out = *document;
   std::string spoken;
