@@ -370,6 +370,31 @@ def test_dry_run_says_it_and_writes_nothing(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_files_of_torch_go_both_ways(tmp_path, named):
+    """Numbers stay numbers: torch's own load_state_dict takes the file at both ends."""
+    _, old = trained(named=named)
+    torch.save({"model": {}, "optimizer": old.state_dict()}, tmp_path / "torch.pt")
+    run(tmp_path / "torch.pt", tmp_path / "lowbit.pt", "--to", "lowbit", "--state-format", "8bit")
+    params = parameters(SHAPES)
+    opt = lowbit.AdamW(list(params.items()) if named else list(params.values()))
+    opt.load_state_dict(old.state_dict())
+    saved = torch.load(tmp_path / "lowbit.pt", weights_only=True)["optimizer"]
+    for i, state in opt.state_dict()["state"].items():
+        assert set(state) == set(saved["state"][i])
+        assert all(same(v, saved["state"][i][k]) for k, v in state.items()), i
+    loaded = lowbit.AdamW(list(params.items()) if named else list(params.values()))
+    loaded.load_state_dict(saved)
+    run(tmp_path / "torch.pt", tmp_path / "f.pt", "--to", "lowbit", "--state-format", "float32")
+    run(tmp_path / "f.pt", tmp_path / "back.pt", "--to", "torch")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)["optimizer"]
+    torch.optim.AdamW(list(params.items()) if named else list(params.values())).load_state_dict(
+        back
+    )
+    for i, state in old.state_dict()["state"].items():
+        assert all(same(v, back["state"][i][k]) for k, v in state.items()), i
+
+
 def test_what_is_refused(tmp_path):
     _, old = trained({"w": (64, 64)})
     save("nested", old, tmp_path / "torch")
