@@ -274,6 +274,8 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document) {
                  ": its betas and eps do not tell which of bitsandbytes' optimizers it is of");
     if (!out.algorithm.empty() && out.algorithm != algorithm)
       return bad("its groups are of two optimizers, " + out.algorithm + " and " + algorithm);
+    if (algorithm == "adam" && norm && out.algorithm.empty())
+      out.warnings.push_back("bitsandbytes' LAMB has Adam's states; they are read as Adam's");
     if (algorithm == "lion" && out.algorithm.empty())
       out.warnings.push_back(
           "read as Lion's; bitsandbytes' SGD with a dampening, which it does not use, would look "
