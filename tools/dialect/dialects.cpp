@@ -7,6 +7,8 @@ namespace lowbit::ckpt {
 
 // One line for each:
 extern const Dialect kTorchDialect;
+extern const Dialect kBitsandbytes;
+extern const Dialect kTorchao;
 extern const Dialect kLowbitDialect;
 extern const Dialect kFlashOptim;
 extern const Dialect kLpmm;
@@ -16,6 +18,8 @@ namespace {
 
 constexpr const Dialect* kDialects[] = {
     &kTorchDialect,
+    &kBitsandbytes,
+    &kTorchao,
     &kLowbitDialect,
     &kFlashOptim,
     &kLpmm,
