@@ -35,9 +35,10 @@ def convert(tmp_path, content, to, *options, code=0, name="out.pt"):
     """What is in the file that `content` becomes, or the message where it is refused."""
     source, target = tmp_path / "in.pt", tmp_path / name
     torch.save(content, source)
+    target.unlink(missing_ok=True)
     done = run("convert", source, target, "--to", to, "--quiet", "--force", *options, code=code)
     if code:
-        assert not target.exists() or name != "out.pt"
+        assert not target.exists()
         return done.stderr
     return torch.load(target, weights_only=False)
 
@@ -135,8 +136,8 @@ def flash_file(entries, *, width=3):
 class CfgNode(dict):
     """yacs' node as far as pickles and lpmm's look-ups know it."""
 
-    def __init__(self, entries=()):
-        super().__init__(entries)
+    def __init__(self, entries=(), **more):
+        super().__init__(entries, **more)
         self.__dict__.update(
             __immutable__=False,
             __deprecated_keys__=set(),

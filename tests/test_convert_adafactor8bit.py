@@ -171,7 +171,7 @@ def test_through_lowbit_and_back(tmp_path):
     v, m = scaled_normal((4, 2048), 0).square(), scaled_normal((4, 2048), 1)
     content = {
         "state": {0: {"step": torch.tensor(3.0), "exp_avg": m, "exp_avg_sq": v}},
-        "param_groups": [{**ADAM, "params": [0]}],
+        "param_groups": [{**ADAM, "params": [0], "param_names": ["w"]}],
     }
     file = convert(tmp_path, content, "adafactor8bit")
     entry = file["state"][0]
@@ -187,7 +187,9 @@ def test_through_lowbit_and_back(tmp_path):
     opt = lowbit.AdamW([p], state_format={"exp_avg_sq": lowbit.scaled("log8", block=2048)})
     opt.load_state_dict(ours)
     assert torch.equal(opt.state[p]["exp_avg_sq_log8"], entry["variance_q"])
-    back = convert(tmp_path, ours, "adafactor8bit")["state"][0]
+    assert "--model" in convert(tmp_path, ours, "adafactor8bit", code=3)  # rows and columns alone
+    torch.save({"w": torch.zeros(4, 2048)}, tmp_path / "model.pt")
+    back = convert(tmp_path, ours, "adafactor8bit", "--model", tmp_path / "model.pt")["state"][0]
     for key in ("variance_q", "variance_scale", "variance_min_log"):
         same(back[key], entry[key])
 

@@ -122,7 +122,9 @@ def moments(shape, seed=0):
 def test_through_lowbit_and_back(tmp_path):
     """Rows of whole groups: the same codes in every file."""
     entry = {"step": torch.tensor(3.0), **packed(moments((40, 256)))}
-    ours = convert(tmp_path, lpmm_file([entry]), "lowbit")
+    file = lpmm_file([entry])
+    file["param_groups"][0]["param_names"] = ["w"]
+    ours = convert(tmp_path, file, "lowbit")
     state = ours["state"][0]
     n = 40 * 128
     assert state["exp_avg_dynamic4"].reshape(-1).tolist() == entry["exp_avg"][:n].view(torch.uint8).tolist()  # fmt: skip
@@ -139,7 +141,8 @@ def test_through_lowbit_and_back(tmp_path):
     )
     opt.load_state_dict(ours)
     assert torch.equal(opt.state[p]["exp_avg_dynamic4"], state["exp_avg_dynamic4"])
-    back = convert(tmp_path, ours, "lpmm", "--keep")
+    torch.save({"w": torch.zeros(40, 256)}, tmp_path / "model.pt")
+    back = convert(tmp_path, ours, "lpmm", "--keep", "--model", tmp_path / "model.pt")
     same(back["state"], {0: entry})
     group = back["param_groups"][0]
     assert group["fused"] is False and group["factor_second_moment"] is False
