@@ -8,11 +8,11 @@ namespace lowbit::ckpt {
 namespace {
 
 /// For a text between single quotes.
-std::string quoted(const std::string& text, const char* escape) {
+std::string single_quoted(const std::string& text) {
   std::string out;
   for (const char c : text) {
     if (c == '\'') {
-      out += escape;
+      out += "'\\''";
     } else {
       out += c;
     }
@@ -109,11 +109,11 @@ std::string zsh_value(const OutlineOption& o) {
 /// In _arguments, brackets and colons of a description have a meaning.
 std::string zsh_text(const std::string& text) {
   std::string out;
-  for (const char c : quoted(text, "'\\''")) {
+  for (const char c : text) {
     if (c == '[' || c == ']' || c == ':' || c == '\\') out += '\\';
     out += c;
   }
-  return out;
+  return single_quoted(out);
 }
 
 std::string zsh_options(const Outline& of, const char* indent) {
