@@ -118,6 +118,9 @@ class TensorCheck {
   }
 
   void judge(const std::string& name, const Shape& shape, const Dtype& dtype, const Census& c) {
+    if (c.odd > 0)
+      warnings.push_back(printable(name) + ": " + std::to_string(c.odd) +
+                         " values of bool are neither 0 nor 1");
     if (!options_.finite || !has_floats(dtype)) return;
     const Role role = role_of(name);
     const auto found = [&](uint64_t n, const char* what, uint64_t first) {
@@ -197,6 +200,10 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options) {
       total += leaf.bytes();
     } else {
       ++values;
+      if (leaf.kind == Leaf::Kind::kOpaque && !options.opaque) {
+        LB_TRY(value, document.manifest->container->value(*leaf.blob));  // says what it holds
+        static_cast<void>(value);
+      }
     }
   }
   std::vector<TensorCheck> checks(tensors.size() + 1, TensorCheck(document, options));
@@ -230,7 +237,9 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options) {
     for (const std::string& w : check.warnings) out["warnings"].push_back(w);
     for (const Json& f : check.findings) out["findings"].push_back(f);
   }
-  if (const uint64_t unchecked = document.manifest->container->reader().unchecked(); unchecked > 0)
+  if (const uint64_t unchecked = document.manifest->container->reader().unchecked();
+      unchecked > 0 && document.manifest->kind != ContainerKind::kSafetensors &&
+      document.manifest->kind != ContainerKind::kLegacy)
     out["warnings"].push_back(std::to_string(unchecked) +
                               " records have no checksums: their writer computed none");
   out["checked"]["bytes"] = bytes;
