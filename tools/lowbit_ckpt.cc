@@ -3,17 +3,27 @@
 #include <fmt/core.h>
 
 #include "command/command.h"
+#include "command/examples.h"
 #include "command/signals.h"
 
 int main(int argc, char** argv) {
   using namespace lowbit::ckpt;
   CLI::App app(
-      "Looks into checkpoints of PyTorch and reshards them. Nothing in a file is ever executed.");
+      "Looks into checkpoints of PyTorch optimizers, checks them, and writes them for another "
+      "optimizer, another number of ranks, or as another kind of file. Nothing in a file is ever "
+      "executed.",
+      "lowbit-ckpt");
   app.set_version_flag("--version", "lowbit-ckpt " LOWBIT_VERSION);
   app.require_subcommand(1);
-  app.footer("Exit codes: 0 fine, 1 runtime error, 2 usage, 3 bad or unsafe input, 4 mismatch.");
   std::function<Status()> chosen;
-  for (const AddCommand add : {add_inspect, add_convert, add_reshard, add_verify, add_diff}) add(app, chosen);
+  for (const AddCommand add :
+       {add_inspect, add_verify, add_convert, add_reshard, add_diff, add_completion, add_man})
+    add(app, chosen);
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
+    command->footer(examples_text(app, command->get_name()));
+  app.footer(examples_text(app, "") +
+             "\nlowbit-ckpt COMMAND --help has the options and more examples.\n"
+             "Exit codes: 0 fine, 1 runtime error, 2 usage, 3 bad or unsafe input, 4 mismatch.");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

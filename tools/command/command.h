@@ -17,5 +17,7 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen);
 void add_reshard(CLI::App& app, std::function<Status()>& chosen);
 void add_verify(CLI::App& app, std::function<Status()>& chosen);
 void add_diff(CLI::App& app, std::function<Status()>& chosen);
+void add_completion(CLI::App& app, std::function<Status()>& chosen);
+void add_man(CLI::App& app, std::function<Status()>& chosen);
 
 }  // namespace lowbit::ckpt

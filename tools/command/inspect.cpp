@@ -6,14 +6,15 @@
 #include "command/command.h"
 #include "command/options.h"
 #include "command/progress.h"
+#include "io/new_file.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
 namespace {
 
 struct Arguments {
-  std::string path;
-  bool json = false, quiet = false;
+  std::string path, html;
+  bool json = false, quiet = false, force = false;
   InspectOptions options;
 };
 
@@ -43,7 +44,13 @@ void print_health(const Json& out) {
 Status run(Arguments& given) {
   ProgressBar bar("reading", given.quiet);
   given.options.progress = bar.function();
+  given.options.health = given.options.health || !given.html.empty();
   LB_TRY(out, inspect(given.path, given.options));
+  if (!given.html.empty()) {
+    LB_TRY(page, NewFile::create(given.html, given.force, {given.path}));
+    LB_CHECK(page->output().write(html_page(out)));
+    return page->commit();
+  }
   if (given.json) {
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return fine();
@@ -90,16 +97,17 @@ void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("inspect", "What is in a checkpoint");
   command->add_option("PATH", given->path, "The checkpoint")->required();
+  command
+      ->add_option("--html", given->html, "Write a page for a browser, with pictures of the state")
+      ->type_name("FILE");
+  command->add_flag("--force", given->force, "Replace that page where it exists");
   command->add_flag("--json", given->json, "For machines");
   command->add_flag("--digest", given->options.digest,
                     "Read everything and print a digest that does not depend on how it is sharded");
   command->add_flag(
       "--health", given->options.health,
       "Read everything: shares of zero and saturated codes, ranges, what is not finite");
-  command->add_option("--include", given->options.select.include,
-                      "Only leaves of these names (globs)");
-  command->add_option("--exclude", given->options.select.exclude,
-                      "Not leaves of these names (globs)");
+  add_selection(*command, given->options.select);
   command->add_flag("--quiet", given->quiet, "No progress bar");
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }

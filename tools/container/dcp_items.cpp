@@ -120,8 +120,9 @@ Result<std::string> ItemCopier::tensor(const Tensor& tensor, const Chunk& chunk,
     LB_CHECK(add(reader, tensor, {chunk.offset, chunk.shape}));
     return hash.hex();
   }
-  for (const auto& [name, payload] : stored.parts) {
-    hash.add(name.c_str(), name.size() + 1);
+  for (const auto& part : stored.parts) {
+    const Payload& payload = part.second;
+    hash.add(part.first.c_str(), part.first.size() + 1);
     std::string buffer;
     const Box whole{Shape(payload.shape.size(), 0), payload.shape};
     TensorReader reader(from_);

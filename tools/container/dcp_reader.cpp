@@ -131,12 +131,14 @@ Status check_items(Manifest& m, FileSet& files) {
     if (p.offset > size || p.length > size - p.offset) {
       return bad(what + " is " + std::to_string(p.length) + " bytes at " +
                  std::to_string(p.offset) + " of a file of " + std::to_string(size) +
-                 "; the file is cut off");
+                 "; the file is cut off")
+          .at(printable(*items[i].owner), files.name(p.file));
     }
     const Place* before =
         i > 0 && items[i - 1].place.file == p.file ? &items[i - 1].place : nullptr;
     if (before != nullptr && before->offset + before->length > p.offset)
-      return bad(what + " overlaps that of " + printable(*items[i - 1].owner));
+      return bad(what + " overlaps that of " + printable(*items[i - 1].owner))
+          .at(printable(*items[i].owner), files.name(p.file));
     const bool last = i + 1 == items.size() || items[i + 1].place.file != p.file;
     if (last && size > p.offset + p.length)
       m.warnings.push_back(files.name(p.file) + " has " +
@@ -245,7 +247,8 @@ Result<Manifest> read_dcp(const std::string& given) {
   }
   LB_CHECK(check_transforms(m, path));
   for (const Tensor& t : m.tensors) {
-    if (Status s = check_tiling(t); !s.ok()) return bad(path + ": " + s.error().text);
+    if (Status s = check_tiling(t); !s.ok())
+      return bad(path + ": " + s.error().text).at(printable(t.name), path + "/.metadata");
   }
   const auto container = std::make_shared<DcpContainer>(folder, m.file_names);
   LB_CHECK(check_items(m, container->files()));

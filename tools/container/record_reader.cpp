@@ -106,7 +106,8 @@ Status RecordReader::compare(Progress& p) {
   p.done = true;
   if (p.parts[0].crc != p.record.crc)
     return bad(p.what + ": the checksum of its record " + printable(p.record.name) +
-               " is wrong: the file is damaged");
+               " is wrong: the file is damaged")
+        .at("", files_.name(p.record.file), printable(p.record.name));
   const std::lock_guard held(lock_);
   begun_[{p.record.file, p.record.offset}] = nullptr;
   return fine();

@@ -23,13 +23,20 @@ struct TensorReader::Transfer {
 Result<const Payload*> TensorReader::payload(const Tensor& tensor, const Chunk& chunk) {
   const auto known = payloads_.find(&chunk);
   if (known != payloads_.end()) return &known->second;
-  LB_TRY(stored, manifest_.container->stored(tensor, chunk));
+  auto read = manifest_.container->stored(tensor, chunk);
+  if (!read.ok()) return read.error().at(printable(tensor.name), file_name(chunk.place.file));
+  Stored& stored = read.value();
   if (!stored.cls.empty())
     return bad(printable(tensor.name) + ": is a " + printable(stored.cls) +
-               ", which only its own dialect reads");
+               ", which only its own dialect reads")
+        .at(printable(tensor.name), file_name(chunk.place.file));
   constexpr size_t kMostKnown = 1024;  // chunks that one row of the tensor meets, as a rule
   if (payloads_.size() >= kMostKnown) payloads_.clear();
   return &payloads_.emplace(&chunk, std::move(stored.parts[0].second)).first->second;
+}
+
+std::string TensorReader::file_name(uint32_t file) const {
+  return manifest_.container->files().name(file);
 }
 
 void TensorReader::forget() {
@@ -65,8 +72,13 @@ Status TensorReader::read(const Tensor& tensor, const Box& box, char* out) {
     uint64_t first = 0;
     for (size_t d = 0; d < box.shape.size(); ++d)
       first += static_cast<uint64_t>((common.offset[d] - box.offset[d]) * to[d]);
-    LB_CHECK(take(*payload, inner, to, out + first * static_cast<uint64_t>(tensor.dtype->bytes),
-                  printable(tensor.name) + " at " + shape_text(chunk->offset)));
+    const Record& record = payload->record;
+    if (const Status done =
+            take(*payload, inner, to, out + first * static_cast<uint64_t>(tensor.dtype->bytes),
+                 printable(tensor.name) + " at " + shape_text(chunk->offset));
+        !done.ok())
+      return done.error().at(printable(tensor.name), file_name(record.file),
+                             printable(record.name));
   }
   // A manifest's chunks tile their tensors, so nothing is left.
   return left == 0 ? fine() : Status(bad(printable(tensor.name) + ": a part is missing"));

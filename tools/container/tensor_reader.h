@@ -32,6 +32,7 @@ class TensorReader {
   Status take(const Payload& payload, const Box& box, const Shape& to, char* out,
               const std::string& what);
   Status run(const Transfer& transfer, char* out);
+  std::string file_name(uint32_t file) const;  // safe to print
 
   const Manifest& manifest_;
   RecordReader* records_;

@@ -12,6 +12,17 @@ enum class Exit { kFine = 0, kRuntime = 1, kUsage = 2, kBadInput = 3, kMismatch 
 struct Error {
   Exit code;
   std::string text;
+  // Where, as far as it is known; the text says it too. For callers that show it in their own way.
+  std::string file = {}, item = {}, tensor = {};
+
+  /// The same error with what is known here of its place; what is known already stays.
+  Error at(std::string tensor_name, std::string file_name = {}, std::string item_name = {}) const {
+    Error out = *this;
+    if (out.tensor.empty()) out.tensor = std::move(tensor_name);
+    if (out.file.empty()) out.file = std::move(file_name);
+    if (out.item.empty()) out.item = std::move(item_name);
+    return out;
+  }
 };
 
 /// Bad or unsafe input: exit code 3.

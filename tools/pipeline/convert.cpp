@@ -118,12 +118,15 @@ Result<Json> convert(const std::string& source, const std::string& target,
     LB_TRY(made, to->write(model, wanted, changes));
     out = std::move(made);
     out.manifest = document->manifest;
+    out.holders = document->holders;
     spoken = from->name;
     LB_CHECK(check_paths(out));
   }
   if (!options.weights.empty()) {
     LB_TRY(rounded, with_weights(std::move(out), options.weights, options.seed, changes));
     out = std::move(rounded);
+    out.manifest = document->manifest;
+    LB_CHECK(check_paths(out));
   }
   WriteOptions write = options.write;
   if (write.mesh.parts.empty()) write.mesh.parts = {ranks_of(*document->manifest)};

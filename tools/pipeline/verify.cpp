@@ -5,6 +5,7 @@
 #include "pipeline/commands.h"
 #include "pipeline/parallel.h"
 #include "pipeline/role.h"
+#include "pipeline/select.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -104,7 +105,9 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options) {
   LB_TRY(document, open_checkpoint(path));
   std::vector<const Leaf*> tensors;
   uint64_t total = 0, done = 0, values = 0;
+  LB_CHECK(check_selection(document, options.select));
   for (const Leaf& leaf : document.leaves) {
+    if (!selected(options.select, leaf.name())) continue;
     if (leaf.kind == Leaf::Kind::kTensor || leaf.kind == Leaf::Kind::kSubclass) {
       tensors.push_back(&leaf);
       total += leaf.bytes();
