@@ -288,6 +288,10 @@ struct Reader {
     for (const Leaf* beside : s.leaves) {
       if (beside != &leaf && beside->kind == Leaf::Kind::kTensor) s.bytes += beside->bytes();
     }
+    if (!param.known_shape) {
+      s.stored_as += ", of a shape that the file does not tell (--model PATH gives it)";
+      return fine();
+    }
     if (!maxima.empty()) {
       s.values = std::make_shared<RankOne>(map, layout, codes, s.shape, std::move(maxima));
       return fine();
