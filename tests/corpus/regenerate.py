@@ -1,4 +1,4 @@
-"""Writes the corpora of the fuzz targets anew: python tests/corpus/regenerate.py build/fuzz/tests/cpp/fuzz_ckpt
+"""Writes the corpora of the fuzz targets anew: python tests/corpus/regenerate.py build/fuzz/tests/cpp/fuzz_ckpt [TARGET ...]
 
 Seeds are real files: what torch and safetensors write, and all of tests/hostile. Of those, libFuzzer keeps the smallest set that
 reaches the same code. Inputs named crash-* were found by fuzzing once, and stay.
@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from hostile import CASES  # noqa: E402
 
-MOST, BUDGET = 8192, 26_000
+MOST, BUDGET = 8192, 20_000
 """Bytes of one input, and of all of one target."""
 SAFETENSORS = (
     b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"__metadata__":{"format":"pt"}}'
@@ -125,9 +125,14 @@ def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
             torch.save(content, path, _use_new_zipfile_serialization=zipped)
             seeds.file(path)
             if zipped and copier:  # what we write
-                for suffix in (".safetensors", ".copy.pt", ".dcp"):
+                for suffix, kind in (
+                    (".safetensors", "safetensors"),
+                    (".copy.pt", "torch"),
+                    (".d", "dcp"),
+                ):
                     copy = path.with_suffix(suffix)
-                    subprocess.run([*copier, path, copy], check=False, stderr=subprocess.DEVNULL)
+                    command = [*copier, path, copy, "--container", kind, "--quiet"]
+                    subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
                     if copy.is_dir():
                         seeds.directory(copy)
                     elif copy.exists():
@@ -156,7 +161,7 @@ def main() -> int:
         if tool
         else "no lowbit-ckpt on PATH: only torch's files"
     )
-    targets = [
+    targets = more or [
         line.split()[0] for line in subprocess.check_output([program], text=True).splitlines()
     ]
     with tempfile.TemporaryDirectory() as temporary:
@@ -174,8 +179,6 @@ def main() -> int:
             else:
                 seeds.file(path)
             shutil.rmtree(folder)
-        for path in map(pathlib.Path, more):  # further files or directories, such as our own tool's
-            (seeds.directory if path.is_dir() else seeds.file)(path)
         for target in targets:
             given, kept = root / "seeds" / target, root / "kept" / target
             given.mkdir(exist_ok=True)

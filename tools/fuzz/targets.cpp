@@ -183,11 +183,9 @@ bool document_at(std::string_view input, Result<Manifest> (*reader)(const std::s
   return document.value().finish().ok() && all;
 }
 
-bool torch_file(std::string_view input) { return document_at(named(input).path(), read_torch_zip); }
-bool legacy(std::string_view input) { return document_at(named(input).path(), read_torch_legacy); }
-bool safetensors(std::string_view input) {
-  return document_at(named(input).path(), read_safetensors);
-}
+bool torch_file(std::string_view input) { return document_at(input, read_torch_zip); }
+bool legacy(std::string_view input) { return document_at(input, read_torch_legacy); }
+bool safetensors(std::string_view input) { return document_at(input, read_safetensors); }
 
 /// The header alone, and back. The bytes behind it are as many as it asks for.
 bool header(std::string_view input) {
