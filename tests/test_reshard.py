@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -404,3 +405,49 @@ def test_transposed_items_stay_right(tmp_path):
         target = {"t": torch.zeros(700, 500)}
         dcp.load(target, checkpoint_id=tmp_path / mesh, no_dist=True)
         assert same(target["t"], state["t"])
+
+
+# Quantized state of torchao: blocks move, bits stay.
+
+
+@pytest.mark.parametrize("bits", ["8bit", "4bit", "fp8"])
+def test_torchao_state_is_cut_between_blocks(tmp_path, bits):
+    need("torchao", bool(find_spec("torchao")), "torchao is not installed")
+    from torchao.optim.subclass_4bit import OptimState4bit
+    from torchao.optim.subclass_8bit import OptimState8bit
+    from torchao.optim.subclass_fp8 import OptimStateFp8
+
+    kind = {"8bit": OptimState8bit, "4bit": OptimState4bit, "fp8": OptimStateFp8}[bits]
+    shape, block = (24, 96), 256
+    state = kind.zeros(shape, block_size=block) if bits == "fp8" else kind.zeros(shape, True, block)
+    state.copy_(torch.randn(shape))
+    wanted = state.dequantize()
+    saved(tmp_path / "a", {"exp_avg": state, "step": torch.tensor(3.0)})
+
+    def read(path):
+        target = torch.zeros(shape)
+        dcp.load({"exp_avg": target}, checkpoint_id=path, no_dist=True)
+        return target
+
+    for source, ranks in (("a", 3), ("3", 1), ("3", 9)):
+        # 24 rows of 96: every 8 rows are 3 blocks
+        target = tmp_path / f"{source}to{ranks}"
+        if ranks == 9:
+            error = run("reshard", tmp_path / source, target, "--world-size", 9, code=3).stderr
+            assert "exp_avg" in error and "row 3 " in error and "0 and 8" in error
+            continue
+        run("reshard", tmp_path / source, target, "--world-size", ranks)
+        assert torch.equal(read(target), wanted)
+        if ranks == 3:
+            target.rename(tmp_path / "3")
+        else:
+            whole = {"exp_avg": kind.zeros(shape, block_size=block) if bits == "fp8" else kind.zeros(shape, True, block)}  # fmt: skip
+            dcp.load(whole, checkpoint_id=target, no_dist=True)
+            assert torch.equal(
+                whole["exp_avg"].codes.view(torch.uint8), state.codes.view(torch.uint8)
+            )
+            assert torch.equal(whole["exp_avg"].scale, state.scale)
+    run("reshard", tmp_path / "a", tmp_path / "same", "--world-size", 1)
+    assert torch.equal(read(tmp_path / "same"), wanted)
+    error = run("reshard", tmp_path / "a", tmp_path / "columns", "--mesh", "1x2", code=3).stderr
+    assert "dimension 0" in error

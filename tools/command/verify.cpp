@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include "command/command.h"
+#include "command/options.h"
 #include "command/progress.h"
 #include "pipeline/commands.h"
 
@@ -52,7 +53,10 @@ void add_verify(CLI::App& app, std::function<Status()>& chosen) {
       app.add_subcommand("verify", "Whether a checkpoint is whole: structure, checksums, values");
   command->add_option("PATH", given->path, "The checkpoint")->required();
   command->add_flag("--no-values", given->no_values, "Do not ask whether numbers are finite");
+  command->add_flag("--opaque", given->options.opaque,
+                    "Let values pass that are no plain data; torch would run what they name");
   command->add_option("--threads", given->options.threads, "Threads")->check(CLI::Range(1, 256));
+  add_selection(*command, given->options.select);
   command->add_flag("--json", given->json, "For machines");
   command->add_flag("--quiet", given->quiet, "Only what is wrong");
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });

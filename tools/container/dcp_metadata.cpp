@@ -5,6 +5,7 @@
 
 #include "container/dcp.h"
 #include "io/text.h"
+#include "pickle/plain.h"
 #include "pickle/reader.h"
 
 namespace lowbit::ckpt {
@@ -59,7 +60,7 @@ class Parser {
     LB_CHECK(all_used());
     LB_CHECK(read_paths(paths));
     note_writer(state);
-    note_oddities(state);
+    LB_CHECK(note_oddities(state));
     return std::move(out_);
   }
 
@@ -298,20 +299,24 @@ class Parser {
   }
 
   /// What torch does not write, or does not look at either.
-  void note_oddities(NodeId state) {
+  Status note_oddities(NodeId state) {
     const auto items = p_.items(state);
     for (size_t i = 0; i + 1 < items.size(); i += 2) {
       static constexpr std::string_view kKnown[] = {"state_dict_metadata", "planner_data",
                                                     "storage_data", "storage_meta", "version"};
       const bool text = p_.is(items[i], Kind::kString);
       if (!text ||
-          std::find(std::begin(kKnown), std::end(kKnown), p_.text(items[i])) == std::end(kKnown))
+          std::find(std::begin(kKnown), std::end(kKnown), p_.text(items[i])) == std::end(kKnown)) {
+        LB_TRY(value, plain_value(p_, items[i + 1], what_ + ": an unknown entry"));
+        static_cast<void>(value);
         out_.warnings.push_back("the metadata has an unknown entry " +
                                 (text ? printable(p_.text(items[i])) : "without a name"));
+      }
     }
     const NodeId version = p_.find(state, "version");
     if (p_.is(version, Kind::kString) && p_.text(version) != "1.0.0")
       out_.warnings.push_back("metadata of another version: " + printable(p_.text(version)));
+    return fine();
   }
 
   /// Which torch lays its metadata out like this.

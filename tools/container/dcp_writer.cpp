@@ -12,6 +12,8 @@
 #include "container/dcp_items.h"
 #include "container/item.h"
 #include "container/strided.h"
+#include "container/subclass_cut.h"
+#include "container/torch_archive.h"
 #include "container/writer.h"
 #include "io/text.h"
 
@@ -37,10 +39,7 @@ class DcpWriter {
       to_.file_names.push_back("__" + std::to_string(r) + "_0.distcp");
     to_.has_paths = from_.manifest == nullptr || from_.manifest->has_paths;
     for (const Leaf& leaf : from_.leaves) {
-      if (leaf.kind == Leaf::Kind::kSubclass)
-        return failed(printable(leaf.name()) + ": a " + printable(leaf.cls) +
-                      " is not written to a directory");
-      if (leaf.kind != Leaf::Kind::kTensor) {
+      if (leaf.kind != Leaf::Kind::kTensor && !is_subclass(leaf)) {
         ++report_.values;
         continue;
       }
@@ -95,10 +94,11 @@ class DcpWriter {
       if (const Chunk* same = same_chunk(leaf, box)) {
         chunk.place.length = same->place.length;
         ++report_.copied;
-      } else if (leaf.source == nullptr) {
-        return failed(printable(leaf.name()) + ": is a tensor subclass, of which the part " +
-                      shape_text(box.shape) + " at " + shape_text(box.offset) +
-                      " is in no item of the source; convert it to a dialect that can be cut");
+      } else if (is_subclass(leaf)) {
+        LB_TRY(item, subclass_item(leaf, box));
+        LB_TRY(length, archive_length(item.archive));
+        chunk.place.length = length;
+        anew = true;
       } else {
         LB_TRY(length, length_of(*leaf.dtype, chunk.shape));
         chunk.place.length = length;
@@ -117,6 +117,46 @@ class DcpWriter {
     return fine();
   }
 
+  struct SubclassItem {
+    std::shared_ptr<Document> document;  // the archive points into it
+    TorchArchive archive;
+  };
+  Result<SubclassItem> subclass_item(const Leaf& leaf, const Box& box) const {
+    LB_TRY(part, cut_subclass(from_, leaf, box));
+    SubclassItem item{std::make_shared<Document>(), {}};
+    item.document->manifest = from_.manifest;
+    item.document->leaves.push_back(std::move(part));
+    LB_TRY(archive, torch_archive(*item.document));
+    item.archive = std::move(archive);
+    return item;
+  }
+
+  /// One chunk of a tensor subclass that is no item of the source.
+  Status write_subclass(size_t i, size_t c) {
+    const Chunk& chunk = to_.tensors[i].chunks[c];
+    LB_TRY(item, subclass_item(*leaf_of_[i], {chunk.offset, chunk.shape}));
+    // The digest is that of its parts, each after its name and a zero byte.
+    Hash hash;
+    for (const Leaf& part : item.document->leaves[0].parts) {
+      const std::string name = part.path[0].text();
+      hash.add(name.c_str(), name.size() + 1);
+      const auto width = static_cast<uint64_t>(part.dtype->bytes);
+      LB_CHECK(for_elements(part, 0, volume(part.shape), piece_,
+                            [&](const char* data, uint64_t, uint64_t n) -> Status {
+                              hash.add(data, n * width);
+                              return fine();
+                            }));
+    }
+    digests_[i][c] = hash.hex();
+    Output out(files_[chunk.place.file], chunk.place.offset, 1u << 16);
+    ZipWriter zip(out);
+    LB_CHECK(
+        write_archive(zip, item.archive, *item.document, piece_, [](uint64_t) { return fine(); }));
+    LB_CHECK(zip.close());
+    LB_CHECK(out.flush());
+    return count(volume(chunk.shape) * static_cast<uint64_t>(leaf_of_[i]->dtype->bytes));
+  }
+
   Result<uint64_t> length_of(const Dtype& dtype, const Shape& shape) {
     const auto [known, is_new] = lengths_.try_emplace({&dtype, shape});
     if (is_new) {
@@ -130,7 +170,7 @@ class DcpWriter {
     Output out(files_[0], 0);
     ItemCopier copier(from_.manifest != nullptr ? *from_.manifest : to_, piece_);
     for (const Leaf& leaf : from_.leaves) {
-      if (leaf.kind == Leaf::Kind::kTensor) continue;
+      if (leaf.kind == Leaf::Kind::kTensor || is_subclass(leaf)) continue;
       const uint64_t start = out.position();
       std::string digest;
       if (leaf.blob != nullptr && leaf.blob->place.length > 0) {
@@ -213,6 +253,10 @@ class DcpWriter {
       LB_TRY(digest, copier.tensor(*leaf.stored, *same, out,
                                    [this](uint64_t bytes) { return count(bytes); }));
       digests_[i][c] = std::move(digest);
+    }
+    if (is_subclass(leaf)) {
+      for (const size_t c : anew) LB_CHECK(write_subclass(i, c));
+      return fine();
     }
     if (leaf.shape.empty() || volume(leaf.shape) == 0)
       return anew.empty() ? fine() : write_band(i, {Shape(leaf.shape.size(), 0), leaf.shape}, anew);

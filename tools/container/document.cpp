@@ -140,7 +140,9 @@ Result<bool> is_subclass(const Manifest& manifest, const Tensor& t) {
   if (manifest.kind != ContainerKind::kDcp || t.chunks.empty()) return false;
   const Chunk& c = t.chunks[0];
   const uint64_t bytes = volume(c.shape) * static_cast<uint64_t>(t.dtype->bytes);
-  if (c.place.transform == 0 && c.place.length >= bytes + 512 && c.place.length <= bytes + 4096)
+  // A large one's length tells: codes and scales take another part of the values' bytes.
+  if (c.place.transform == 0 && bytes >= 1u << 16 && c.place.length >= bytes + 512 &&
+      c.place.length <= bytes + 4096)
     return false;
   LB_TRY(seen, manifest.container->seems_subclass(t, c));
   if (!seen) return false;

@@ -63,7 +63,8 @@ struct Document {
   uint64_t unchecked() const;
 };
 
-/// Leaves of a manifest. A subclass of a container of one file is a kSubclass. In a DCP directory, a tensor whose first chunk holds a subclass becomes a
+/// Leaves of a manifest. A subclass in a container of one file is a kSubclass. In a DCP directory, a
+/// tensor whose first chunk holds one becomes a
 /// kTensor without a source for dialects to look into (`manifest->container->stored`).
 Result<Document> document_of(std::shared_ptr<const Manifest> manifest);
 

@@ -111,6 +111,9 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, uint64_t room
   LB_TRY(root, parse_json(json, kMostValues, what + ": header"));
   if (!root.is_dict()) return bad(what + ": its header is not a JSON object");
   SafetensorsHeader out;
+  if (json[0] != '{') out.warnings.push_back("the header begins with a space");
+  if (json.size() % 8 != 0)
+    out.warnings.push_back("the header's length is no multiple of 8: tensors are not aligned");
   for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
     const std::string& name = root.items[i].text;
     const Value& given = root.items[i + 1];
@@ -119,12 +122,24 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, uint64_t room
       for (size_t k = 0; k + 1 < given.items.size(); k += 2) {
         if (!given.items[k + 1].is(Value::Kind::kText))
           return bad(what + ": __metadata__: " + printable(given.items[k].text) + " is not text");
+        if (given.items[k].text == "DCP_SHARDING_INFO")
+          out.warnings.push_back(
+              "is one rank's file of a sharded save by torch's HuggingFace writer (DCP): other "
+              "files "
+              "hold the rest");
         out.metadata.emplace_back(given.items[k].text, given.items[k + 1].text);
       }
       continue;
     }
     if (name.empty()) out.warnings.push_back("a tensor has an empty name");
+    const bool control = std::any_of(name.begin(), name.end(), [](char c) {
+      return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+    });
+    if (control || name.size() > 1024 || name.find("..") != std::string::npos)
+      out.warnings.push_back("a tensor has the unusual name " + printable(name));
     LB_TRY(parsed, entry(name, given, room, out, what));
+    if (parsed.begin % static_cast<uint64_t>(parsed.dtype->bytes) != 0)
+      out.warnings.push_back(printable(name) + ": is not aligned to its dtype");
     out.entries.push_back(std::move(parsed));
   }
   std::stable_sort(out.entries.begin(), out.entries.end(),

@@ -25,7 +25,8 @@ class ZipStorages : public Storages {
     const ZipRecord* r = record("data/" + name.key);
     if (r == nullptr) return bad(what + ": its record data/" + printable(name.key) + " is missing");
     const auto [known, is_new] = dtypes_.emplace(name.key, name.dtype);
-    if (!is_new && known->second != name.dtype)
+    // Without a type it is bytes, which any tensor may take its own way.
+    if (!is_new && known->second != name.dtype && known->second != nullptr && name.dtype != nullptr)
       return bad(what + ": its storage " + printable(name.key) + " has two types");
     return Record{r->name, 0, r->offset, r->size, r->crc, has_crcs_};
   }
@@ -87,8 +88,15 @@ Result<Manifest> read_torch_zip(const std::string& path) {
   if (!index.has_crcs) m.facts.push_back("no checksums were computed");
   for (const ZipRecord& r : index.records) {
     archive->add(Record{r.name, 0, r.offset, r.size, r.crc, index.has_crcs});
-    if (r.name.starts_with("data/") && !storages.used(r.name.substr(5)))
+    static constexpr std::string_view kKnown[] = {
+        "data.pkl",  ".format_version", ".storage_alignment",
+        "byteorder", "version",         ".data/serialization_id"};
+    if (r.name.starts_with("data/") && !storages.used(r.name.substr(5))) {
       m.warnings.push_back("no tensor uses the record " + printable(r.name));
+    } else if (!r.name.starts_with("data/") &&
+               std::find(std::begin(kKnown), std::end(kKnown), r.name) == std::end(kKnown)) {
+      m.warnings.push_back("has an unknown record " + printable(r.name) + "; not read");
+    }
   }
   archive->finish(archive, ContainerKind::kTorch, m);
   return m;

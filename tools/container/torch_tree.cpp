@@ -11,14 +11,11 @@ namespace {
 class TreeReader {
  public:
   TreeReader(const Pickle& p, Storages& storages, Archive& archive, Manifest& manifest)
-      : p_(p),
-        storages_(storages),
-        archive_(archive),
-        manifest_(manifest),
-        seen_(p.nodes.size()),
-        left_(most(p)) {}
+      : p_(p), storages_(storages), archive_(archive), manifest_(manifest), seen_(p.nodes.size()) {}
 
   Status read() {
+    LB_TRY(file, archive_.file());
+    left_ = most(p_, file->size());
     LB_TRY(held, look(p_.root, 0));
     static_cast<void>(held);
     LB_CHECK(enter(p_.root));
@@ -37,10 +34,11 @@ class TreeReader {
  private:
   /// How many values the tree may have, a leaf counting for a few: what is said once and referred
   /// to often must not unfold without bound.
-  static uint64_t most(const Pickle& p) {
+  static uint64_t most(const Pickle& p, uint64_t file_size) {
     uint64_t references = p.nodes.size() + p.pool.size();
     for (const auto& list : p.lists) references += list.size();
-    return std::min<uint64_t>(4 * references + 65536, 1u << 21);
+    return std::min<uint64_t>(4 * references + 65536,
+                              std::min<uint64_t>(262144 + file_size / 16, 1u << 21));
   }
   Status spend(uint64_t values) {
     if (values > left_) return bad(archive_.what() + ": unfolds to too many values");
@@ -177,7 +175,7 @@ class TreeReader {
   Archive& archive_;
   Manifest& manifest_;
   std::vector<uint8_t> seen_;
-  uint64_t left_;
+  uint64_t left_ = 0;
   Path path_;
   std::vector<std::pair<bool, size_t>> order_;
   uint64_t local_ = 0;

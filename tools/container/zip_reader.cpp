@@ -130,6 +130,18 @@ Result<Directory64> find_directory(const File& file, uint64_t base, uint64_t len
   return d;
 }
 
+/// Text, relative, and without a step upwards.
+bool plain_name(const std::string& name) {
+  if (!is_utf8(name, false) || name.find('\0') != std::string::npos || name.starts_with('/'))
+    return false;
+  for (size_t at = 0; at < name.size();) {
+    const size_t end = std::min(name.find('/', at), name.size());
+    if (name.compare(at, end - at, "..") == 0) return false;
+    at = end + 1;
+  }
+  return true;
+}
+
 }  // namespace
 
 Result<ZipIndex> read_zip(const File& file, uint64_t base, uint64_t length,
@@ -199,6 +211,8 @@ Result<ZipIndex> read_zip(const File& file, uint64_t base, uint64_t length,
     }
     const size_t slash = e.name.find('/');
     if (slash == std::string::npos || slash == 0) return bad(record + " lies in no folder");
+    if (!plain_name(e.name))
+      return bad(what + ": the record name " + printable(e.name) + " leads out of the archive");
     if (folder.empty()) folder = e.name.substr(0, slash);
     if (e.name.compare(0, slash, folder) != 0)
       return bad(record + " lies in another folder than the rest");

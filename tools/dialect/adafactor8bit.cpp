@@ -256,6 +256,11 @@ struct Reader {
     s.bytes = q->bytes() + scale->bytes();
     s.stored_as = std::string("adafactor-8bit momentum ") + ckpt::name_of(kind) + ", blocks of " +
                   std::to_string(length);
+    if (!param.known_shape) {
+      s.stored_as += ", of a shape that the file does not tell (--model PATH gives it)";
+      param.states.push_back(std::move(s));
+      return fine();
+    }
     s.values = block_floats(momentum_rule(kind), layout, q->source, {floats_of(*scale)});
     const MatrixShape m = matrix_of(s.shape);
     if (param.known_shape && (m.rows == 1 || m.cols % length == 0) &&
@@ -328,7 +333,9 @@ Result<Model> read(std::shared_ptr<const Document> document) {
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Entry& entry = skeleton.params[i];
     Param& param = model.params[i];
-    param.known_shape = false;
+    const Leaf* weight = weight_of(model, param);
+    param.known_shape = weight != nullptr;
+    if (weight != nullptr) param.shape = weight->shape;
     for (const auto& [name, leaf] : entry.leaves) {
       if (name.starts_with("apollo_seed") || name.find("_low") != std::string::npos)
         return bad(

@@ -193,6 +193,7 @@ std::string algorithm_of(const Model& model) {
   std::set<std::string> names;
   for (const Param& p : model.params) {
     for (const State& s : p.states) {
+      if (s.name.starts_with("param_")) continue;  // kept beside the weight, whatever steps it
       std::string name = s.name;
       for (const char* end : {"_row", "_col"}) {
         if (name.ends_with(end)) name = name.substr(0, name.size() - 4);

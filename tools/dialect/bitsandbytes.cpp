@@ -156,7 +156,8 @@ struct Reader {
     const Shape &stride = leaf.stored->alias->stride, dense = row_major(leaf.shape);
     for (size_t d = 0; d < leaf.shape.size(); ++d) {
       if (leaf.shape[d] > 1 && stride[d] != dense[d])
-        return bad(what(key) + ": lies with strides " + shape_text(stride) + " in memory, of which "
+        return bad(what(key) + ": lies with strides " + shape_text(stride) +
+                   " in memory, of which "
                    "bitsandbytes on a GPU and on a CPU make different values; save it again after "
                    "a step with contiguous parameters");
     }
@@ -186,22 +187,20 @@ struct Reader {
       layout.block = block;
       if (part > 0) LB_CHECK(check_rows(*scales, n, block));
     } else {
-      if (volume(scales->shape) != 1)
-        return bad(what("max" + digit) + ": is no single number");
+      if (volume(scales->shape) != 1) return bad(what("max" + digit) + ": is no single number");
       if (const Leaf* next = bnb_tensor(entry, "new_max" + digit)) s.leaves.push_back(next);
     }
     layout.stored = layout.coded = n;
     for (size_t i = 1; i < s.leaves.size(); ++i) s.bytes += s.leaves[i]->bytes() / parts;
     const auto codes = part_of_source(source, part * n);
-    const auto numbers =
-        part_of_source(parts > 1 ? shared_source(scales->source) : scales->source,
-                       part * layout.blocks());
-    s.stored_as = std::string("bitsandbytes 8-bit ") + (table_signed ? "signed" : "unsigned") +
-                  (blockwise ? ", blocks of " + std::to_string(layout.block)
-                             : ", one scale for the tensor") +
-                  (format.empty() ? ", by its own table" : "");
-    s.values = block_floats(std::make_shared<TableRule>(map), layout, codes,
-                            {float32_floats(numbers)});
+    const auto numbers = part_of_source(parts > 1 ? shared_source(scales->source) : scales->source,
+                                        part * layout.blocks());
+    s.stored_as =
+        std::string("bitsandbytes 8-bit ") + (table_signed ? "signed" : "unsigned") +
+        (blockwise ? ", blocks of " + std::to_string(layout.block) : ", one scale for the tensor") +
+        (format.empty() ? ", by its own table" : "");
+    s.values =
+        block_floats(std::make_shared<TableRule>(map), layout, codes, {float32_floats(numbers)});
     if (!format.empty() && blockwise && n > 0)
       s.codes = Codes{.format = format,
                       .bits = 8,
@@ -233,9 +232,10 @@ struct Reader {
     LB_CHECK(scales.source->read(0, all.size(), all.data()));
     const bool any = std::any_of(all.begin(), all.end(), [](float x) { return x != 0; });
     if (any && all.back() == 0)
-      return bad(what("absmax1") + ": its last scale was never written, as by bitsandbytes' "
-                 "AdEMAMix on a GPU where the number of elements (" + std::to_string(n) +
-                 ") is no multiple of " + std::to_string(block) +
+      return bad(what("absmax1") +
+                 ": its last scale was never written, as by bitsandbytes' "
+                 "AdEMAMix on a GPU where the number of elements (" +
+                 std::to_string(n) + ") is no multiple of " + std::to_string(block) +
                  ": two blocks share one scale there, and the values cannot be recovered");
     return fine();
   }
@@ -263,8 +263,8 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document) {
       const Leaf *first = bnb_tensor(entry, "state1"), *second = bnb_tensor(entry, "state2");
       any |= first != nullptr;
       two |= second != nullptr;
-      doubled |= first != nullptr && second != nullptr &&
-                 first->shape.size() == second->shape.size() + 1;
+      doubled |=
+          first != nullptr && second != nullptr && first->shape.size() == second->shape.size() + 1;
       norm |= bnb_tensor(entry, "unorm_vec") != nullptr;
     }
     if (!any) continue;
@@ -274,6 +274,8 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document) {
                  ": its betas and eps do not tell which of bitsandbytes' optimizers it is of");
     if (!out.algorithm.empty() && out.algorithm != algorithm)
       return bad("its groups are of two optimizers, " + out.algorithm + " and " + algorithm);
+    if (algorithm == "adam" && norm && out.algorithm.empty())
+      out.warnings.push_back("bitsandbytes' LAMB has Adam's states; they are read as Adam's");
     if (algorithm == "lion" && out.algorithm.empty())
       out.warnings.push_back(
           "read as Lion's; bitsandbytes' SGD with a dampening, which it does not use, would look "
@@ -286,8 +288,9 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document) {
                          [&](const Entry& e) { return bnb_tensor(e, key) != nullptr; });
     };
     if (has("state1") && !has("state2"))
-      return bad("there are no parameter groups, without which the only state of bitsandbytes' "
-                 "Lion, SGD, RMSprop and Adagrad cannot be told apart");
+      return bad(
+          "there are no parameter groups, without which the only state of bitsandbytes' "
+          "Lion, SGD, RMSprop and Adagrad cannot be told apart");
     out.algorithm = "adam";
   }
   for (Group& group : out.groups) add_settings(group, out.algorithm);

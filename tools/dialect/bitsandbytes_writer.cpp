@@ -24,8 +24,8 @@ Result<Keeping> keeping_of(const Wanted& wanted) {
   if (said.empty()) return Keeping::kAsTheyAre;
   if (said == "8bit" || said == "dynamic8") return Keeping::kCoded;
   if (said == "float32") return Keeping::kWide;
-  return Error{Exit::kUsage, "bitsandbytes keeps state as 8bit or float32, not as " +
-                                 printable(said)};
+  return Error{Exit::kUsage,
+               "bitsandbytes keeps state as 8bit or float32, not as " + printable(said)};
 }
 
 bool is_float(const State& s) {
@@ -108,6 +108,10 @@ class Writer {
       if (s == nullptr) return bad(shown(p) + ": has no " + slots_.second);
       LB_CHECK(slot(p, 2, {s}));
     }
+    // LARS measures its update there, anew in each step.
+    if (model_.algorithm == "lars" && !own_)
+      out_.leaves.push_back(
+          tensor_leaf(at(p, "unorm_vec"), find_dtype("float32"), {1}, held_floats({0.0f})));
     return fine();
   }
 
@@ -120,9 +124,10 @@ class Writer {
 
   Path at(const Param& p, const std::string& key) const {
     // A file of a version without the wrapper stays one.
-    const bool plain = own_ && std::none_of(p.states.begin(), p.states.end(), [](const State& s) {
-      return !s.leaves.empty() && s.leaves[0]->name().find(kBnbWrapper) != std::string::npos;
-    });
+    const bool plain =
+        own_ && std::none_of(p.states.begin(), p.states.end(), [](const State& s) {
+          return !s.leaves.empty() && s.leaves[0]->name().find(kBnbWrapper) != std::string::npos;
+        });
     if (plain) return state_path(model_, p, key);
     Path path = state_path(model_, p, kBnbWrapper);
     path.push_back(key);
@@ -140,8 +145,8 @@ class Writer {
                    "; give the one with its weights as --model PATH");
     }
     const uint64_t n = volume(states[0]->shape);
-    const bool floats = std::all_of(states.begin(), states.end(),
-                                    [](const State* s) { return is_float(*s); });
+    const bool floats =
+        std::all_of(states.begin(), states.end(), [](const State* s) { return is_float(*s); });
     const bool is_signed = number == 1;
     const std::string format = is_signed ? "dynamic8" : "dynamic8_unsigned";
     bool relabel = true;
@@ -187,8 +192,8 @@ class Writer {
       } else {
         const auto values = shared(s->values);
         codes.push_back({block_codes(rules_[is_signed], layout, values, entry), n});
-        scales.push_back({float32_source(block_scales(rules_[is_signed], layout, values, 0)),
-                          layout.blocks()});
+        scales.push_back(
+            {float32_source(block_scales(rules_[is_signed], layout, values, 0)), layout.blocks()});
       }
     }
     scales_shape = {static_cast<int64_t>(layout.blocks())};

@@ -50,6 +50,8 @@ Codes encoded_given(std::shared_ptr<Floats> values, const Shape& shape, const st
 /// Means over the last dimension (`of_rows`), or over the last but one, of values of two dimensions
 /// and more.
 std::shared_ptr<Floats> means_of(std::shared_ptr<Floats> values, const Shape& shape, bool of_rows);
+/// Values that several of a document's sources read, perhaps from several threads.
+std::shared_ptr<Floats> locked(std::shared_ptr<Floats> values);
 /// Float32 elements of values.
 std::shared_ptr<Source> float32_source(std::shared_ptr<Floats> values);
 /// The same rounded to bfloat16, to the nearest; `report` as above.

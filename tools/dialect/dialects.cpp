@@ -17,13 +17,8 @@ extern const Dialect kAdafactor8bit;
 namespace {
 
 constexpr const Dialect* kDialects[] = {
-    &kTorchDialect,
-    &kBitsandbytes,
-    &kTorchao,
-    &kLowbitDialect,
-    &kFlashOptim,
-    &kLpmm,
-    &kAdafactor8bit,
+    &kTorchDialect, &kBitsandbytes, &kTorchao,       &kLowbitDialect,
+    &kFlashOptim,   &kLpmm,         &kAdafactor8bit,
 };
 
 std::string names(const std::vector<const Dialect*>& dialects) {

@@ -504,6 +504,9 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
   std::vector<int> widths(model.params.size(), -1);
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Param& param = model.params[i];
+    if (!param.known_shape && !param.states.empty())
+      return bad(shown(param) +
+                 ": its shape is nowhere in the checkpoint; give the weights with --model");
     Writer writer{model, param, form, wanted, report, out.leaves};
     bool adam = false;
     for (const State& s : param.states) adam |= s.name == "exp_avg_sq";

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <mutex>
 
 #include "core/half.h"
 #include "core/param/bfloat16.h"
@@ -54,6 +55,19 @@ class LeafFloats : public Floats {
   const Dtype* const dtype_;
   const std::string name_;
   std::vector<char> bytes_;
+};
+
+class LockedFloats : public Floats {
+ public:
+  explicit LockedFloats(std::shared_ptr<Floats> values) : values_(std::move(values)) {}
+  Status read(uint64_t first, uint64_t count, float* out) override {
+    const std::lock_guard lock(mutex_);
+    return values_->read(first, count, out);
+  }
+
+ private:
+  const std::shared_ptr<Floats> values_;
+  std::mutex mutex_;
 };
 
 class FloatSource : public Source {
@@ -113,6 +127,10 @@ class ConstantSource : public Source {
 }  // namespace
 
 std::shared_ptr<Floats> floats_of(const Leaf& leaf) { return std::make_shared<LeafFloats>(leaf); }
+
+std::shared_ptr<Floats> locked(std::shared_ptr<Floats> values) {
+  return std::make_shared<LockedFloats>(std::move(values));
+}
 
 std::shared_ptr<Source> float32_source(std::shared_ptr<Floats> values) {
   return std::make_shared<FloatSource>(std::move(values));

@@ -291,12 +291,13 @@ class Writer {
       report_.warnings.push_back(s.name +
                                  " is kept as means of rows and columns: single values are gone");
     warned_means_ = true;
+    const auto values = locked(s.values);
     for (const bool rows : {true, false}) {
       Shape shape = p.shape;
       shape.erase(shape.end() - (rows ? 1 : 2));
       out_.leaves.push_back(tensor_leaf(state_path(model_, p, s.name + (rows ? "_row" : "_col")),
                                         find_dtype("float32"), shape,
-                                        float32_source(means_of(s.values, p.shape, rows))));
+                                        float32_source(means_of(values, p.shape, rows))));
     }
     note(p, s, "means of rows and columns").exact = false;
   }

@@ -34,7 +34,7 @@ Result<int> recognize(const Document& document) {
   for (const Leaf* leaf : skeleton.rest) {
     if (leaf->path.size() > skeleton.root.size() &&
         leaf->path[skeleton.root.size()].text() == "qconfig")
-      return 3;
+      return 2;
   }
   return 0;
 }
@@ -119,6 +119,13 @@ std::shared_ptr<Source> narrowed(std::shared_ptr<Source> source) {
     std::vector<int32_t> codes_;
   };
   return std::make_shared<Narrow>(std::move(source));
+}
+
+/// Of the settings that lpmm keeps beside state and groups.
+bool is_config(const Model& model, const Leaf& leaf) {
+  Path path = model.root;
+  path.emplace_back("qconfig");
+  return leaf.path.size() >= path.size() && std::equal(path.begin(), path.end(), leaf.path.begin());
 }
 
 // Reading
@@ -281,6 +288,10 @@ struct Reader {
     for (const Leaf* beside : s.leaves) {
       if (beside != &leaf && beside->kind == Leaf::Kind::kTensor) s.bytes += beside->bytes();
     }
+    if (!param.known_shape) {
+      s.stored_as += ", of a shape that the file does not tell (--model PATH gives it)";
+      return fine();
+    }
     if (!maxima.empty()) {
       s.values = std::make_shared<RankOne>(map, layout, codes, s.shape, std::move(maxima));
       return fine();
@@ -343,6 +354,8 @@ Result<Model> read(std::shared_ptr<const Document> document) {
   if (skeleton.flattened)
     return bad("lpmm's states cannot be flattened, and these are; take the file that lpmm wrote");
   Model model = model_of(skeleton, "lpmm", document);
+  // Its settings are nobody else's; the document still has them.
+  std::erase_if(model.rest, [&](const Leaf& leaf) { return is_config(model, leaf); });
   for (size_t i = 0; i < model.params.size(); ++i) {
     Param& param = model.params[i];
     const Entry& entry = skeleton.params[i];
@@ -600,14 +613,18 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
     settings.push_back(std::move(s));
   }
   add_groups(model, settings, out.leaves);
-  Path qconfig = model.root;
-  qconfig.emplace_back("qconfig");
-  for (const Leaf& leaf : model.rest) {
-    const bool own = leaf.path.size() >= qconfig.size() &&
-                     std::equal(qconfig.begin(), qconfig.end(), leaf.path.begin());
-    if (copied || !own) out.leaves.push_back(leaf);
+  if (copied) {
+    for (const Leaf& leaf : model.document->leaves) {
+      if (is_config(model, leaf)) out.leaves.push_back(leaf);
+    }
+  } else {
+    Path qconfig = model.root;
+    qconfig.emplace_back("qconfig");
+    out.leaves.push_back(value_leaf(std::move(qconfig), config.value()));
   }
-  if (!copied) out.leaves.push_back(value_leaf(qconfig, config.value()));
+  for (const Leaf& leaf : model.rest) {
+    if (!is_config(model, leaf)) out.leaves.push_back(leaf);
+  }
   return out;
 }
 

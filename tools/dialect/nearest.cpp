@@ -148,8 +148,8 @@ std::shared_ptr<const BlockRule> bitsandbytes_rule(std::vector<float> table) {
   for (size_t c = 0; c + 1 < table.size(); ++c) {
     const float middle = (table[c] + table[c + 1]) * 0.5f;
     const bool up = (c + 1) % 2 == 0;
-    boundaries.push_back(
-        up ? middle : std::nextafter(middle, std::numeric_limits<float>::infinity()));
+    boundaries.push_back(up ? middle
+                            : std::nextafter(middle, std::numeric_limits<float>::infinity()));
   }
   return std::make_shared<NearestRule>(std::move(table), std::move(boundaries), 0.0f);
 }
@@ -172,7 +172,7 @@ std::shared_ptr<const BlockRule> torchao_rule(std::vector<float> table) {
 std::shared_ptr<const BlockRule> torchao_float8_rule() { return std::make_shared<Float8Rule>(); }
 
 std::string format_of_table(const std::vector<float>& table, bool is_signed) {
-  const char* name = table.size() == 256 ? (is_signed ? "dynamic8" : "dynamic8_unsigned")
+  const char* name = table.size() == 256  ? (is_signed ? "dynamic8" : "dynamic8_unsigned")
                      : table.size() == 16 ? (is_signed ? "dynamic4" : "power1_4_unsigned")
                                           : nullptr;
   return name != nullptr && map_of(name) == table ? name : "";

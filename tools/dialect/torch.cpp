@@ -153,6 +153,9 @@ Result<Document> write(const Model& model, const Wanted&, DialectReport& report)
       if (s.values == nullptr)
         return bad(shown(p) + ": " + s.name + " is " + s.stored_as +
                    ", whose values cannot be recovered");
+      if (!p.known_shape && s.codes)
+        return bad(shown(p) + ": the checkpoint does not tell its shape; give the one with its " +
+                   "weights as --model PATH");
       if (model.algorithm == "adam" && (s.name.ends_with("_row") || s.name.ends_with("_col")))
         return bad(shown(p) + ": " + s.name + " is a mean of rows or columns, from which torch's " +
                    s.name.substr(0, s.name.size() - 4) + " cannot be made");

@@ -63,9 +63,24 @@ class Unfolder {
       return bad(what_ + ": has the key " + printable(*key) + " twice");
     if (p_.attributes(id) != kNoNode)
       return bad(what_ + ": holds an OrderedDict with attributes, which is no plain value");
+    const auto all = p_.items(id);
+    for (size_t i = 0; i < all.size(); i += 2) {
+      if (!hashable(all[i], depth))
+        return bad(what_ + ": has a key that is a list or a dict, which Python does not allow");
+    }
     LB_TRY(out, items(id, p_.ordered(id) ? Value::Kind::kOrdered : Value::Kind::kDict, depth));
     if (p_.configuration(id)) out.text = Value::kConfiguration;
     return out;
+  }
+  bool hashable(NodeId id, int depth) {
+    if (left_ == 0) return false;
+    --left_;
+    if (p_.is(id, Kind::kList) || p_.is(id, Kind::kDict)) return false;
+    if (!p_.is(id, Kind::kTuple) || depth > Value::kMostDepth) return true;
+    for (const NodeId item : p_.items(id)) {
+      if (!hashable(item, depth + 1)) return false;
+    }
+    return true;
   }
   /// What protocol 2 makes of bytes: each as the character of that number.
   Result<Value> latin1(NodeId id) {

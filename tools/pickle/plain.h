@@ -60,7 +60,7 @@ struct Value {
 /// The plain value at a node; an error where it is none, is too deep, repeats a key or unfolds to
 /// more than `most` values. `what` names the input in errors.
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
-                          uint64_t most = 1u << 20);
+                          uint64_t most = 1u << 19);
 /// Writes it with the opcodes of protocol 2, in Python's own batches and with its memo.
 void write_value(PickleWriter& to, const Value& value);
 /// What follows an empty list or dict: `item(i)` writes its i-th item, or key and value.

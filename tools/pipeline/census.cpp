@@ -70,6 +70,9 @@ bool has_floats(const Dtype& dtype) { return find(dtype) != nullptr; }
 void take(const Dtype& dtype, const void* values, uint64_t first, uint64_t count, Census& census) {
   const Layout* layout = find(dtype);
   const char* from = static_cast<const char*>(values);
+  if (dtype.name == std::string_view("bool")) {
+    for (uint64_t i = 0; i < count; ++i) census.odd += static_cast<unsigned char>(from[i]) > 1;
+  }
   if (layout == nullptr) return;
   switch (dtype.bytes) {
     case 1:

@@ -10,6 +10,7 @@ namespace lowbit::ckpt {
 struct Census {
   uint64_t count = 0;  // elements seen
   uint64_t nan = 0, infinite = 0, negative = 0;
+  uint64_t odd = 0;             // bytes of bool that are neither 0 nor 1
   uint64_t first = UINT64_MAX;  // index of the first that is NaN or infinite
   uint64_t first_negative = UINT64_MAX;
 };

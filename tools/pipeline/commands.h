@@ -33,7 +33,8 @@ std::string html_page(const Json& report);
 
 struct VerifyOptions {
   Selection select;
-  bool finite = true;  // also values: NaN, Inf, negative second moments, bad scales
+  bool opaque = false;  // let values pass that are no plain data: torch would call what they name
+  bool finite = true;   // also values: NaN, Inf, negative second moments, bad scales
   int threads = 1;
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };

@@ -6,6 +6,7 @@
 
 #include "container/open.h"
 #include "dialect/dialect.h"
+#include "dialect/master.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
@@ -95,6 +96,10 @@ Result<Json> convert(const std::string& source, const std::string& target,
     document->model = std::make_shared<Document>(std::move(model));
   }
   DialectReport changes;
+  if (!options.weights.empty()) {
+    LB_TRY(full, with_masters(*document, changes));
+    *document = std::move(full);
+  }
   Document out = *document;
   std::string spoken;
   Model model;  // sources of `out` may refer to it
@@ -113,11 +118,16 @@ Result<Json> convert(const std::string& source, const std::string& target,
     LB_TRY(made, to->write(model, wanted, changes));
     out = std::move(made);
     out.manifest = document->manifest;
+    out.holders = document->holders;
     spoken = from->name;
     LB_CHECK(check_paths(out));
   }
-  if (!options.weights.empty())
-    return usage("--weights " + printable(options.weights) + ": is not known");
+  if (!options.weights.empty()) {
+    LB_TRY(rounded, with_weights(std::move(out), options.weights, options.seed, changes));
+    out = std::move(rounded);
+    out.manifest = document->manifest;
+    LB_CHECK(check_paths(out));
+  }
   WriteOptions write = options.write;
   if (write.mesh.parts.empty()) write.mesh.parts = {ranks_of(*document->manifest)};
   WriteReport report;

@@ -6,6 +6,7 @@
 #include "dialect/coding.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
+#include "pipeline/select.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -16,6 +17,9 @@ constexpr uint64_t kPiece = 1u << 18;  // elements
 class Comparison {
  public:
   Comparison(const DiffOptions& options, uint64_t total) : options_(options), total_(total) {}
+
+  /// Whether this name is compared at all.
+  bool wants(const std::string& name) const { return selected(options_.select, name); }
 
   void differ(const std::string& name, std::string what) {
     out_.push_back({{"name", printable(name)}, {"what", std::move(what)}});
@@ -152,6 +156,8 @@ Status pair_up(Comparison& comparison, const std::map<std::string, T>& a,
                const std::map<std::string, T>& b, const Both& both) {
   for (const auto& [name, x] : a) {
     const auto y = b.find(name);
+    // A parameter's own name is not what is selected, but those of its states.
+    if (!std::is_same_v<T, const Param*> && !comparison.wants(name)) continue;
     if (y == b.end()) {
       comparison.differ(name, "is only in the first");
     } else {
@@ -159,7 +165,8 @@ Status pair_up(Comparison& comparison, const std::map<std::string, T>& a,
     }
   }
   for (const auto& [name, y] : b) {
-    if (!a.contains(name)) comparison.differ(name, "is only in the second");
+    if (!a.contains(name) && comparison.wants(name))
+      comparison.differ(name, "is only in the second");
   }
   return fine();
 }

@@ -43,7 +43,7 @@ Role role_of(const std::string& name) {
   static const std::regex positive(
       "(?:_scale(?:_row|_column|_tensor|_rank1_[0-9])?|^\\.absmax[12]?|^\\.scale|"
       "^\\.(?:exp_avg_sq|max_exp_avg_sq|max_exp_avg_sqs|square_avg|sum|variance|row_var|col_var|"
-      "state2)"
+      "state2|step)"
       "(?:_bfloat16|_row|_col)?)$");
   static const std::regex state(
       "^\\.(?:exp_avg|exp_avg_slow|momentum_buffer|grad_avg|update_norm|state1|m1_m2|"

@@ -112,10 +112,10 @@ PYBIND11_MODULE(_checkpoint, m) {
   m.def(
       "convert",
       [](const std::string& source, const std::string& target, const std::string& to,
-         const std::string& from, const std::string& container, const std::string& state_format, int64_t block, bool keep,
-         const Names& wide, const Names& include, const Names& exclude, bool dry_run, bool lossy,
-         const std::string& weights, uint64_t seed, const std::string& model,
-         const Writing& writing, const py::object& callback) {
+         const std::string& from, const std::string& container, const std::string& state_format,
+         int64_t block, bool keep, const Names& wide, const Names& include, const Names& exclude,
+         bool dry_run, bool lossy, const std::string& weights, uint64_t seed,
+         const std::string& model, const Writing& writing, const py::object& callback) {
         return report(callback, [&](const Progress& progress) {
           ConvertOptions options;
           options.to = to;
@@ -135,9 +135,9 @@ PYBIND11_MODULE(_checkpoint, m) {
           return convert(source, target, options);
         });
       },
-      py::arg("source"), py::arg("target"), py::kw_only(), py::arg("to"), py::arg("from_"), py::arg("container"),
-      py::arg("state_format"), py::arg("block"), py::arg("keep"), py::arg("wide"),
-      py::arg("include"), py::arg("exclude"), py::arg("dry_run"), py::arg("lossy"),
+      py::arg("source"), py::arg("target"), py::kw_only(), py::arg("to"), py::arg("from_"),
+      py::arg("container"), py::arg("state_format"), py::arg("block"), py::arg("keep"),
+      py::arg("wide"), py::arg("include"), py::arg("exclude"), py::arg("dry_run"), py::arg("lossy"),
       py::arg("weights"), py::arg("seed"), py::arg("model"), py::arg("writing"),
       py::arg("progress"));
 
