@@ -86,6 +86,7 @@ Result<Manifest> read_torch_zip(const std::string& path) {
   Manifest m;
   LB_CHECK(read_tree(pickle, storages, *archive, m));
   if (!index.has_crcs) m.facts.push_back("no checksums were computed");
+  size_t unknown = 0;
   for (const ZipRecord& r : index.records) {
     archive->add(Record{r.name, 0, r.offset, r.size, r.crc, index.has_crcs});
     static constexpr std::string_view kKnown[] = {
@@ -95,9 +96,12 @@ Result<Manifest> read_torch_zip(const std::string& path) {
       m.warnings.push_back("no tensor uses the record " + printable(r.name));
     } else if (!r.name.starts_with("data/") &&
                std::find(std::begin(kKnown), std::end(kKnown), r.name) == std::end(kKnown)) {
-      m.warnings.push_back("has an unknown record " + printable(r.name) + "; not read");
+      if (unknown++ < 3)
+        m.warnings.push_back("has an unknown record " + printable(r.name) + "; not read");
     }
   }
+  if (unknown > 3)
+    m.warnings.push_back("has " + std::to_string(unknown - 3) + " more unknown records; not read");
   archive->finish(archive, ContainerKind::kTorch, m);
   return m;
 }

@@ -136,7 +136,7 @@ bool plain_name(const std::string& name) {
     return false;
   for (size_t at = 0; at < name.size();) {
     const size_t end = std::min(name.find('/', at), name.size());
-    if (name.compare(at, end - at, "..") == 0) return false;
+    if (end == at || name.compare(at, end - at, "..") == 0) return false;
     at = end + 1;
   }
   return true;

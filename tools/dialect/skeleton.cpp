@@ -166,8 +166,8 @@ class Finder {
   Status group_leaf(const Path& path, size_t n, const Leaf& leaf) {
     Value value;
     if (leaf.kind == Leaf::Kind::kOpaque || leaf.kind == Leaf::Kind::kSubclass) {
-      out_.warnings.push_back(printable(leaf.name()) + ": is no plain value and is left out");
-      return fine();
+      return bad(printable(leaf.name()) +
+                 ": is no plain value, so what the optimizer is set to cannot be read");
     }
     if (leaf.kind == Leaf::Kind::kTensor && volume(leaf.shape) != 1) {
       out_.warnings.push_back(printable(leaf.name()) + ": is a tensor and is left out");

@@ -95,10 +95,7 @@ class Writer {
         report_.warnings.push_back(text + ": it is left out");
         continue;
       }
-      if (!p.known_shape || s.shape != p.shape)
-        return bad(shown(p) +
-                   ": the checkpoint does not tell its shape; give the one with its "
-                   "weights as --model PATH");
+      LB_CHECK(check_shape(p, s, report_));
       LB_CHECK(state(p, s));
     }
     return fine();

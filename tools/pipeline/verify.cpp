@@ -92,7 +92,9 @@ class TensorCheck {
                       [&](const Box& piece) -> Status {
                         const uint64_t n = volume(piece.shape);
                         buffer.resize(n * width);
-                        LB_CHECK(reader.read(payload, piece, buffer.data(), what));
+                        if (const Status got = reader.read(payload, piece, buffer.data(), what);
+                            !got.ok())
+                          return Error(got.error()).at(printable(tensor.name), "", "");
                         hash.add(buffer.data(), buffer.size());
                         uint64_t first = 0;
                         for (size_t d = 0; d < piece.offset.size(); ++d) {
