@@ -111,14 +111,14 @@ def main() -> None:
             "convert to lowbit 8-bit": [tool, "convert", a, b, "--to", "lowbit", "--state-format", "8bit"],
             "dcp_to_torch_save": [sys.executable, "-W", "ignore", "-c", TORCH_SAVE, a, b],
         }  # fmt: skip
-        if subprocess.run([tool, "convert", "--help"], capture_output=True).returncode != 0:
+        about = subprocess.run([tool, "--help"], capture_output=True, text=True).stdout
+        if "\n  convert" not in about:
             del contenders["convert to lowbit 8-bit"]
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
         for _ in range(given.repeats):
             for name, command in contenders.items():
                 remove(out)
                 rounds[name].append(measured(command))
-                os.sync()  # nobody pays for what the one before left to write
     best = {name: min(r["seconds"] for r in runs) for name, runs in rounds.items()}
     rows = {
         name: {

@@ -525,13 +525,13 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
     Writer writer{model,      param,
                   wanted,     report,
                   out.leaves, f != "float32" && n >= kLeastQuantized && !stays_wide(param, wanted)};
-    double step = 0;
+    int64_t step = 0;
     for (const auto& [name, value] : param.numbers) {
       if (name != "step") continue;
-      LB_TRY(real, real_of(value, shown(param) + ", step"));
-      step = real;
+      LB_TRY(whole, whole_of(value, shown(param) + ", step"));
+      step = whole;
     }
-    out.leaves.push_back(value_leaf(writer.at("step"), Value::number(std::llround(step))));
+    out.leaves.push_back(value_leaf(writer.at("step"), Value::number(step)));
     out.leaves.push_back(value_leaf(writer.at("is_quantized"), Value::boolean(writer.quantized)));
     out.leaves.push_back(value_leaf(writer.at("block_size"), Value::number(kBlock)));
     for (const State& s : param.states) {

@@ -514,8 +514,8 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
       // Only its Adam counts steps.
       if (name != "step" || !adam) continue;
       const bool whole = form.generation == Generation::kNew;
-      LB_TRY(step, real_of(value, shown(param) + ", step"));
-      out.leaves.push_back(whole ? scalar_leaf(writer.at("step"), static_cast<int64_t>(step))
+      LB_TRY(step, whole_of(value, shown(param) + ", step"));
+      out.leaves.push_back(whole ? scalar_leaf(writer.at("step"), step)
                                  : scalar_leaf(writer.at("step"), static_cast<float>(step)));
     }
     for (const State& s : param.states) {

@@ -2,6 +2,7 @@
 // torch has it nested by name or by number, or flattened, under any key or none.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,14 @@ bool has_skeleton(const Document& document);
 Result<Value> number_of(const Leaf& leaf);
 /// The value as a double; an error that names `what` where it is no number.
 Result<double> real_of(const Value& value, const std::string& what);
+/// The value as a whole number that a double holds exactly; an error where it is none.
+inline Result<int64_t> whole_of(const Value& value, const std::string& what) {
+  LB_TRY(real, real_of(value, what));
+  constexpr double kMost = 9007199254740992.0;  // 2^53
+  if (!(real >= -kMost && real <= kMost) || real != std::trunc(real))
+    return bad(what + ": " + std::to_string(real) + " is no whole number");
+  return static_cast<int64_t>(real);
+}
 
 /// A model with everything but its parameters' states and shapes: root, groups, names, rest.
 Model model_of(const Skeleton& skeleton, const std::string& dialect,
