@@ -140,9 +140,10 @@ class Writer {
       if (s->values == nullptr)
         return bad(shown(p) + ": " + s->name + " is " + s->stored_as +
                    ", whose values cannot be recovered");
-      if (!p.known_shape || s->shape != states[0]->shape)
-        return bad(shown(p) + ": the checkpoint does not tell the shape of " + s->name +
-                   "; give the one with its weights as --model PATH");
+      if (s->shape != states[0]->shape)
+        return bad(shown(p) + ": " + s->name + " has the shape " + shape_text(s->shape) +
+                   ", another state " + shape_text(states[0]->shape));
+      LB_CHECK(check_shape(p, *s, report_));
     }
     const uint64_t n = volume(states[0]->shape);
     const bool floats =
@@ -178,7 +179,7 @@ class Writer {
     for (const State* s : states) {
       const auto flat = flat_codes(*s, format, block_);
       if (!flat && wanted_.keep)
-        return bad(shown(p) + ", " + s->name + ": " + s->stored_as + " in the shape " +
+        return mismatch(shown(p) + ", " + s->name + ": " + s->stored_as + " in the shape " +
                    shape_text(s->shape) + " cannot become bitsandbytes' blocks of " +
                    std::to_string(block_) + " without rounding; leave --keep out to allow it");
       StateReport* entry =

@@ -9,6 +9,7 @@
 
 #include "core/state/float8.h"
 #include "dialect/lpmm_config.h"
+#include "dialect/skeleton.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -186,6 +187,19 @@ std::optional<Codes> flat_codes(const State& state, const std::string& format, i
   Codes out = codes;
   out.rows = 1, out.cols = codes.rows * codes.cols;
   return out;
+}
+
+Status check_shape(const Param& param, const State& state, DialectReport& report) {
+  if (param.known_shape) return fine();
+  if (state.shape.empty())
+    return bad(shown(param) + ": the checkpoint does not tell its shape; give the one with its " +
+               "weights as --model PATH");
+  const std::string text =
+      "the checkpoint does not tell the shapes of its parameters: states are written as matrices, "
+      "which is wrong for parameters of more dimensions; --model PATH with the weights tells them";
+  if (std::find(report.warnings.begin(), report.warnings.end(), text) == report.warnings.end())
+    report.warnings.push_back(text);
+  return fine();
 }
 
 std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source) {

@@ -43,6 +43,10 @@ std::string format_of_table(const std::vector<float>& table, bool is_signed);
 /// format and block (0: any) and rows do not cut blocks.
 std::optional<Codes> flat_codes(const State& state, const std::string& format, int64_t block);
 
+/// An error where nobody knows the state's shape. Where it is known as a matrix only, which is what
+/// lowbit's files tell, a warning says so.
+Status check_shape(const Param& param, const State& state, DialectReport& report);
+
 /// Bytes of two 4-bit codes with the codes exchanged.
 std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source);
 /// Elements [first, ...) of a source that several read, each from its own thread.

@@ -95,10 +95,7 @@ class Writer {
         report_.warnings.push_back(text + ": it is left out");
         continue;
       }
-      if (!p.known_shape || s.shape != p.shape)
-        return bad(shown(p) +
-                   ": the checkpoint does not tell its shape; give the one with its "
-                   "weights as --model PATH");
+      LB_CHECK(check_shape(p, s, report_));
       LB_CHECK(state(p, s));
     }
     return fine();
@@ -142,7 +139,7 @@ class Writer {
       return fine();
     }
     if (!flat && wanted_.keep)
-      return bad(shown(p) + ", " + s.name + ": " + s.stored_as + " in the shape " +
+      return mismatch(shown(p) + ", " + s.name + ": " + s.stored_as + " in the shape " +
                  shape_text(s.shape) + " cannot become torchao's " + kind_->name + " blocks of " +
                  std::to_string(block) + " without rounding; leave --keep out to allow it");
     StateReport* entry =
