@@ -38,11 +38,12 @@ def gradients(params, seed):
         p.grad = scaled_normal(p.shape, 100 * seed + i, 1e-2)
 
 
-def made(name, shapes, steps=3, **kwargs):
+def made(name, shapes, steps=3, named=False, **kwargs):
     params = [torch.nn.Parameter(scaled_normal(s, i, 1.0)) for i, s in enumerate(shapes)]
+    given = [(f"layer{i}.weight", p) for i, p in enumerate(params)] if named else params
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        optimizer = getattr(bnb.optim, name)(params, **(OPTIMIZERS.get(name, {}) | kwargs))
+        optimizer = getattr(bnb.optim, name)(given, **(OPTIMIZERS.get(name, {}) | kwargs))
         for step in range(steps):
             gradients(params, step)
             optimizer.step()
@@ -74,11 +75,14 @@ def dequantized(state, number, block=256, part=None):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_through_lowbit_and_back_every_byte_is_the_same(tmp_path, name):
-    params, optimizer = made(name, EVEN)
+    params, optimizer = made(name, EVEN, named=True)
     saved = optimizer.state_dict()
-    between = convert(tmp_path, saved, "lowbit")
-    assert not any(WRAPPER in entry or "state1" in entry for entry in between["state"].values())
-    back = convert(tmp_path, between, "bitsandbytes")
+    weights = {f"layer{i}.weight": p.detach() for i, p in enumerate(params)}
+    between = convert(tmp_path, {"model": weights, "optim": saved}, "lowbit")
+    assert not any(WRAPPER in s or "state1" in s for s in between["optim"]["state"].values())
+    both = convert(tmp_path, between, "bitsandbytes", "--keep")
+    same(both["model"], weights)
+    back = both["optim"]
     same(back["state"], saved["state"])
     for group, before in zip(back["param_groups"], saved["param_groups"], strict=True):
         assert {key: group[key] for key in before} == before
@@ -137,6 +141,20 @@ def test_settings_are_those_of_torch(tmp_path):
     assert group("Adam8bit", betas=(0.5, 0.75))["betas"] == (0.5, 0.75)
 
 
+def test_shapes_that_nobody_tells(tmp_path):
+    """lowbit's codes are matrices: without the weights nobody knows of more dimensions."""
+    saved = made("AdamW8bit", [(64, 256), (3, 8, 512)])[1].state_dict()
+    torch.save(convert(tmp_path, saved, "lowbit"), tmp_path / "in.pt")
+    done = run(
+        "convert", tmp_path / "in.pt", tmp_path / "out.pt", "--to", "bitsandbytes", "--force"
+    )
+    assert "does not tell the shapes" in done.stdout + done.stderr
+    out = torch.load(tmp_path / "out.pt")["state"]
+    same(out[0], saved["state"][0])
+    assert plain(out[1])["state1"].shape == (3, 4096)
+    same(plain(out[1])["state1"].reshape(3, 8, 512), plain(saved["state"][1])["state1"])
+
+
 def test_lowbit_loads_it(tmp_path):
     params, optimizer = made("AdamW8bit", EVEN)
     saved = optimizer.state_dict()
@@ -176,7 +194,7 @@ def test_blocks_that_rows_cut_are_rounded_and_it_is_said(tmp_path):
             ((before - after).norm() / before.norm()).item(), rel=1e-4
         )
         assert 0 < row["relative_error"] < 0.02
-    message = convert(tmp_path, saved, "lowbit", "--keep", code=3, name="kept.pt")
+    message = convert(tmp_path, saved, "lowbit", "--keep", code=4, name="kept.pt")
     assert "exp_avg" in message and "--keep" in message
 
 
@@ -261,7 +279,7 @@ def test_blocks_of_2048(tmp_path, shape):
     for number, key in ((1, "exp_avg"), (2, "exp_avg_sq")):
         same(out[key], dequantized(content["state"][0], number, 2048))
     # version 0.50 would take the scales for those of blocks of 256
-    convert(tmp_path, content, "bitsandbytes", "--keep", code=3, name="kept.pt")
+    convert(tmp_path, content, "bitsandbytes", "--keep", code=4, name="kept.pt")
     rows = report(tmp_path, content, "bitsandbytes")
     assert [row["exact"] for row in rows] == [False, False]
     new = torch.load(tmp_path / "out.pt")["state"][0]
@@ -293,7 +311,7 @@ def test_one_scale_for_a_tensor(tmp_path):
     same(out["state"][0]["exp_avg"], table[codes.long()] * most)
     new = convert(tmp_path, content, "bitsandbytes")["state"][0]
     assert "max1" not in new and new["absmax1"].numel() == 18
-    convert(tmp_path, content, "bitsandbytes", "--keep", code=3, name="kept.pt")
+    convert(tmp_path, content, "bitsandbytes", "--keep", code=4, name="kept.pt")
 
 
 def test_what_cannot_be_recovered_is_refused(tmp_path):
@@ -344,7 +362,7 @@ def test_in_a_directory(tmp_path):
     """torch.distributed.checkpoint makes text of the numbers of parameters."""
     import torch.distributed.checkpoint as dcp
 
-    optimizer = made("AdamW8bit", EVEN)[1]
+    optimizer = made("AdamW8bit", [(64, 256), (10,), (15, 17)])[1]
     dcp.save({"optim": optimizer.state_dict()}, checkpoint_id=tmp_path / "in", no_dist=True)
     run("convert", tmp_path / "in", tmp_path / "out.pt", "--to", "torch", "--container", "torch")
     out = torch.load(tmp_path / "out.pt")["optim"]["state"]

@@ -179,7 +179,7 @@ class Writer {
     for (const State* s : states) {
       const auto flat = flat_codes(*s, format, block_);
       if (!flat && wanted_.keep)
-        return bad(shown(p) + ", " + s->name + ": " + s->stored_as + " in the shape " +
+        return mismatch(shown(p) + ", " + s->name + ": " + s->stored_as + " in the shape " +
                    shape_text(s->shape) + " cannot become bitsandbytes' blocks of " +
                    std::to_string(block_) + " without rounding; leave --keep out to allow it");
       StateReport* entry =

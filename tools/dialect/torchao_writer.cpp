@@ -139,7 +139,7 @@ class Writer {
       return fine();
     }
     if (!flat && wanted_.keep)
-      return bad(shown(p) + ", " + s.name + ": " + s.stored_as + " in the shape " +
+      return mismatch(shown(p) + ", " + s.name + ": " + s.stored_as + " in the shape " +
                  shape_text(s.shape) + " cannot become torchao's " + kind_->name + " blocks of " +
                  std::to_string(block) + " without rounding; leave --keep out to allow it");
     StateReport* entry =
