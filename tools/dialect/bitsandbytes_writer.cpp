@@ -82,19 +82,18 @@ class Writer {
       if (!wanted_.lossy) return bad(text + "; --lossy leaves it out");
       report_.warnings.push_back(text + ": it is left out");
     }
-    double steps = 0;
+    int64_t steps = 0;
     bool counted = false;
     for (const auto& [name, value] : p.numbers) {
       if (name != "step") continue;
-      LB_TRY(real, real_of(value, shown(p) + ": step"));
-      steps = real;
+      LB_TRY(whole, whole_of(value, shown(p) + ": step"));
+      steps = whole;
       counted = true;
     }
     // bitsandbytes takes the first gradient for the buffer, and torch's SGD counts no steps.
     if (model_.algorithm == "sgd" && !counted && !p.states.empty()) steps = 1, counted = true;
     if (!counted) return bad(shown(p) + ": has no step");
-    out_.leaves.push_back(
-        value_leaf(state_path(model_, p, "step"), Value::number(static_cast<int64_t>(steps))));
+    out_.leaves.push_back(value_leaf(state_path(model_, p, "step"), Value::number(steps)));
     if (p.states.empty()) return fine();
     std::vector<const State*> first;
     for (const std::string& name : slots_.first) {
@@ -180,8 +179,8 @@ class Writer {
       const auto flat = flat_codes(*s, format, block_);
       if (!flat && wanted_.keep)
         return mismatch(shown(p) + ", " + s->name + ": " + s->stored_as + " in the shape " +
-                   shape_text(s->shape) + " cannot become bitsandbytes' blocks of " +
-                   std::to_string(block_) + " without rounding; leave --keep out to allow it");
+                        shape_text(s->shape) + " cannot become bitsandbytes' blocks of " +
+                        std::to_string(block_) + " without rounding; leave --keep out to allow it");
       StateReport* entry =
           report_of(report_, p, *s,
                     std::string("bitsandbytes 8-bit ") + (is_signed ? "signed" : "unsigned") +

@@ -140,8 +140,9 @@ class Writer {
     }
     if (!flat && wanted_.keep)
       return mismatch(shown(p) + ", " + s.name + ": " + s.stored_as + " in the shape " +
-                 shape_text(s.shape) + " cannot become torchao's " + kind_->name + " blocks of " +
-                 std::to_string(block) + " without rounding; leave --keep out to allow it");
+                      shape_text(s.shape) + " cannot become torchao's " + kind_->name +
+                      " blocks of " + std::to_string(block) +
+                      " without rounding; leave --keep out to allow it");
     StateReport* entry =
         report_of(report_, p, s,
                   std::string("torchao ") + kind_->name + ", blocks of " + std::to_string(block),
