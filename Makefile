@@ -2,7 +2,7 @@
 #
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
-.PHONY: run test gpu bench lint format ci clean setup libraries
+.PHONY: run test gpu bench fuzz lint format ci clean setup libraries
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -11,9 +11,9 @@ BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 CMAKE_BUILD := build/cpp
 
-# Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests.
-LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev
-HEADERS := CLI/CLI.hpp nlohmann/json.hpp fmt/core.h libdeflate.h xxhash.h
+# Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests, zstd.
+LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev libzstd-dev
+HEADERS := CLI/CLI.hpp nlohmann/json.hpp fmt/core.h libdeflate.h xxhash.h zstd.h
 HASH := \#
 HAVE_LIBRARIES = $(shell for h in $(HEADERS); do echo "$(HASH)include <$$h>"; done | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null && echo ON || echo OFF)
 
@@ -37,6 +37,19 @@ gpu:
 
 bench: setup
 	@$(PYTHON) -m bench.step
+
+# Every parser under libFuzzer with address and undefined-behaviour sanitizers, going on from tests/corpus and from earlier runs:
+#   make fuzz                                     FUZZ_SECONDS=60 for each target
+#   make fuzz TARGET=zip FUZZ_SECONDS=1800        one for longer
+FUZZ_SECONDS ?= 60
+FUZZ_CXX ?= clang++
+FUZZ_BUILD := build/fuzz
+fuzz: setup
+	@command -v $(FUZZ_CXX) >/dev/null || { echo "make fuzz needs clang with libFuzzer: apt-get install clang libclang-rt-dev, or FUZZ_CXX=..."; exit 1; }
+	@$(BIN)/cmake -S . -B $(FUZZ_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DLOWBIT_OPS=OFF -DLOWBIT_CUDA=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_FUZZ=ON -DLOWBIT_SANITIZE=fuzzer-no-link,address,undefined >$(VENV)/cmake-fuzz.log || { cat $(VENV)/cmake-fuzz.log; exit 1; }
+	@$(BIN)/cmake --build $(FUZZ_BUILD) --target fuzz_ckpt
+	@tools/fuzz/run.sh $(FUZZ_BUILD)/tests/cpp/fuzz_ckpt $(FUZZ_BUILD)/corpus $(FUZZ_SECONDS) $(TARGET)
 
 lint: $(VENV)/dev
 	@$(BIN)/ruff check .
@@ -67,7 +80,7 @@ libraries:
 	  else \
 	    echo "*** lowbit-ckpt will NOT be built: it needs the libraries of"; \
 	    echo "***   sudo apt-get install $(LIBRARIES)"; \
-	    echo "*** Type that line and run make again. The Python package builds without them."; \
+	    echo "*** Type that line and run make again. The Python package builds without them, but for lowbit.checkpoint and lowbit.load_optimizer."; \
 	  fi; \
 	fi
 
@@ -82,7 +95,7 @@ $(VENV)/torch:
 	  echo "installing $(TORCH)"; \
 	  $(PYTHON) -m pip install --quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "cmake>=3.25" "ninja>=1.11"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "pybind11>=2.13" "cmake>=3.25" "ninja>=1.11"
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)

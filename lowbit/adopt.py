@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from lowbit import ops, shard
 from lowbit.coding import decode_slot, encode_slot
 from lowbit.layout import Entry, Layout, Slot
+from lowbit.stored import Stored
 
 # What a foreign state dict is recognised by, and what it is.
 PEERS = {
@@ -26,8 +29,19 @@ PEERS = {
 }
 
 
-def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> dict[str, Tensor]:
-    """This optimizer's state of parameter p from saved state: moved where it fits, decoded and encoded where it does not.
+PIECE = (
+    4 << 20
+)  # values that are decoded and encoded at a time, where state comes from a checkpoint
+
+# Fills the tensors of a parameter's state: those of the live state that it is given, where they fit, else new ones.
+Adoption = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> Adoption:
+    """How this optimizer's state of parameter p is made from saved state: moved where it fits, decoded and encoded where it does not.
+
+    Everything is checked here and nothing is read yet, so that a state dict that does not fit changes nothing. Tensors that lie in a checkpoint
+    (`Stored`) are read by the rows that are here, in pieces.
 
     Args:
         key: the state dict's name for p, for errors.
@@ -40,41 +54,154 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> d
     step = saved.get("step", None)
     if step is None:
         raise _unknown(saved, key, "it has no 'step'")
-    step = shard.local(step) if isinstance(step, Tensor) else torch.tensor(float(step))
-    stream = saved.get("stream", lay.stream)
-    stream = int(shard.local(stream)) if isinstance(stream, Tensor) else int(stream)
-    state: dict[str, Tensor] = {
-        # copies: torch hands out references, and two optimizers would count one step twice
-        "step": step.detach()
-        .to(torch.float32)
-        .reshape(())
-        .to(device if device.type == "cuda" else "cpu", copy=True),
-        "stream": torch.tensor(stream, dtype=torch.int64),
-    }
+    step, stream = _number(step), _number(saved.get("stream", lay.stream))
+    jobs: list[tuple[list[Entry], Callable[[Sequence[Tensor]], None]]] = []
     for slot in lay.slots:
         entries = slot.entries(lay.part)
-        tensors = _as_kept(p, entries, saved, key, cast=slot.name)
-        if tensors is None:
-            tensors = encode_slot(_values(p, lay, slot, saved, key).to(device), lay, slot)
-        _put(state, p, entries, tensors)
+        kept = _as_kept(p, entries, saved, key, cast=slot.name)
+        if kept is None:
+            source = _source(p, lay, slot, saved, key)
+            jobs.append((entries, partial(_recode, lay, slot, *source)))
+        else:
+            jobs.append((entries, partial(_move, kept)))
     for entry in lay.others:
-        tensors = _as_kept(p, [entry], saved, key, cast=entry.key)
-        if tensors is None:
-            if entry.shape:
-                raise _unknown(saved, key, f"it has no {entry.key}")
-            tensors = [torch.zeros(())]  # a norm that torch does not keep: what a first step finds
-        _put(state, p, [entry], tensors)
+        kept = _as_kept(p, [entry], saved, key, cast=entry.key)
+        if kept is None and entry.shape:
+            raise _unknown(saved, key, f"it has no {entry.key}")
+        # a norm that torch does not keep: what a first step finds
+        jobs.append(([entry], _zero if kept is None else partial(_move, kept)))
     if lay.extra:  # absent where the parameter was plain before: then nothing is known beside it
-        tensors = _as_kept(p, [lay.extra], saved, key)
+        kept = _as_kept(p, [lay.extra], saved, key)
         other = next((str(k) for k in saved if str(k).startswith("param_")), None)
-        if tensors is None and other is not None:
+        if kept is None and other is not None:
             raise ValueError(
                 f"state[{key!r}] keeps {other!r} beside the weight, this optimizer {lay.extra.key!r}: load it with the format it was saved with, and take "
                 "lowbit.get_fp32_model_state_dict from there to another format"
             )
-        zeros = torch.zeros(lay.extra.local, dtype=lay.extra.dtype)
-        _put(state, p, [lay.extra], tensors or [zeros])
-    return state
+        jobs.append(([lay.extra], _zero if kept is None else partial(_move, kept)))
+    number_device = device if device.type == "cuda" else "cpu"
+
+    def run(live: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {
+            # copies: torch hands out references, and two optimizers would count one step twice
+            "step": torch.tensor(step, dtype=torch.float32, device=number_device),
+            "stream": torch.tensor(int(stream), dtype=torch.int64),
+        }
+        for entries, fill in jobs:
+            tensors = []
+            for e in entries:
+                known = live.get(e.key)
+                here = None if known is None else shard.local(known)
+                if here is None or here.dtype != e.dtype or tuple(here.shape) != e.local:
+                    here = torch.empty(e.local, dtype=e.dtype, device=device)
+                    known = shard.like(p, here, e.shape, e.follows)
+                assert known is not None
+                state[e.key] = known
+                tensors.append(here)
+            fill(tensors)
+        return state
+
+    return run
+
+
+def is_stored(saved: Mapping[str, Any]) -> bool:
+    """Whether saved state lies in a checkpoint that is read while it is adopted."""
+    return any(isinstance(value, Stored) for value in saved.values())
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Stored):
+        value = value.tensor()
+    if isinstance(value, Tensor):
+        value = shard.local(value).detach().reshape(()).item()
+    return float(value) if not isinstance(value, int) else value
+
+
+def _zero(to: Sequence[Tensor]) -> None:
+    for tensor in to:
+        tensor.zero_()
+
+
+def _pieces(values: Sequence[Kept], entries: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
+    """Runs of rows that are worked on together: all of them, but where values lie in a checkpoint."""
+    first = entries[0]
+    if first.ndim == 0 or not any(isinstance(kept.value, Stored) for kept in values):
+        yield 0, first.shape[0] if first.ndim else 1
+        return
+    rows = max(1, PIECE // max(1, first[:1].numel()))
+    for begin in range(0, first.shape[0], rows):
+        yield begin, min(begin + rows, first.shape[0])
+
+
+def _move(values: Sequence[Kept], to: Sequence[Tensor]) -> None:
+    """The very tensors."""
+    for kept, tensor in zip(values, to, strict=True):
+        for begin, end in _pieces([kept], [tensor]):
+            target = tensor[begin:end] if tensor.ndim else tensor
+            target.copy_(kept.rows(begin, end))
+
+
+def _recode(lay: Layout, slot: Slot, source: Slot, values: Sequence[Kept], to: Sequence[Tensor]) -> None:  # fmt: skip
+    """Tensors of `slot` from the tensors of `source`: by rows where scales do not cover more than a row."""
+    if slot.measured or source.measured:
+        whole = [kept.rows(0, lay.part.rows) for kept in values]
+        decoded = decode_slot(whole, lay, source) if source.coded else whole[0].to(torch.float32)
+        for tensor, made in zip(to, encode_slot(decoded.to(to[0].device), lay, slot), strict=True):
+            tensor.copy_(made.reshape(tensor.shape))
+        return
+    for begin, end in _pieces(values, to):
+        piece = replace(lay, part=_cut(lay.part, begin, end))
+        read = [kept.rows(begin, end).to(to[0].device) for kept in values]
+        decoded = decode_slot(read, piece, source) if source.coded else read[0].to(torch.float32)
+        for tensor, made in zip(to, encode_slot(decoded, piece, slot), strict=True):
+            target = tensor[begin:end] if tensor.ndim else tensor
+            target.copy_(made.reshape(target.shape))
+
+
+def _cut(part: shard.Part, begin: int, end: int) -> shard.Part:
+    """Rows [begin, end) of the part here."""
+    if not part.local:
+        return part
+    offset = (part.offset[0] + begin, *part.offset[1:])
+    return replace(part, local=(end - begin, *part.local[1:]), offset=offset)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A saved tensor and which part of it is wanted here."""
+
+    value: Tensor | Stored
+    p: Tensor
+    entry: Entry
+    what: str
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        """Rows [begin, end) of the part here; the whole part where it has no dimensions."""
+        e = self.entry
+        if isinstance(self.value, Stored):
+            if not e.local:
+                return self.value.box((), ())
+            offset = (e.offset[0] + begin, *e.offset[1:])
+            return self.value.box(offset, (end - begin, *e.local[1:]))
+        tensor = shard.take(self.value, self.p, e.shape, e.local, e.offset, e.follows, self.what)
+        if tuple(tensor.shape) != e.local:
+            raise ValueError(
+                f"{self.what} has the local shape {tuple(tensor.shape)}, expected {e.local}"
+            )
+        return tensor[begin:end] if tensor.ndim else tensor
+
+
+def _kept(value: Tensor | Stored, p: Tensor, entry: Entry, what: str) -> Kept:
+    """Raises ValueError where the value cannot hold the part here."""
+    shape = tuple(value.shape)
+    here = not isinstance(value, Stored) and shape == entry.local
+    if shape != entry.shape and not here:
+        raise ValueError(
+            f"{what} has the shape {shape}, which is neither the whole {entry.shape} nor this rank's part {entry.local}"
+            if shard.is_sharded(p)
+            else f"{what} has the local shape {shape}, expected {entry.local}"
+        )
+    return Kept(value, p, entry, what)
 
 
 def _known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,24 +220,15 @@ def _known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[st
     return saved
 
 
-def _put(
-    state: dict[str, Tensor], p: Tensor, entries: Sequence[Entry], tensors: Sequence[Tensor]
-) -> None:
-    device = shard.local(p).device
-    for entry, tensor in zip(entries, tensors, strict=True):
-        local = tensor.to(device).reshape(entry.local).contiguous()
-        state[entry.key] = shard.like(p, local, entry.shape, entry.follows)
-
-
 def _as_kept(
     p: Tensor, entries: Sequence[Entry], saved: Mapping[str, Any], key: Any, cast: str = ""
-) -> list[Tensor] | None:
-    """The local tensors of `entries` where the saved state has them in the very format, else None.
+) -> list[Kept] | None:
+    """The parts here of `entries` where the saved state has them in the very format, else None.
 
     Args:
         cast: the key under which another float dtype means a wide moment, which is converted as values.
     """
-    if not all(isinstance(saved.get(entry.key), Tensor) for entry in entries):
+    if not all(isinstance(saved.get(entry.key), Tensor | Stored) for entry in entries):
         return None
     out = []
     for entry in entries:
@@ -122,37 +240,34 @@ def _as_kept(
                 f"{what} is {value.dtype}, not {entry.dtype}: the values were cast by the program that wrote or loaded them "
                 "and cannot be recovered; save again without the cast"
             )
-        tensor = shard.take(value, p, entry.shape, entry.local, entry.offset, entry.follows, what)
-        if tuple(tensor.shape) != entry.local:
-            raise ValueError(
-                f"{what} has the local shape {tuple(tensor.shape)}, expected {entry.local}"
-            )
-        out.append(tensor)
+        out.append(_kept(value, p, entry, what))
     return out
 
 
-def _values(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any) -> Tensor:
-    """The slot's values here, float32 in the parameter's local shape, from a wide or coded moment of any known format."""
+def _source(
+    p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any
+) -> tuple[Slot, list[Kept]]:
+    """Where the slot's values come from: a wide or coded moment of any known format, and how it is kept."""
     for entry in ops.catalog()["state"]:
         first = saved.get(
             slot.name if entry["name"] == "float32" else f"{slot.name}_{entry['name']}"
         )
-        if not isinstance(first, Tensor):
+        if not isinstance(first, Tensor | Stored):
             continue
         if type(first).__module__.startswith("torchao"):
             raise _unknown(saved, key, "it holds torchao tensor subclasses", "torchao")
         for source in _sources(slot.name, entry, lay, saved):
             entries = source.entries(lay.part)
             if not source.coded and first.is_floating_point():
-                what = f"state[{key!r}][{source.key!r}]"
-                e = entries[0]
-                local = shard.take(first, p, e.shape, e.local, e.offset, e.follows, what)
-                if tuple(local.shape) != e.local:
-                    raise ValueError(f"{what} is {local.dtype} {tuple(local.shape)} here, expected floating point {e.local}")  # fmt: skip
-                return local.to(torch.float32)
-            tensors = _as_kept(p, entries, saved, key)
-            if tensors is not None:
-                return decode_slot(tensors, lay, source)
+                what, e = f"state[{key!r}][{source.key!r}]", entries[0]
+                if not shard.is_sharded(p) and tuple(first.shape) != e.shape:
+                    raise ValueError(
+                        f"{what} is {first.dtype} {tuple(first.shape)} here, expected floating point {e.shape}"
+                    )
+                return source, [_kept(first, p, e, what)]
+            kept = _as_kept(p, entries, saved, key)
+            if kept is not None:
+                return source, kept
     raise _unknown(saved, key, f"it has no {slot.name}")
 
 
@@ -165,7 +280,7 @@ def _sources(
         return
     base = f"{name}_{info['name']}"
     scale = saved.get(base + "_scale")
-    if isinstance(scale, Tensor) and scale.ndim == 2:
+    if isinstance(scale, Tensor | Stored) and scale.ndim == 2:
         for block in (info["block"], 32, 64, 128, 256, 512, 1024, 2048):
             slot = Slot(name, info["name"], block, "block")
             if slot.entries(lay.part)[1].shape[1] == scale.shape[1]:

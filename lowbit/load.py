@@ -1,49 +1,56 @@
-"""Checkpoints straight into a live optimizer, sharded or not: torch AdamW's as well as lowbit's own."""
+"""Checkpoints straight into a live optimizer, sharded or not, whoever wrote them."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lowbit import shard
-from lowbit.layout import Entry
+from lowbit import ops
+from lowbit.checkpoint import Checkpoint, CheckpointError, Codes, Model, State
 from lowbit.optim import STRUCTURE, LowbitOptimizer
 from lowbit.overrides import clean_name
+from lowbit.stored import Stored
 
 # What every optimizer keeps for each parameter; torch's SGD counts no steps.
-_KEPT = r"((?:.*\.)?)state\..+\.(?:step|momentum_buffer)$"
+_KEPT = re.compile(r"((?:.*?\.)?)state\..+\.(?:step|momentum_buffer)$")
+_GROUPS = re.compile(r"((?:(?:optim|optimizer|optimizer_state_dict)\.)?)param_groups(?:\.|$)")
+_OWN = ("torch", "lowbit")  # dialects that load_state_dict knows by itself
 
 
 def load_optimizer(
     opt: LowbitOptimizer, path: str | os.PathLike[str], *, model: nn.Module | None = None
 ) -> None:
-    """Loads optimizer state from `path` into `opt`, whatever the two are sharded by; torch AdamW's float moments are encoded on the way.
+    """Loads optimizer state from `path` into `opt`, whatever the two are sharded by, and whoever wrote it; float moments are encoded on the way.
+
+    Each rank reads only the rows of its own shards, piece by piece and without executing anything, into the state that is there: nothing else is
+    in memory. Where state is kept under scales of whole rows, columns or tensors, every rank must call this, since the scales are shared.
 
     Args:
         opt: a lowbit optimizer. Its parameters are found by name, so build it from named parameters (`model.named_parameters()`,
             `lowbit.param_groups(model)`), or pass `model`.
-        path: a file of `torch.save`, holding an optimizer state dict by itself or under 'optimizer', 'optim' or 'optimizer_state_dict'; or a directory of
-            `torch.distributed.checkpoint`, nested or flattened. The file is read with `weights_only=True`; the directory by torch's own reader, which
-            trusts its `.metadata`: run `lowbit-ckpt inspect` first on one that you did not write. On a directory every rank must call this.
+        path: a file of `torch.save` or safetensors, or a directory of `torch.distributed.checkpoint`, nested or flattened; the optimizer state
+            dict lies there by itself or under a name of its own, such as 'optimizer' or 'optim'.
         model: names parameters where the optimizer does not.
 
     Raises:
-        ValueError: a parameter has no state there, or state of an unknown layout.
+        ValueError: a parameter has no state there, or state of an unknown layout; nothing was changed.
+        CheckpointError: the checkpoint is damaged. Where that shows only while values are read, some of them are loaded already: load another
+            checkpoint, or build the optimizer anew.
         FileNotFoundError: there is nothing at `path`.
+        ImportError: lowbit was built without its checkpoint module.
     """
     path = os.fspath(path)
-    if os.path.isdir(path):
-        saved: Mapping[str, Any] = _read_directory(opt, path, _names(opt, model))
-    elif os.path.exists(path):
-        saved = _find(torch.load(path, map_location="cpu", weights_only=True, mmap=True), path)
-    else:
+    if not os.path.lexists(path):
         raise FileNotFoundError(f"there is no checkpoint at {path}")
-    opt.load_state_dict(_by_index(opt, saved, _names(opt, model)))
+    checkpoint = Checkpoint(path)
+    opt.load_state_dict(_Saved(checkpoint).state_dict(opt, _names(opt, model)))
+    checkpoint.finish()
 
 
 def _hyper(opt: LowbitOptimizer) -> list[str]:
@@ -66,169 +73,160 @@ def _names(opt: LowbitOptimizer, model: nn.Module | None) -> list[str] | None:
     return [of[id(p)] for p in params]
 
 
-def _find(content: Any, path: str) -> Mapping[str, Any]:
-    """The optimizer state dict in what a file holds."""
-    places = [content]
-    if isinstance(content, Mapping):
-        places += [content.get(key) for key in ("optimizer", "optim", "optimizer_state_dict")]
-    for place in places:
-        if isinstance(place, Mapping) and "state" in place and "param_groups" in place:
-            return place
-    raise ValueError(
-        f"{path} holds no optimizer state dict: expected 'state' and 'param_groups', by themselves or under 'optimizer', 'optim' or "
-        "'optimizer_state_dict'"
-    )
+class _Saved:
+    """The optimizer state of a checkpoint: what it has for each parameter, by name or number, and the settings of its groups."""
 
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.path = checkpoint.path
+        self._lists: dict[str, dict[int, Any]] = {}
+        self.reason: CheckpointError | None = None
+        self.state: dict[str, dict[str, Any]] = {}
+        self.groups: dict[int, dict[str, Any]] = {}  # settings, with "params" where it is known
+        self.named: dict[str, dict[str, Any]] = {}  # settings of a flattened one, by parameter
+        try:
+            known: Model | None = checkpoint.model
+        except CheckpointError as error:  # of no dialect: then what it holds is said below
+            known, self.reason = None, error
+        if known is not None and known.dialect not in _OWN:
+            self._from(known, checkpoint)
+            return
+        leaves: dict[str, Any] = {**checkpoint.values, **_stored(checkpoint)}
+        root = self._root(leaves)
+        for name, value in leaves.items():
+            rest = name.removeprefix(root)
+            if name.startswith(root + "state."):
+                owner, _, leaf = rest.removeprefix("state.").rpartition(".")
+                self.state.setdefault(owner, {})[leaf] = value
+            elif rest == "param_groups" and isinstance(value, list):
+                self.groups.update(enumerate(value))
+            elif rest.startswith("param_groups."):
+                self._setting(rest.removeprefix("param_groups."), value)
+        for name, items in self._lists.items():
+            self._setting(name, tuple(items[i] for i in sorted(items)))
 
-def _by_index(
-    opt: LowbitOptimizer, saved: Mapping[str, Any], names: list[str] | None
-) -> dict[str, Any]:
-    """A state dict whose parameters are keyed 0, 1, ... in the optimizer's order, from one keyed by number or by name."""
-    ids = [key for group in saved["param_groups"] for key in group["params"]]
-    count = sum(len(group["params"]) for group in opt.param_groups)
-    state: dict[int, Any] = {}
-    if all(isinstance(key, str) for key in [*ids, *saved["state"]]) and ids:
-        if names is None:
+    def _from(self, model: Model, checkpoint: Checkpoint) -> None:
+        """The state of another library, under our names: values, and codes where they are ours bit for bit."""
+        owners = [p.name or str(p.index) for p in model.params]
+        for number, (settings, members) in enumerate(model.groups):
+            self.groups[number] = {**settings, "params": [owners[i] for i in members]}
+        for owner, param in zip(owners, model.params, strict=True):
+            leaves: dict[str, Any] = dict(param.numbers)
+            for state in param.states:
+                read = partial(checkpoint.read_state_box, state)
+                leaves[state.name] = Stored(torch.float32, state.shape, read)
+                if state.codes is not None:
+                    leaves |= _codes(checkpoint, state, state.codes)
+            self.state[owner] = leaves
+
+    def _root(self, leaves: Iterable[str]) -> str:
+        """What comes before 'state.' and 'param_groups.' in the names."""
+        found = {m[1] for name in leaves for m in (_KEPT.match(name), _GROUPS.match(name)) if m}
+        if not found:
+            raise ValueError(
+                f"{self.path} holds no optimizer state dict: expected 'state' and 'param_groups', by themselves or under a name such as 'optimizer' or "
+                "'optim'"
+            ) from self.reason
+        with_groups = {
+            root for root in found if any(n.startswith(root + "param_groups") for n in leaves)
+        }
+        found = with_groups or found
+        if len(found) > 1:
+            raise ValueError(
+                f"{self.path} holds {len(found)} optimizers, {', '.join(sorted(repr(r[:-1]) for r in found))}: which one is meant cannot be told; "
+                "save them apart"
+            )
+        return found.pop()
+
+    def _setting(self, name: str, value: Any) -> None:
+        """Files a leaf below 'param_groups.'."""
+        if isinstance(value, Stored):  # such as a learning rate
+            value = value.tensor()
+        if item := re.fullmatch(r"(.+)\.(\d+)", name):  # of a list or tuple, filed by itself
+            self._lists.setdefault(item[1], {})[int(item[2])] = value
+            return
+        owner, _, key = name.rpartition(".")
+        if owner.isdigit():
+            self.groups.setdefault(int(owner), {})[key] = value
+        else:
+            self.named.setdefault(clean_name(owner), {})[key] = value
+
+    def state_dict(self, opt: LowbitOptimizer, names: list[str] | None) -> dict[str, Any]:
+        """A state dict whose parameters are keyed 0, 1, ... in the optimizer's order; its tensors are still in the checkpoint."""
+        params = [p for group in opt.param_groups for p in group["params"]]
+        count, groups = len(params), [self.groups[i] for i in sorted(self.groups)]
+        ids = [str(key) for group in groups for key in group.get("params", ())]
+        keys = ids or list(self.named) or list(self.state)
+        of: dict[str, dict[str, Any]] = {}  # the settings of each parameter that has any
+        for group in groups:
+            of.update({clean_name(str(key)): group for key in group.get("params", ())})
+        of.update(self.named)
+        if keys and all(key.isdigit() for key in keys):
+            if ids and len(ids) != count:
+                raise ValueError(
+                    f"the checkpoint's optimizer has {len(ids)} parameters, this one {count}"
+                )
+            # torch numbers parameters group by group; the groups themselves may be cut elsewhere here
+            wanted = ids or [str(i) for i in range(count)]
+        elif names is None:
             raise ValueError(
                 "the checkpoint names its parameters; pass model=, or build the optimizer from named parameters"
             )
-        clean = {clean_name(key): value for key, value in saved["state"].items()}
-        origin = {
-            clean_name(key): group for group in saved["param_groups"] for key in group["params"]
-        }
-        if missing := [name for name in names if name not in origin]:
-            raise ValueError(
-                f"the checkpoint has no parameter {missing[0]!r} ({len(missing)} missing of {count})"
-            )
-        state = {i: clean[name] for i, name in enumerate(names) if name in clean}
-        firsts, at = [], 0
-        for group in opt.param_groups:
-            firsts.append(origin[names[at]])
-            at += len(group["params"])
-    else:
-        if len(ids) != count:
-            raise ValueError(
-                f"the checkpoint's optimizer has {len(ids)} parameters, this one {count}"
-            )
-        state = {i: saved["state"][key] for i, key in enumerate(ids) if key in saved["state"]}
-        # torch numbers parameters group by group; the groups themselves may be cut elsewhere here
-        origin_of = [group for group in saved["param_groups"] for _ in group["params"]]
-        firsts, at = [], 0
-        for group in opt.param_groups:
-            firsts.append(origin_of[at])
-            at += len(group["params"])
-    groups, at = [], 0
-    for first, group in zip(firsts, opt.param_groups, strict=True):
-        size = len(group["params"])
-        hyper = {key: first[key] for key in _hyper(opt) if key in first}
-        groups.append({**hyper, "params": list(range(at, at + size))})
-        at += size
-    return {"state": state, "param_groups": groups}
+        else:
+            wanted = names
+            known = {*of, *map(clean_name, self.state)}
+            missing = [n for n, p in zip(names, params, strict=True) if n not in known and p.requires_grad]  # fmt: skip
+            if missing:
+                raise ValueError(
+                    f"the checkpoint has no parameter {missing[0]!r} ({len(missing)} missing of {count})"
+                )
+        clean = {clean_name(name): leaves for name, leaves in self.state.items()}
+        state = {i: clean[name] for i, name in enumerate(wanted) if name in clean}
+        made, at = [], 0
+        for number, group in enumerate(opt.param_groups):
+            size = len(group["params"])
+            settings = of.get(wanted[at]) if size else None
+            if settings is None:
+                settings = self.groups.get(number, self.groups.get(0, {}))
+            hyper = {key: settings[key] for key in _hyper(opt) if key in settings}
+            made.append({**hyper, "params": list(range(at, at + size))})
+            at += size
+        return {"state": state, "param_groups": made}
 
 
-def _read_directory(opt: LowbitOptimizer, path: str, names: list[str] | None) -> dict[str, Any]:
-    """The optimizer state dict of a DCP directory, each tensor loaded as its parameter is sharded here."""
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+def _codes(checkpoint: Checkpoint, state: State, codes: Codes) -> dict[str, Stored]:
+    """Codes and scales under the keys that lowbit keeps them by."""
+    info = ops.state_format(codes.format)
+    made: dict[str, Stored] = {}
+    if not info["scaled"]:
+        return made  # nothing is lost by its values
+    for end, dtype, width, scales in (
+        ("", info["dtype"], -(-codes.cols * codes.bits // 8), False),
+        ("_scale", info["scale_dtype"], -(-codes.cols // codes.block) * info["scale_numbers"], True),
+    ):  # fmt: skip
+        kind = getattr(torch, dtype)
 
-    metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    prefixes = sorted(
-        {match[1] for key in metadata if (match := re.match(_KEPT, key))},
-        key=len,
-    )
-    if not prefixes:
-        raise ValueError(
-            f"{path} holds no optimizer state (no '...state.<parameter>.step' or '.momentum_buffer')"
-        )
-    prefix = prefixes[0]
-    params = [p for group in opt.param_groups for p in group["params"]]
-    head = prefix + "state."
-    saved_names: dict[str, list[str]] = {}
-    for key in metadata:
-        if key.startswith(head):
-            name, _, leaf = key[len(head) :].rpartition(".")
-            saved_names.setdefault(name, []).append(leaf)
-    clean = {clean_name(name): name for name in saved_names}
-    numbered = all(name.isdigit() for name in saved_names)
-    if names is None and not numbered:
-        raise ValueError(
-            "the checkpoint names its parameters; pass model=, or build the optimizer from named parameters"
-        )
-    wanted = (
-        [str(i) for i in range(len(params))]
-        if numbered
-        else [clean.get(name, "") for name in names or ()]
-    )
-    target: dict[str, Any] = {}
-    state: dict[int, dict[str, str]] = {}
-    kept = {p: {e.key: e for e in lay.entries()} for _, p, lay in opt._laid_out()}
-    for i, (name, p) in enumerate(zip(wanted, params, strict=True)):
-        if name not in saved_names:
-            continue  # a parameter that was never stepped
-        part = shard.part(p, f"parameter {name!r}")
-        for leaf in saved_names[name]:
-            key = f"{head}{name}.{leaf}"
-            entry = metadata[key]
-            if isinstance(entry, TensorStorageMetadata):
-                own = kept[p].get(leaf)
-                target[key] = _room(p, part, tuple(entry.size), entry.properties.dtype, own)
-            else:
-                target[key] = None
-            state.setdefault(i, {})[leaf] = key
-    if not state:
-        raise ValueError(
-            f"{path} holds state of {len(saved_names)} parameters, but of none that this optimizer has"
-        )
-    group_keys = _group_keys(metadata, prefix, wanted, opt)
-    for keys in group_keys:
-        target.update({key: None for key in keys.values()})
-    dcp.load(target, storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
-    loaded = {i: {leaf: target[key] for leaf, key in keys.items()} for i, keys in state.items()}
-    groups, at = [], 0
-    for keys, group in zip(group_keys, opt.param_groups, strict=True):
-        size = len(group["params"])
-        groups.append(
-            {
-                **{name: target[key] for name, key in keys.items()},
-                "params": list(range(at, at + size)),
-            }
-        )
-        at += size
-    return {"state": loaded, "param_groups": groups}
+        def read(
+            offset: tuple[int, ...], shape: tuple[int, ...], kind: Any = kind, width: int = width, scales: bool = scales
+        ) -> bytearray:  # fmt: skip
+            rows = checkpoint.read_codes(state, offset[0], offset[0] + shape[0], scales=scales)
+            if shape[1] == width:
+                return rows
+            matrix = torch.frombuffer(rows, dtype=kind).reshape(shape[0], width)
+            cut = bytearray(shape[0] * shape[1] * kind.itemsize)
+            columns = matrix[:, offset[1] : offset[1] + shape[1]]
+            torch.frombuffer(cut, dtype=kind).reshape(shape).copy_(columns)
+            return cut
+
+        name = f"{state.name}_{codes.format}{end}"
+        made[name] = Stored(kind, (codes.rows, width), read)
+    return made
 
 
-def _room(
-    p: Tensor, part: shard.Part, size: tuple[int, ...], dtype: torch.dtype, own: Entry | None
-) -> Tensor:
-    """An empty tensor of global `size`: placed as the optimizer's own of that key, else as p is where it has p's rows, else whole."""
-    if not shard.is_sharded(p) or not size:
-        return torch.empty(size, dtype=dtype)
-    device = shard.local(p).device
-    if own is not None and own.shape == size:
-        return shard.like(p, torch.empty(own.local, dtype=dtype, device=device), size, own.follows)
-    if size == part.shape:
-        return shard.like(p, torch.empty(part.local, dtype=dtype, device=device), size)
-    if size[0] == part.global_rows and part.whole_rows:
-        return shard.like(p, torch.empty((part.rows, *size[1:]), dtype=dtype, device=device), size)
-    return torch.empty(size, dtype=dtype)
-
-
-def _group_keys(
-    metadata: Iterable[str], prefix: str, wanted: list[str], opt: LowbitOptimizer
-) -> list[dict[str, str]]:
-    """For each of the optimizer's groups, where its hyperparameters are in the checkpoint: nested by number, or flattened by parameter."""
-    present = set(metadata)
-    found, at = [], 0
-    for number, group in enumerate(opt.param_groups):
-        names = wanted[at : at + len(group["params"])]
-        at += len(group["params"])
-        keys: dict[str, str] = {}
-        for hyper in _hyper(opt):
-            for middle in (str(number), *names[:1], "0"):
-                key = f"{prefix}param_groups.{middle}.{hyper}"
-                if key in present:
-                    keys[hyper] = key
-                    break
-        found.append(keys)
-    return found
+def _stored(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """The tensors of a checkpoint, each as far as torch has its dtype."""
+    made = {}
+    for name, tensor in checkpoint.tensors.items():
+        dtype = getattr(torch, tensor.dtype, None)
+        if isinstance(dtype, torch.dtype) and not tensor.cls:
+            made[name] = Stored(dtype, tensor.shape, partial(checkpoint.read_box, name))
+    return made

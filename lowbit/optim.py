@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from lowbit import layout, ops, overrides, shard
-from lowbit.adopt import adopt_state
+from lowbit.adopt import Adoption, adopt_state, is_stored
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
 from lowbit.layout import Layout
@@ -376,13 +376,20 @@ class LowbitOptimizer(Optimizer):
         finally:
             self.param_groups, self._layouts = before
         state: defaultdict[Any, Any] = defaultdict(dict)
+        adopted: list[tuple[Tensor, Adoption, bool]] = []
         for key, value in state_dict["state"].items():
             if key not in by_id:
                 state[key] = value
                 continue
             _, p, lay = by_id[key]
             if value:
-                state[p] = adopt_state(p, lay, value, key)
+                adopted.append((p, adopt_state(p, lay, value, key), is_stored(value)))
+        for (
+            p,
+            adopt,
+            in_place,
+        ) in adopted:  # all of them fit; a checkpoint is read into what there is
+            state[p] = adopt(self.state.get(p, {}) if in_place else {})
         for group, p, lay in by_id.values():
             if p.requires_grad and not p.is_meta and p not in state:
                 state[p] = self._fresh(group, p, lay)

@@ -1,14 +1,14 @@
-"""What tests share: things that a machine may lack."""
-
-import os
+"""What tests share."""
 
 import pytest
+from require import need
+
+__all__ = ["need"]
 
 
-def need(thing: str, present: bool, hint: str, *, module: bool = False) -> None:
-    """Skips where `thing` is missing, and says so; fails instead where LOWBIT_REQUIRE names it (LOWBIT_REQUIRE=cuda,ckpt)."""
-    if present:
-        return
-    if thing in os.environ.get("LOWBIT_REQUIRE", "").split(","):
-        pytest.fail(f"LOWBIT_REQUIRE names {thing!r}, but {hint}", pytrace=False)
-    pytest.skip(hint, allow_module_level=module)
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """`made(kind, world)`: the path of a checkpoint of tests/kinds.py, made once a session."""
+    from kinds import Made
+
+    return Made(tmp_path_factory.mktemp)

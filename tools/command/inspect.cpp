@@ -1,160 +1,72 @@
-#include "command/inspect.h"
-
+// `lowbit-ckpt inspect`: what is in a checkpoint.
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <regex>
-#include <string>
 
+#include "command/command.h"
+#include "command/options.h"
 #include "command/progress.h"
-#include "container/dcp.h"
-#include "container/item.h"
-#include "pipeline/reshard.h"
-#include "pipeline/rows.h"
+#include "io/new_file.h"
+#include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
 namespace {
 
-using Json = nlohmann::ordered_json;
+struct Arguments {
+  std::string path, html;
+  bool json = false, quiet = false, force = false;
+  InspectOptions options;
+};
 
-/// What a tensor is, by its name: the format is part of the name of lowbit's state
-/// (docs/formats.md).
-std::string kind_of(const std::string& name) {
-  static const std::regex coded(
-      "_((?:dynamic|linear|power1_|power2_)[2-8](?:_unsigned)?|float8_e[45]m[23](?:_unsigned)?|"
-      "log8(?:_fixed|_signed)?|log16|companded8(?:_unsigned)?)"
-      "(_scale(?:_row|_column|_tensor|_rank1_[0-9])?)?$");
-  static const std::regex beside("\\.param_[a-z0-9_]+$");
-  static const std::regex factored("\\.(?:exp_avg_sq|exp_avg_res|variance)_(?:row|col)$");
-  static const std::regex wide(
-      "\\.(?:exp_avg|exp_avg_sq|max_exp_avg_sq|exp_avg_slow|momentum_buffer|square_avg|grad_avg|"
-      "sum|variance|update_norm|projection)(_bfloat16)?$");
-  const size_t dot = name.rfind('.');
-  const std::string leaf = dot == std::string::npos ? "." + name : name.substr(dot);
-  if (leaf.size() > 100)
-    return "weights and other tensors";  // regex recurses: a long name is no key
-  std::smatch match;
-  if (std::regex_search(leaf, match, coded))
-    return (match[2].matched ? "scales, " : "codes, ") + match[1].str();
-  if (std::regex_search(leaf, beside)) return "kept beside weights";
-  if (std::regex_search(leaf, factored)) return "factored moments, float32";
-  if (std::regex_search(leaf, match, wide))
-    return match[1].matched ? "wide state, bfloat16" : "wide state, float32";
-  if (leaf == ".step") return "step counters";
-  if (leaf == ".stream") return "random streams";
-  return "weights and other tensors";
+std::string line(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-Json value_of(const Pickle& p, NodeId id, int depth) {
-  const Node& n = p[id];
-  switch (n.kind) {
-    case Kind::kNone:
-      return nullptr;
-    case Kind::kBool:
-      return n.integer != 0;
-    case Kind::kInt:
-      return n.integer;
-    case Kind::kFloat:
-      return std::isfinite(n.real) ? Json(n.real) : Json(fmt::format("{}", n.real));
-    case Kind::kString:
-      return printable(n.text);
-    case Kind::kList:
-    case Kind::kTuple: {
-      if (depth > 2 || n.items.size() > 64) return fmt::format("<{} items>", n.items.size());
-      Json list = Json::array();
-      for (const NodeId item : n.items) list.push_back(value_of(p, item, depth + 1));
-      return list;
-    }
-    default:
-      return "<not shown>";
+/// One line for each state.
+void print_health(const Json& out) {
+  if (!out.contains("states")) return;
+  fmt::print("\n{:<48} {:>8} {:>10} {:>9} {:>9} {:>8}  {}\n", "state", "zero", "saturated", "least",
+             "most", "not fin.", "stored as");
+  const auto share = [](const Json& h, const char* key) {
+    const auto of = h["elements"].get<double>();
+    return h.contains(key) && of > 0 ? fmt::format("{:.2f}%", 100 * h[key].get<double>() / of) : "";
+  };
+  for (const Json& s : out["states"]) {
+    const Json& h = s["health"];
+    fmt::print("{:<48} {:>8} {:>10} {:>9.1e} {:>9.1e} {:>8}  {}\n",
+               s["parameter"].get<std::string>() + "." + s["state"].get<std::string>(),
+               share(h, "zero"), share(h, "saturated"), h["least"].get<double>(),
+               h["most"].get<double>(), h["nan"].get<uint64_t>() + h["infinite"].get<uint64_t>(),
+               s["stored_as"].get<std::string>());
   }
 }
 
-/// The value of a blob where it is plain data, else a note. Never an error: blobs are opaque.
-Json blob_value(const Manifest& m, const Blob& blob) {
-  if (blob.place.length > (1u << 20)) return "<large>";
-  const auto value = read_value(*m.files.at(blob.place.file), blob.place, printable(blob.name));
-  return value.ok() ? value_of(value.value(), value.value().root, 0) : Json("<not plain data>");
-}
-
-/// The number in a 0-D float32 tensor, to show a step.
-Result<double> scalar(const Manifest& m, const Tensor& t) {
-  RowReader reader(m);
-  float f = 0;
-  LB_CHECK(reader.read(t, 0, 1, reinterpret_cast<char*>(&f)));
-  return static_cast<double>(f);
-}
-
-std::string size_text(uint64_t bytes) {
-  if (bytes < 10000) return fmt::format("{} B", bytes);
-  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double n = static_cast<double>(bytes);
-  int u = 0;
-  for (; n >= 1024 && u < 4; ++u) n /= 1024;
-  return fmt::format("{:.1f} {}", n, units[u]);
-}
-
-}  // namespace
-
-Status inspect(const InspectOptions& options) {
-  LB_TRY(m, read_dcp(options.path));
-  Json out;
-  out["path"] = options.path;
-  out["container"] = "dcp";
-  out["facts"] = m.facts;
-  out["files"] = m.files.size();
-  std::map<std::string, std::pair<uint64_t, uint64_t>> dtypes, kinds;  // tensors, bytes
-  std::vector<double> steps;
-  out["tensors"] = Json::array();
-  for (const Tensor& t : m.tensors) {
-    const uint64_t bytes = static_cast<uint64_t>(RowReader::rows(t)) * RowReader::row_bytes(t);
-    const std::string kind = kind_of(t.name);
-    out["tensors"].push_back({{"name", printable(t.name)},
-                              {"shape", t.shape},
-                              {"dtype", t.dtype->name},
-                              {"chunks", t.chunks.size()},
-                              {"bytes", bytes},
-                              {"kind", kind}});
-    for (auto* sum : {&dtypes[t.dtype->name], &kinds[kind]}) {
-      ++sum->first;
-      sum->second += bytes;
-    }
-    if (t.name.ends_with(".step") && t.shape.empty() && std::string(t.dtype->name) == "float32") {
-      LB_TRY(step, scalar(m, t));
-      if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
-    }
+Status run(Arguments& given) {
+  ProgressBar bar("reading", given.quiet);
+  given.options.progress = bar.function();
+  given.options.health = given.options.health || !given.html.empty();
+  LB_TRY(out, inspect(given.path, given.options));
+  if (!given.html.empty()) {
+    LB_TRY(page, NewFile::create(given.html, given.force, {given.path}));
+    LB_CHECK(page->output().write(html_page(out)));
+    return page->commit();
   }
-  std::sort(steps.begin(), steps.end());
-  out["steps"] = steps;
-  out["values"] = Json::object();
-  for (const Blob& b : m.blobs) out["values"][printable(b.name)] = blob_value(m, b);
-  for (const auto& [key, sums] :
-       {std::pair{"bytes_by_dtype", &dtypes}, std::pair{"bytes_by_kind", &kinds}}) {
-    out[key] = Json::object();
-    for (const auto& [name, sum] : *sums)
-      out[key][name] = {{"tensors", sum.first}, {"bytes", sum.second}};
-  }
-  out["bytes"] = tensor_bytes(m);
-  if (options.digest) {
-    ProgressBar bar("digest", options.quiet);
-    LB_TRY(hex, digest(m, bar.function()));
-    out["digest"] = hex;
-  }
-  if (options.json) {
+  if (given.json) {
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return fine();
   }
-
-  fmt::print("{}\n  torch.distributed.checkpoint, {} files, {} tensors, {} values, {}\n",
-             printable(options.path), m.files.size(), m.tensors.size(), m.blobs.size(),
-             size_text(tensor_bytes(m)));
-  for (const std::string& fact : m.facts) fmt::print("  {}\n", fact);
-  for (const double step : steps) fmt::print("  step {:.0f}\n", step);
+  fmt::print("{}\n  {}, {} files, {} tensors, {} values, {}\n", out["path"].get<std::string>(),
+             out["container"].get<std::string>(), out["files"].get<size_t>(), out["tensors"].size(),
+             out["values"].size(), size_text(out["bytes"].get<uint64_t>()));
+  bar.clear();
+  if (out["dialect"].is_string())
+    fmt::print("  {} {}\n", out["dialect"].get<std::string>(), out["algorithm"].get<std::string>());
+  for (const Json& fact : out["facts"]) fmt::print("  {}\n", fact.get<std::string>());
+  for (const Json& warning : out["warnings"])
+    fmt::print("  warning: {}\n", warning.get<std::string>());
+  for (const Json& step : out["steps"]) fmt::print("  step {:.0f}\n", step.get<double>());
   size_t width = 4;
-  for (const Tensor& t : m.tensors) width = std::max(width, printable(t.name).size());
+  for (const Json& t : out["tensors"]) width = std::max(width, t["name"].get<std::string>().size());
   fmt::print("\n{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", "name", width, "dtype", "shape", "chunks",
              "bytes");
   for (const Json& t : out["tensors"]) {
@@ -162,19 +74,42 @@ Status inspect(const InspectOptions& options) {
                t["dtype"].get<std::string>(), shape_text(t["shape"].get<Shape>()),
                t["chunks"].get<size_t>(), t["bytes"].get<uint64_t>());
   }
-  if (!m.blobs.empty()) fmt::print("\n");
+  if (!out["values"].empty()) fmt::print("\n");
   for (const auto& [name, value] : out["values"].items()) {
-    std::string shown = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-    if (shown.size() > 100) shown = shown.substr(0, 97) + "...";
-    fmt::print("{} = {}\n", name, shown);
+    std::string text = line(value);
+    if (text.size() > 100) text = text.substr(0, 97) + "...";
+    fmt::print("{} = {}\n", name, text);
   }
+  if (given.options.health) print_health(out);
   fmt::print("\n");
-  for (const auto* sums : {&dtypes, &kinds}) {
-    for (const auto& [name, sum] : *sums)
-      fmt::print("{:<32} {:>6} tensors {:>12}\n", name, sum.first, size_text(sum.second));
+  for (const char* key : {"bytes_by_dtype", "bytes_by_kind"}) {
+    for (const auto& [name, sum] : out[key].items())
+      fmt::print("{:<32} {:>6} tensors {:>12}\n", name, sum["tensors"].get<uint64_t>(),
+                 size_text(sum["bytes"].get<uint64_t>()));
   }
-  if (options.digest) fmt::print("digest {}\n", out["digest"].get<std::string>());
+  if (given.options.digest) fmt::print("digest {}\n", out["digest"].get<std::string>());
   return fine();
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
+  const auto given = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("inspect", "What is in a checkpoint");
+  command->add_option("PATH", given->path, "The checkpoint")->required();
+  command
+      ->add_option("--html", given->html, "Write a page for a browser, with pictures of the state")
+      ->type_name("FILE");
+  command->add_flag("--force", given->force, "Replace that page where it exists");
+  command->add_flag("--json", given->json, "For machines");
+  command->add_flag("--digest", given->options.digest,
+                    "Read everything and print a digest that does not depend on how it is sharded");
+  command->add_flag(
+      "--health", given->options.health,
+      "Read everything: shares of zero and saturated codes, ranges, what is not finite");
+  add_selection(*command, given->options.select);
+  command->add_flag("--quiet", given->quiet, "No progress bar");
+  command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }
 
 }  // namespace lowbit::ckpt

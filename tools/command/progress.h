@@ -9,17 +9,26 @@
 #include <functional>
 #include <string>
 
+#include "command/signals.h"
+
 namespace lowbit::ckpt {
 
 class ProgressBar {
  public:
   ProgressBar(std::string label, bool quiet)
       : label_(std::move(label)), shown_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
-  ~ProgressBar() {
-    if (shown_) fmt::print(stderr, "\r\033[K");
+  ~ProgressBar() { clear(); }
+  /// Takes the bar off the screen, before something else is said.
+  void clear() {
+    if (drawn_) fmt::print(stderr, "\r\033[K");
+    drawn_ = false;
   }
-  std::function<void(uint64_t, uint64_t)> function() {
-    return [this](uint64_t done, uint64_t total) { update(done, total); };
+  /// False where the program was asked to stop (command/signals.h).
+  std::function<bool(uint64_t, uint64_t)> function() {
+    return [this](uint64_t done, uint64_t total) {
+      update(done, total);
+      return !stop_requested();
+    };
   }
 
  private:
@@ -35,9 +44,10 @@ class ProgressBar {
                kWidth - filled, static_cast<double>(done) / 1048576.0,
                static_cast<double>(total) / 1048576.0);
     std::fflush(stderr);
+    drawn_ = true;
   }
   std::string label_;
-  bool shown_;
+  bool shown_, drawn_ = false;
   std::chrono::steady_clock::time_point last_{};
 };
 

@@ -3,25 +3,21 @@
 // docs/ckpt.md lists the variants.
 #pragma once
 
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "container/manifest.h"
 
 namespace lowbit::ckpt {
 
-/// The manifest of a directory, checked: every chunk inside its tensor, chunks disjoint and
-/// covering it, an item for each, items disjoint and inside their files, plain file names.
-Result<Manifest> read_dcp(const std::string& path);
+/// `.metadata` (or one rank's) to a manifest, without looking at the other files.
+Result<Manifest> parse_metadata(std::string bytes, const std::string& what);
 
-/// `.metadata` (or one rank's) to a manifest, without looking at the other files. For tests, and
-/// the above.
-Result<Manifest> parse_metadata(const std::string& bytes, const std::string& what);
-/// Whether the chunks tile their tensors.
-Status check_coverage(const Manifest& manifest);
+/// Adds what another rank wrote about its own part: chunk lists are joined. `join_done` after the
+/// last one puts them in order.
+Status join(Manifest& all, Manifest part, const std::string& what);
+void join_done(Manifest& all);
 
-/// The bytes of `.metadata` for a manifest, as torch 2.11 to 2.15 and older read it.
+/// The bytes of `.metadata` for a manifest, as every torch since 2.1 reads them.
 std::string metadata_bytes(const Manifest& manifest, const std::string& path);
 
 }  // namespace lowbit::ckpt

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "io/file.h"
+#include "io/output.h"
 
 namespace lowbit::ckpt {
 
@@ -14,18 +15,27 @@ struct ZipRecord {
   std::string name;     // without the archive's folder
   uint64_t offset = 0;  // of the data, in the file
   uint64_t size = 0;
-  uint32_t crc = 0;  // 0 for all records where the writer computed none
+  uint32_t crc = 0;
+};
+
+struct ZipIndex {
+  std::vector<ZipRecord> records;  // by place
+  bool has_crcs = false;           // false: the writer computed none, and wrote 0 everywhere
+  /// Null where there is none.
+  const ZipRecord* find(const std::string& name) const;
 };
 
 /// The records of the zip that is bytes [offset, offset + length) of `file`, local headers,
 /// descriptors and directory held against each other: no compression, encryption, duplicate,
-/// overlap, gap at the ends, or second opinion.
-Result<std::vector<ZipRecord>> read_zip(const File& file, uint64_t offset, uint64_t length,
-                                        const std::string& what);
+/// overlap, gap, prefix, trailer, or second opinion.
+Result<ZipIndex> read_zip(const File& file, uint64_t offset, uint64_t length,
+                          const std::string& what);
 
-const ZipRecord* find_record(const std::vector<ZipRecord>& records, const std::string& name);
+/// The record's bytes against its CRC.
+Status check_crc(const File& file, const ZipIndex& index, const ZipRecord& record,
+                 const std::string& what);
 
-/// Writes one archive at the output's position. Records must be announced with their size; data
+/// Writes one archive at the output's position. Records are announced with their size; data
 /// follows in pieces.
 class ZipWriter {
  public:
@@ -33,10 +43,12 @@ class ZipWriter {
       : out_(out), base_(out.position()), folder_(std::move(folder)) {}
   Status begin(const std::string& name, uint64_t size);
   Status data(const void* bytes, uint64_t count);
+  /// In place of `data`, where the output only counts.
+  Status skip(uint64_t count);
   Status end();
   Status record(const std::string& name, const std::string& bytes);
   /// The records that torch writes last, and the directory.
-  Status close();
+  Status close(const std::string& serialization_id = std::string(40, '0'));
 
  private:
   struct Entry {

@@ -8,12 +8,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <filesystem>
+
+#include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
+
+constexpr size_t kMostOpen = 64, kMostMade = 32;
 
 std::string reason() { return std::strerror(errno); }
 
@@ -22,12 +25,9 @@ bool plain(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
-Status sync_folder(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return failed("cannot open " + path + ": " + reason());
-  const bool done = ::fsync(fd) == 0;
-  ::close(fd);
-  return done ? fine() : Status(failed("cannot sync " + path + ": " + reason()));
+FileIdentity identity_of(const struct stat& info) {
+  return {info.st_dev, info.st_ino, static_cast<uint64_t>(info.st_size), info.st_mtim.tv_sec,
+          info.st_mtim.tv_nsec};
 }
 
 }  // namespace
@@ -37,16 +37,18 @@ File::~File() { ::close(fd_); }
 Result<std::shared_ptr<File>> File::of_bytes(std::string_view bytes, std::string name) {
   const int fd = ::memfd_create("lowbit-ckpt", MFD_CLOEXEC);
   if (fd < 0) return failed(name + ": cannot make a file in memory: " + reason());
-  std::shared_ptr<File> file(new File(fd, bytes.size(), std::move(name)));
+  FileIdentity identity;
+  identity.size = bytes.size();
+  std::shared_ptr<File> file(new File(fd, identity, std::move(name)));
   if (::write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
     return failed(file->name() + ": cannot write: " + reason());
   return file;
 }
 
 Status File::read(uint64_t offset, void* out, uint64_t bytes) const {
-  if (offset > size_ || bytes > size_ - offset)
-    return bad(name_ + ": bytes " + std::to_string(offset) + ".." + std::to_string(offset + bytes) +
-               " of a file of " + std::to_string(size_));
+  if (offset > size() || bytes > size() - offset)
+    return bad(name_ + ": wants " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+               " of a file of " + std::to_string(size()));
   char* to = static_cast<char*>(out);
   while (bytes > 0) {
     const ssize_t got =
@@ -61,18 +63,64 @@ Status File::read(uint64_t offset, void* out, uint64_t bytes) const {
   return fine();
 }
 
+Result<Scratch> Scratch::create() {
+  const char* given = std::getenv("TMPDIR");
+  std::string folder = given != nullptr && given[0] != '\0' ? given : "/tmp";
+  int fd = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (fd < 0) {  // a file system that cannot make a file without a name
+    std::string path = folder + "/lowbit-ckpt-XXXXXX";
+    fd = ::mkostemp(path.data(), O_CLOEXEC);
+    if (fd >= 0) ::unlink(path.c_str());
+  }
+  if (fd < 0)
+    return failed("cannot make a temporary file in " + printable(folder) +
+                  " (TMPDIR): " + reason());
+  return Scratch(fd, std::move(folder));
+}
+
+Scratch::Scratch(Scratch&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), folder_(std::move(other.folder_)), size_(other.size_) {}
+
+Scratch::~Scratch() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Status Scratch::append(const void* data, uint64_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t done = ::write(fd_, from, bytes);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0)
+      return failed("cannot write a temporary file in " + printable(folder_) +
+                    " (TMPDIR): " + reason());
+    from += done;
+    bytes -= static_cast<uint64_t>(done);
+    size_ += static_cast<uint64_t>(done);
+  }
+  return fine();
+}
+
+std::shared_ptr<File> Scratch::finish(std::string name) {
+  FileIdentity identity;
+  identity.size = size_;
+  return std::shared_ptr<File>(new File(std::exchange(fd_, -1), identity, std::move(name)));
+}
+
 Directory::~Directory() { ::close(fd_); }
 
 Result<std::shared_ptr<Directory>> Directory::open(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return bad("cannot open the folder " + path + ": " + reason());
+  if (fd < 0) return bad("cannot open the folder " + printable(path) + ": " + reason());
   return std::shared_ptr<Directory>(new Directory(fd, path));
 }
 
 Result<std::vector<std::string>> Directory::list() const {
   const int again = ::openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* dir = again < 0 ? nullptr : ::fdopendir(again);
-  if (dir == nullptr) return failed("cannot list " + path_ + ": " + reason());
+  if (dir == nullptr) {
+    if (again >= 0) ::close(again);
+    return failed("cannot list " + printable(path_) + ": " + reason());
+  }
   std::vector<std::string> names;
   while (const dirent* entry = ::readdir(dir)) names.emplace_back(entry->d_name);
   ::closedir(dir);
@@ -87,17 +135,21 @@ bool Directory::has(const std::string& name) const {
 
 Result<std::shared_ptr<File>> Directory::file(const std::string& name) const {
   if (!plain(name))
-    return bad(path_ + ": the file name " + printable(name) + " leads out of the folder");
+    return bad(printable(path_) + ": the file name '" + printable(name) +
+               "' leads out of the folder");
+  const std::string what = printable(path_ + "/" + name);
+  // O_NONBLOCK: a pipe of that name must not hang us before it is found to be no regular file.
   const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0 && errno == ELOOP)
-    return bad(path_ + "/" + printable(name) + ": is a link, which is not followed");
-  if (fd < 0) return bad(path_ + "/" + printable(name) + ": cannot be opened: " + reason());
+  if (fd < 0 && errno == ELOOP) return bad(what + ": is a link, which is not followed");
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+    return failed(what + ": cannot be opened: " + reason());
+  if (fd < 0) return bad(what + ": cannot be opened: " + reason());
   struct stat info;
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd);
-    return bad(path_ + "/" + printable(name) + ": is not a regular file");
+    return bad(what + ": is not a regular file");
   }
-  return std::shared_ptr<File>(new File(fd, static_cast<uint64_t>(info.st_size), printable(name)));
+  return std::shared_ptr<File>(new File(fd, identity_of(info), printable(name)));
 }
 
 Result<std::string> Directory::content(const std::string& name, uint64_t limit) const {
@@ -110,110 +162,79 @@ Result<std::string> Directory::content(const std::string& name, uint64_t limit) 
   return bytes;
 }
 
-Output::~Output() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-Status Output::flush() {
-  const char* from = buffer_.data();
-  size_t left = buffer_.size();
-  while (left > 0) {
-    const ssize_t put = ::write(fd_, from, left);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return failed(name_ + ": cannot write: " + reason());
-    from += put;
-    left -= static_cast<size_t>(put);
-  }
-  position_ += buffer_.size();
-  buffer_.clear();
+Status FileSet::add(const std::string& name) {
+  LB_TRY(file, folder_->file(name));
+  const std::lock_guard held(lock_);
+  files_.push_back({name, file->identity(), nullptr, 0, nullptr});
   return fine();
 }
 
-Status Output::write(const void* data, uint64_t bytes) {
-  constexpr uint64_t kBuffer = 1u << 20;
-  if (buffer_.size() + bytes > kBuffer) LB_CHECK(flush());
-  if (bytes <= kBuffer) {
-    buffer_.append(static_cast<const char*>(data), bytes);
-    return fine();
+uint32_t FileSet::add_made(std::string name, Make make) {
+  const std::lock_guard held(lock_);
+  files_.push_back({std::move(name), {}, nullptr, 0, std::move(make)});
+  return static_cast<uint32_t>(files_.size() - 1);
+}
+
+size_t FileSet::count() const {
+  const std::lock_guard held(lock_);
+  return files_.size();
+}
+
+uint64_t FileSet::size(uint32_t number) const {
+  const std::lock_guard held(lock_);
+  return files_[number].identity.size;
+}
+
+std::string FileSet::name(uint32_t number) const {
+  const std::lock_guard held(lock_);
+  return printable(files_[number].name);
+}
+
+void FileSet::keep(uint32_t number, std::shared_ptr<const File> file) {
+  std::vector<uint32_t>& held = files_[number].make == nullptr ? open_ : made_;
+  if (held.size() >= (files_[number].make == nullptr ? kMostOpen : kMostMade)) {
+    const auto oldest = std::min_element(held.begin(), held.end(), [&](uint32_t a, uint32_t b) {
+      return files_[a].used < files_[b].used;
+    });
+    files_[*oldest].file = nullptr;
+    held.erase(oldest);
   }
-  const char* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t put = ::write(fd_, from, std::min<uint64_t>(bytes, 1u << 30));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return failed(name_ + ": cannot write: " + reason());
-    from += put;
-    bytes -= static_cast<uint64_t>(put);
-    position_ += static_cast<uint64_t>(put);
-  }
-  return fine();
+  held.push_back(number);
+  files_[number].file = std::move(file);
 }
 
-Status Output::close() {
-  LB_CHECK(flush());
-  const bool done = ::fsync(fd_) == 0;
-  const std::string why = reason();
-  ::close(fd_);
-  fd_ = -1;
-  return done ? fine() : Status(failed(name_ + ": cannot sync: " + why));
-}
-
-Result<std::shared_ptr<NewDirectory>> NewDirectory::create(const std::string& given, bool replace) {
-  std::string path = given;
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  struct stat info;
-  const bool exists = ::lstat(path.c_str(), &info) == 0;
-  if (exists && !replace) return Error{Exit::kUsage, path + " exists; --force replaces it"};
-  if (exists && !S_ISDIR(info.st_mode))
-    return Error{Exit::kUsage, path + " exists and is not a folder"};
-  const size_t slash = path.find_last_of('/');
-  const std::string parent = slash == std::string::npos ? "" : path.substr(0, slash + 1);
-  std::string temporary = parent + "." + path.substr(parent.size()) + ".partial-XXXXXX";
-  if (::mkdtemp(temporary.data()) == nullptr)
-    return failed("cannot make a folder beside " + path + ": " + reason());
-  ::chmod(temporary.c_str(), 0755);
-  return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists));
-}
-
-NewDirectory::~NewDirectory() {
-  std::error_code ignored;
-  if (!committed_) std::filesystem::remove_all(temporary_, ignored);
-}
-
-Result<std::shared_ptr<Output>> NewDirectory::file(const std::string& name) {
-  const std::string path = temporary_ + "/" + name;
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return failed("cannot create " + path + ": " + reason());
-  return std::shared_ptr<Output>(new Output(fd, path));
-}
-
-Status NewDirectory::commit() {
-  LB_CHECK(sync_folder(temporary_));
-  const unsigned flags = replace_ ? RENAME_EXCHANGE : RENAME_NOREPLACE;
-  if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), flags) != 0) {
-    return failed("cannot rename " + temporary_ + " to " + path_ + ": " + reason());
-  }
-  committed_ = true;
-  const size_t slash = path_.find_last_of('/');
-  LB_CHECK(sync_folder(slash == std::string::npos ? "." : path_.substr(0, slash + 1)));
-  std::error_code ignored;
-  if (replace_)
-    std::filesystem::remove_all(temporary_, ignored);  // the old one, after the exchange
-  return fine();
-}
-
-std::string printable(const std::string& name) {
-  std::string out;
-  for (const char c : name) {
-    const auto b = static_cast<unsigned char>(c);
-    if (b >= 0x20 && b < 0x7f) {
-      out += c;
-    } else {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\x%02x", b);
-      out += escaped;
+Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
+  Make make;
+  {
+    const std::lock_guard held(lock_);
+    Member& member = files_[number];
+    member.used = ++clock_;
+    if (member.file != nullptr) return member.file;
+    if (member.make == nullptr) {
+      LB_TRY(file, folder_->file(member.name));
+      if (file->identity() != member.identity)
+        return bad(printable(member.name) + ": changed while it was read");
+      keep(number, file);
+      return std::shared_ptr<const File>(std::move(file));
     }
+    make = member.make;
   }
-  return out;
+  // Without the lock: others go on meanwhile. Where two make the same, the second's is dropped.
+  LB_TRY(made, make());
+  const std::lock_guard held(lock_);
+  if (files_[number].file == nullptr) keep(number, std::move(made));
+  return files_[number].file;
+}
+
+Status FileSet::check_unchanged() {
+  const std::lock_guard held(lock_);
+  for (const Member& member : files_) {
+    if (member.make != nullptr) continue;
+    LB_TRY(file, folder_->file(member.name));
+    if (file->identity() != member.identity)
+      return bad(printable(member.name) + ": changed while it was read");
+  }
+  return fine();
 }
 
 }  // namespace lowbit::ckpt

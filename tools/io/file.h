@@ -1,9 +1,12 @@
-// The only place that opens files. Reading never follows a link and never leaves the folder that
-// was named; what is written appears whole or not at all.
+// Reading from disk: the only place that opens files to read. Links inside a checkpoint are not
+// followed, nothing outside the folder that was named is reached, and a file that changes under
+// our hands is noticed.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,13 +15,22 @@
 
 namespace lowbit::ckpt {
 
+/// What tells a file from another, and from itself after a change.
+struct FileIdentity {
+  uint64_t device = 0, inode = 0, size = 0;
+  int64_t seconds = 0, nanoseconds = 0;
+  bool operator==(const FileIdentity&) const = default;
+};
+
 /// A regular file, open for reading.
 class File {
  public:
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
-  uint64_t size() const { return size_; }
+  uint64_t size() const { return identity_.size; }
+  const FileIdentity& identity() const { return identity_; }
+  /// Safe to print.
   const std::string& name() const { return name_; }
   /// A file that holds these bytes and has no name on disk.
   static Result<std::shared_ptr<File>> of_bytes(std::string_view bytes, std::string name);
@@ -27,10 +39,31 @@ class File {
 
  private:
   friend class Directory;
-  File(int fd, uint64_t size, std::string name) : fd_(fd), size_(size), name_(std::move(name)) {}
+  friend class Scratch;
+  File(int fd, FileIdentity identity, std::string name)
+      : fd_(fd), identity_(identity), name_(std::move(name)) {}
   int fd_;
-  uint64_t size_;
+  FileIdentity identity_;
   std::string name_;
+};
+
+/// A file without a name in TMPDIR (or /tmp), for what is too large for memory: it is gone when the
+/// last one who holds it is.
+class Scratch {
+ public:
+  static Result<Scratch> create();
+  Scratch(Scratch&& other) noexcept;
+  Scratch& operator=(Scratch&&) = delete;
+  ~Scratch();
+  Status append(const void* data, uint64_t bytes);
+  /// What was appended, for reading. `name` is what errors call it.
+  std::shared_ptr<File> finish(std::string name);
+
+ private:
+  Scratch(int fd, std::string folder) : fd_(fd), folder_(std::move(folder)) {}
+  int fd_;
+  std::string folder_;
+  uint64_t size_ = 0;
 };
 
 /// A folder, open for reading.
@@ -56,48 +89,42 @@ class Directory {
   std::string path_;
 };
 
-/// A file being written, sequentially.
-class Output {
+/// The files of one checkpoint by number. A checkpoint may have more of them than a process may
+/// hold open, so only those used last are. After the last `add`, every function may be called from
+/// several threads.
+class FileSet {
  public:
-  ~Output();
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
-  uint64_t position() const { return position_ + buffer_.size(); }
-  Status write(const void* data, uint64_t bytes);
-  Status write(const std::string& bytes) { return write(bytes.data(), bytes.size()); }
-  /// Flushes, fsyncs and closes.
-  Status close();
+  explicit FileSet(std::shared_ptr<Directory> folder) : folder_(std::move(folder)) {}
+  /// Opens the file to learn its size; numbers count from 0 in the order of the calls.
+  Status add(const std::string& name);
+  using Make = std::function<Result<std::shared_ptr<File>>()>;
+  /// A file that is made where it is needed (a decompressed item), and again where it was dropped
+  /// meanwhile. Returns its number.
+  uint32_t add_made(std::string name, Make make);
+  size_t count() const;
+  uint64_t size(uint32_t number) const;
+  /// Safe to print.
+  std::string name(uint32_t number) const;
+  Result<std::shared_ptr<const File>> open(uint32_t number);
+  /// An error where a file is not what it was when it was added.
+  Status check_unchanged();
 
  private:
-  friend class NewDirectory;
-  Output(int fd, std::string name) : fd_(fd), name_(std::move(name)) {}
-  Status flush();
-  int fd_;
-  std::string name_;
-  std::string buffer_;
-  uint64_t position_ = 0;
+  struct Member {
+    std::string name;
+    FileIdentity identity;
+    std::shared_ptr<const File> file;  // null while closed
+    uint64_t used = 0;
+    Make make;
+  };
+  /// Under the lock: holds `file` open as that of `member`, and lets go of the one used longest ago.
+  void keep(uint32_t number, std::shared_ptr<const File> file);
+
+  std::shared_ptr<Directory> folder_;
+  mutable std::mutex lock_;
+  std::vector<Member> files_;
+  std::vector<uint32_t> open_, made_;  // that are held open
+  uint64_t clock_ = 0;
 };
-
-/// A folder that comes into being under a temporary name beside its place and takes its place when
-/// `commit` is called; removed where it never is.
-class NewDirectory {
- public:
-  /// Refuses a place that exists, unless `replace`.
-  static Result<std::shared_ptr<NewDirectory>> create(const std::string& path, bool replace);
-  ~NewDirectory();
-  NewDirectory(const NewDirectory&) = delete;
-  NewDirectory& operator=(const NewDirectory&) = delete;
-  Result<std::shared_ptr<Output>> file(const std::string& name);
-  Status commit();
-
- private:
-  NewDirectory(std::string path, std::string temporary, bool replace)
-      : path_(std::move(path)), temporary_(std::move(temporary)), replace_(replace) {}
-  std::string path_, temporary_;
-  bool replace_, committed_ = false;
-};
-
-/// A name from a file, safe to print: control characters, quotes and broken UTF-8 escaped.
-std::string printable(const std::string& name);
 
 }  // namespace lowbit::ckpt

@@ -12,10 +12,23 @@ enum class Exit { kFine = 0, kRuntime = 1, kUsage = 2, kBadInput = 3, kMismatch 
 struct Error {
   Exit code;
   std::string text;
+  // Where, as far as it is known; the text says it too. For callers that show it in their own way.
+  std::string file = {}, item = {}, tensor = {};
+
+  /// The same error with what is known here of its place; what is known already stays.
+  Error at(std::string tensor_name, std::string file_name = {}, std::string item_name = {}) const {
+    Error out = *this;
+    if (out.tensor.empty()) out.tensor = std::move(tensor_name);
+    if (out.file.empty()) out.file = std::move(file_name);
+    if (out.item.empty()) out.item = std::move(item_name);
+    return out;
+  }
 };
 
 /// Bad or unsafe input: exit code 3.
 inline Error bad(std::string text) { return {Exit::kBadInput, std::move(text)}; }
+/// Two things that must be equal are not: exit code 4.
+inline Error mismatch(std::string text) { return {Exit::kMismatch, std::move(text)}; }
 /// The machine said no: exit code 1.
 inline Error failed(std::string text) { return {Exit::kRuntime, std::move(text)}; }
 
@@ -27,7 +40,7 @@ class [[nodiscard]] Result {
   bool ok() const { return content_.index() == 0; }
   T& value() { return std::get<0>(content_); }
   const T& value() const { return std::get<0>(content_); }
-  Error& error() { return std::get<1>(content_); }
+  const Error& error() const { return std::get<1>(content_); }
 
  private:
   std::variant<T, Error> content_;

@@ -1,26 +1,30 @@
 #include "pickle/reader.h"
 
-#include <cstring>
-
-#include "io/file.h"
+#include "io/text.h"
+#include "pickle/schema.h"
 
 namespace lowbit::ckpt {
 namespace {
 
 class Reader {
  public:
-  Reader(std::string_view bytes, AllowFn allow, const std::string& what, const PickleLimits& limits)
-      : bytes_(bytes), allow_(allow), what_(what), limits_(limits) {}
+  Reader(std::string bytes, const Allowlist& allowed, const std::string& what,
+         const PickleLimits& limits)
+      : allowed_(allowed), what_(what), limits_(limits) {
+    out_.bytes = std::move(bytes);
+    out_.rules = allowed.globals;
+    bytes_ = out_.bytes;
+  }
 
   Result<Pickle> read() {
     if (bytes_.size() > limits_.bytes)
       return no("has more than " + std::to_string(limits_.bytes) + " bytes");
     while (true) {
-      uint8_t op;
-      if (!byte(op)) return no("ends before its STOP");
+      uint64_t op;
+      if (!number(1, op)) return no("ends before its STOP");
       if (op == '.') break;
-      if (Status s = step(op); !s.ok()) return s.error();
-      if (out_.nodes.size() > limits_.nodes)
+      if (Status s = step(static_cast<uint8_t>(op)); !s.ok()) return s.error();
+      if (out_.nodes.size() > limits_.nodes || out_.pool.size() > 4 * limits_.nodes)
         return no("has more than " + std::to_string(limits_.nodes) + " values");
       if (stack_.size() > limits_.stack || marks_.size() > limits_.stack)
         return no("nests or stacks too deep");
@@ -35,25 +39,15 @@ class Reader {
   Error no(const std::string& why) const {
     return bad(what_ + ": the pickle " + why + " (at byte " + std::to_string(at_) + ")");
   }
+  Error cut() const { return no("ends inside a value"); }
+  Error empty() const { return no("takes more from the stack than there is"); }
 
-  bool byte(uint8_t& b) {
-    if (at_ >= bytes_.size()) return false;
-    b = static_cast<uint8_t>(bytes_[at_++]);
-    return true;
-  }
-  bool number(int width, uint64_t& n) {
-    if (bytes_.size() - at_ < static_cast<size_t>(width)) return false;
+  bool number(size_t width, uint64_t& n) {
+    if (bytes_.size() - at_ < width) return false;
     n = 0;
-    for (int i = 0; i < width; ++i)
-      n |= static_cast<uint64_t>(static_cast<uint8_t>(bytes_[at_ + static_cast<size_t>(i)]))
-           << (8 * i);
-    at_ += static_cast<size_t>(width);
-    return true;
-  }
-  bool take(uint64_t length, std::string_view& text) {
-    if (length > bytes_.size() - at_) return false;
-    text = bytes_.substr(at_, length);
-    at_ += length;
+    for (size_t i = 0; i < width; ++i)
+      n |= static_cast<uint64_t>(static_cast<uint8_t>(bytes_[at_ + i])) << (8 * i);
+    at_ += width;
     return true;
   }
   bool line(std::string_view& text) {
@@ -64,65 +58,99 @@ class Reader {
     return true;
   }
 
-  Status push(Node node) {
-    out_.nodes.push_back(std::move(node));
+  Status push(Kind kind, uint64_t data = 0, uint32_t length = 0) {
+    out_.nodes.push_back({kind, length, data});
     stack_.push_back(static_cast<NodeId>(out_.nodes.size() - 1));
     return fine();
   }
-  Status integer(int64_t value) { return push({.kind = Kind::kInt, .integer = value}); }
-  Status text(Kind kind, std::string_view s) {
-    return push({.kind = kind, .text = std::string(s)});
+  Status integer(int64_t value) { return push(Kind::kInt, static_cast<uint64_t>(value)); }
+  /// Text whose length has `width` bytes.
+  Status text(Kind kind, size_t width) {
+    uint64_t n;
+    if (!number(width, n) || n > bytes_.size() - at_) return cut();
+    if (kind == Kind::kString && !is_utf8(bytes_.substr(at_, n), true))
+      return no("has a string that is not UTF-8");
+    at_ += n;
+    return push(kind, at_ - n, static_cast<uint32_t>(n));
   }
-  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-  bool has(size_t n) const { return stack_.size() >= floor() + n; }
+  Status integer_of(size_t width, int64_t (*convert)(uint64_t)) {
+    uint64_t n;
+    return number(width, n) ? integer(convert(n)) : Status(cut());
+  }
+  /// Whether n values lie above the last mark.
+  bool has(size_t n) const { return stack_.size() >= (marks_.empty() ? 0 : marks_.back()) + n; }
   NodeId pop() {
     const NodeId id = stack_.back();
     stack_.pop_back();
     return id;
   }
-  bool pop_mark(std::vector<NodeId>& items) {
-    if (marks_.empty()) return false;
-    items.assign(stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back()), stack_.end());
-    stack_.resize(marks_.back());
-    marks_.pop_back();
-    return true;
-  }
+  /// Everything above the last mark becomes a tuple.
   Status tuple(size_t n) {
-    if (!has(n)) return no("takes more from the stack than there is");
-    Node node{.kind = Kind::kTuple};
-    node.items.assign(stack_.end() - static_cast<std::ptrdiff_t>(n), stack_.end());
+    if (!has(n)) return empty();
+    const uint64_t start = out_.pool.size();
+    out_.pool.insert(out_.pool.end(), stack_.end() - static_cast<std::ptrdiff_t>(n), stack_.end());
     stack_.resize(stack_.size() - n);
-    return push(std::move(node));
+    return push(Kind::kTuple, start, static_cast<uint32_t>(n));
   }
   Status global(std::string_view module, std::string_view name) {
-    if (!allow_(module, name)) {
-      return no("names " + printable(std::string(module)) + "." + printable(std::string(name)) +
-                ", which is outside the allowlist; nothing was executed");
+    for (size_t i = 0; i < allowed_.globals.size(); ++i) {
+      if (allowed_.globals[i].module == module && allowed_.globals[i].name == name)
+        return push(Kind::kGlobal, i);
     }
-    return text(Kind::kGlobal, std::string(module) + " " + std::string(name));
+    return no("names " + printable(std::string(module) + "." + std::string(name)) +
+              ", which is outside the allowlist; nothing was executed");
   }
   Status call(Kind kind) {
-    if (!has(2)) return no("takes more from the stack than there is");
+    if (!has(2)) return empty();
     const NodeId arguments = pop(), callable = pop();
-    if (out_[callable].kind != Kind::kGlobal || out_[arguments].kind != Kind::kTuple)
+    if (!out_.is(callable, Kind::kGlobal) || !out_.is(arguments, Kind::kTuple))
       return no("calls something that is not a global");
-    Node node{.kind = kind};
-    node.items = {callable, arguments};
-    return push(std::move(node));
+    const GlobalRule& rule = *out_.global(callable);
+    const bool fits = rule.arguments == nullptr ? rule.object && out_.items(arguments).empty()
+                                                : arguments_match(out_, arguments, rule.arguments);
+    const bool takes =
+        kind == Kind::kObject ? rule.object && fits : rule.arguments != nullptr && fits;
+    if (!takes)
+      return no("calls " + std::string(rule.module) + "." + std::string(rule.name) +
+                " in a way that torch never does; nothing was executed");
+    // What is filled later.
+    if (kind == Kind::kCall && rule.name == "OrderedDict") return push(Kind::kDict, 1);
+    if (kind == Kind::kObject && rule.name == "CfgNode")
+      return push(Kind::kDict, Pickle::kConfiguration);
+    const uint64_t start = out_.pool.size();
+    out_.pool.insert(out_.pool.end(), {callable, arguments, kNoNode});
+    return push(kind, start);
   }
-  Status append(const std::vector<NodeId>& items, Kind kind) {
-    if (!has(1) || out_[stack_.back()].kind != kind)
-      return no("adds to something that is not a list or dict");
-    if (kind == Kind::kDict && items.size() % 2 != 0) return no("sets a key without a value");
-    auto& target = out_.nodes[stack_.back()].items;
-    target.insert(target.end(), items.begin(), items.end());
+  /// Adds the top n values to the list or dict below them; with `mark`, all above it.
+  Status append(Kind kind, size_t n) {
+    if (!has(n + 1)) return empty();
+    Node& target = out_.nodes[stack_[stack_.size() - n - 1]];
+    if (target.kind != kind) return no("adds to something that is not a list or dict");
+    if (n > 0) {
+      if (target.length == 0) {
+        out_.lists.emplace_back();
+        target.length = static_cast<uint32_t>(out_.lists.size());
+      }
+      auto& items = out_.lists[target.length - 1];
+      items.insert(items.end(), stack_.end() - static_cast<std::ptrdiff_t>(n), stack_.end());
+      added_ += n;
+      if (added_ > limits_.nodes)
+        return no("has more than " + std::to_string(limits_.nodes) + " values");
+      stack_.resize(stack_.size() - n);
+    }
     return fine();
+  }
+  /// The number of values above the last mark, which is dropped.
+  Result<size_t> unmark() {
+    if (marks_.empty()) return no("closes what was not opened");
+    const size_t n = stack_.size() - marks_.back();
+    marks_.pop_back();
+    return n;
   }
   Status put(uint64_t index) {
     if (!has(1)) return no("remembers from an empty stack");
-    if (index > memo_.size()) return no("skips memo entries");
-    if (index == memo_.size()) memo_.push_back(stack_.back());
-    memo_[index] = stack_.back();
+    if (index != memo_.size()) return no("fills its memo out of order");
+    memo_.push_back(stack_.back());
     return fine();
   }
   Status get(uint64_t index) {
@@ -130,16 +158,29 @@ class Reader {
     stack_.push_back(memo_[index]);
     return fine();
   }
+  Status build() {
+    if (!has(2)) return empty();
+    const NodeId state = pop();
+    Node& object = out_.nodes[stack_.back()];
+    if (object.kind == Kind::kDict && object.data == 1) {
+      object.data = 2 + uint64_t{state};
+      return fine();
+    }
+    if (object.kind == Kind::kDict && object.data == Pickle::kConfiguration) return fine();
+    if (object.kind != Kind::kObject || out_.pool[object.data + 2] != kNoNode)
+      return no("sets the state of something that has none");
+    out_.pool[object.data + 2] = state;
+    return fine();
+  }
 
   Status step(uint8_t op) {
     uint64_t n = 0;
-    std::string_view s, t;
-    std::vector<NodeId> items;
-    const auto cut = [this] { return no("ends inside a value"); };
     switch (op) {
-      case 0x80:
-        return number(1, n) && n >= 2 && n <= 5 ? fine() : Status(no("has an unknown protocol"));
-      case 0x95:
+      case 0x80:  // PROTO
+        if (at_ != 1 || !number(1, n) || n < 2 || n > 5) return no("has an unknown protocol");
+        out_.protocol = static_cast<int>(n);
+        return fine();
+      case 0x95:  // FRAME
         return number(8, n) && n <= bytes_.size() - at_
                    ? fine()
                    : Status(no("has a frame longer than the rest"));
@@ -147,51 +188,43 @@ class Reader {
         marks_.push_back(stack_.size());
         return fine();
       case 'N':
-        return push({});
+        return push(Kind::kNone);
       case 0x88:
-        return push({.kind = Kind::kBool, .integer = 1});
+        return push(Kind::kBool, 1);
       case 0x89:
-        return push({.kind = Kind::kBool});
+        return push(Kind::kBool, 0);
       case 'K':
-        return number(1, n) ? integer(static_cast<int64_t>(n)) : Status(cut());
+        return integer_of(1, [](uint64_t v) { return static_cast<int64_t>(v); });
       case 'M':
-        return number(2, n) ? integer(static_cast<int64_t>(n)) : Status(cut());
+        return integer_of(2, [](uint64_t v) { return static_cast<int64_t>(v); });
       case 'J':
-        return number(4, n) ? integer(static_cast<int32_t>(static_cast<uint32_t>(n)))
-                            : Status(cut());
+        return integer_of(
+            4, [](uint64_t v) { return int64_t{static_cast<int32_t>(static_cast<uint32_t>(v))}; });
       case 0x8a: {  // LONG1
-        if (!number(1, n) || n > 8 || !take(n, s))
-          return no("has an integer of more than 64 bits, or ends inside it");
-        int64_t value = n > 0 && static_cast<int8_t>(s[n - 1]) < 0 ? -1 : 0;
-        for (size_t i = n; i-- > 0;)
-          value =
-              static_cast<int64_t>(static_cast<uint64_t>(value) << 8 | static_cast<uint8_t>(s[i]));
-        return integer(value);
-      }
-      case 'G': {  // big-endian double
-        if (!take(8, s)) return cut();
         uint64_t bits = 0;
-        for (const char c : s) bits = bits << 8 | static_cast<uint8_t>(c);
-        double real;
-        std::memcpy(&real, &bits, sizeof real);
-        return push({.kind = Kind::kFloat, .real = real});
+        if (!number(1, n) || n > 8 || !number(n, bits))
+          return no("has an integer of more than 64 bits, or ends inside it");
+        const unsigned shift = static_cast<unsigned>(64 - 8 * n);
+        return integer(n == 0 ? 0 : static_cast<int64_t>(bits << shift) >> shift);
       }
+      case 'G':  // a big-endian double
+        return number(8, n) ? push(Kind::kFloat, __builtin_bswap64(n)) : Status(cut());
       case 0x8c:
-        return number(1, n) && take(n, s) ? text(Kind::kString, s) : Status(cut());
+        return text(Kind::kString, 1);
       case 'X':
-        return number(4, n) && take(n, s) ? text(Kind::kString, s) : Status(cut());
+        return text(Kind::kString, 4);
       case 0x8d:
-        return number(8, n) && take(n, s) ? text(Kind::kString, s) : Status(cut());
+        return text(Kind::kString, 8);
       case 'C':
-        return number(1, n) && take(n, s) ? text(Kind::kBytes, s) : Status(cut());
+        return text(Kind::kBytes, 1);
       case 'B':
-        return number(4, n) && take(n, s) ? text(Kind::kBytes, s) : Status(cut());
+        return text(Kind::kBytes, 4);
       case '}':
-        return push({.kind = Kind::kDict});
+        return push(Kind::kDict);
       case ']':
-        return push({.kind = Kind::kList});
+        return push(Kind::kList);
       case ')':
-        return push({.kind = Kind::kTuple});
+        return tuple(0);
       case 0x85:
         return tuple(1);
       case 0x86:
@@ -199,56 +232,45 @@ class Reader {
       case 0x87:
         return tuple(3);
       case 't': {
-        Node node{.kind = Kind::kTuple};
-        if (!pop_mark(node.items)) return no("closes a tuple that was not opened");
-        return push(std::move(node));
+        LB_TRY(count, unmark());
+        return tuple(count);
       }
-      case 'a': {
-        if (!has(2)) return no("takes more from the stack than there is");
-        items = {pop()};
-        return append(items, Kind::kList);
+      case 'a':
+        return append(Kind::kList, 1);
+      case 'e': {
+        LB_TRY(count, unmark());
+        return append(Kind::kList, count);
       }
-      case 'e':
-        return pop_mark(items) ? append(items, Kind::kList)
-                               : Status(no("closes a list that was not opened"));
-      case 's': {
-        if (!has(3)) return no("takes more from the stack than there is");
-        const NodeId value = pop(), key = pop();
-        items = {key, value};
-        return append(items, Kind::kDict);
+      case 's':
+        return append(Kind::kDict, 2);
+      case 'u': {
+        LB_TRY(count, unmark());
+        return count % 2 == 0 ? append(Kind::kDict, count)
+                              : Status(no("sets a key without a value"));
       }
-      case 'u':
-        return pop_mark(items) ? append(items, Kind::kDict)
-                               : Status(no("closes a dict that was not opened"));
-      case 'c':
-        return line(s) && line(t) ? global(s, t) : Status(cut());
+      case 'c': {
+        std::string_view module, name;
+        return line(module) && line(name) ? global(module, name) : Status(cut());
+      }
       case 0x93: {  // STACK_GLOBAL
-        if (!has(2)) return no("takes more from the stack than there is");
+        if (!has(2)) return empty();
         const NodeId name = pop(), module = pop();
-        if (out_[name].kind != Kind::kString || out_[module].kind != Kind::kString)
+        if (!out_.is(name, Kind::kString) || !out_.is(module, Kind::kString))
           return no("names a global by something else than text");
-        const std::string m = out_[module].text, g = out_[name].text;
-        return global(m, g);
+        return global(out_.text(module), out_.text(name));
       }
       case 'R':
         return call(Kind::kCall);
       case 0x81:
         return call(Kind::kObject);
-      case 'b': {  // BUILD: the state of an object that was made here
-        if (!has(2)) return no("takes more from the stack than there is");
-        const NodeId state = pop();
-        Node& object = out_.nodes[stack_.back()];
-        if ((object.kind != Kind::kObject && object.kind != Kind::kCall) ||
-            object.items.size() != 2)
-          return no("sets the state of something that has none");
-        object.items.push_back(state);
-        return fine();
-      }
+      case 'b':
+        return build();
       case 'Q': {
-        if (!has(1)) return no("takes more from the stack than there is");
-        Node node{.kind = Kind::kPersistent};
-        node.items = {pop()};
-        return push(std::move(node));
+        if (!allowed_.persistent) return no("has a persistent id where none belongs");
+        if (!has(1)) return empty();
+        const NodeId id = pop();
+        out_.pool.push_back(id);
+        return push(Kind::kPersistent, out_.pool.size() - 1);
       }
       case 0x94:
         return put(memo_.size());
@@ -266,10 +288,11 @@ class Reader {
   }
 
   std::string_view bytes_;
-  AllowFn allow_;
+  const Allowlist& allowed_;
   const std::string& what_;
   PickleLimits limits_;
   size_t at_ = 0;
+  uint64_t added_ = 0;
   Pickle out_;
   std::vector<NodeId> stack_, memo_;
   std::vector<size_t> marks_;
@@ -277,9 +300,9 @@ class Reader {
 
 }  // namespace
 
-Result<Pickle> read_pickle(std::string_view bytes, AllowFn allow, const std::string& what,
+Result<Pickle> read_pickle(std::string bytes, const Allowlist& allowed, const std::string& what,
                            const PickleLimits& limits) {
-  return Reader(bytes, allow, what, limits).read();
+  return Reader(std::move(bytes), allowed, what, limits).read();
 }
 
 }  // namespace lowbit::ckpt

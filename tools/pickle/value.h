@@ -1,15 +1,21 @@
-// What a pickle says, as inert data: an arena of nodes that refer to each other by index, so that
-// deep and cyclic inputs cost nothing to drop. A Global is only its name; nothing is looked up and
-// nothing is called.
+// What a pickle says, as inert data: an arena of 16-byte nodes that refer to each other by index,
+// so that deep and cyclic inputs cost nothing to drop. Text stays where it was, in the input. A
+// global is only a row of the allowlist; nothing is looked up and nothing is called.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lowbit::ckpt {
 
 using NodeId = uint32_t;
+constexpr NodeId kNoNode = UINT32_MAX;
 
 enum class Kind : uint8_t {
   kNone,
@@ -19,41 +25,106 @@ enum class Kind : uint8_t {
   kString,
   kBytes,
   kList,
-  kTuple,       // items
-  kDict,        // items: key, value, key, value
-  kGlobal,      // text: "module name"
-  kCall,        // items: callable, arguments
-  kObject,      // items: class, arguments, and the state where one was set
+  kTuple,
+  kDict,        // items: key, value, key, value; also an OrderedDict
+  kGlobal,      // one of the allowlist
+  kCall,        // items: callable, arguments, state or kNoNode
+  kObject,      // the same, made by NEWOBJ
   kPersistent,  // items: the id
 };
 
 struct Node {
   Kind kind = Kind::kNone;
-  int64_t integer = 0;    // kBool, kInt
-  double real = 0;        // kFloat
-  std::string text = {};  // kString, kBytes, kGlobal
-  std::vector<NodeId> items = {};
+  uint32_t length = 0;  // text: bytes; tuple: items; list and dict: number of its vector, 0 empty
+  uint64_t data = 0;  // the number's bits; text: where in the input; tuple, call: where in `pool`;
+                      // dict: 0, or of an OrderedDict 1, or 2 + the node of its attributes,
+                      // or of a node of a configuration tree Pickle::kConfiguration
+};
+
+/// A row of an allowlist.
+struct GlobalRule {
+  std::string_view module, name;
+  const char* arguments;  // what a call of it takes, in the letters of schema.h; null: no call
+  bool object = false;    // NEWOBJ with (), or with `arguments` where they are given, and BUILD
 };
 
 class Pickle {
  public:
-  const Node& operator[](NodeId id) const { return nodes[id]; }
-  /// The value of a string key of a dict, or null.
-  const Node* find(const Node& dict, const std::string& key) const {
-    for (size_t i = 0; i + 1 < dict.items.size(); i += 2) {
-      const Node& k = nodes[dict.items[i]];
-      if (k.kind == Kind::kString && k.text == key) return &nodes[dict.items[i + 1]];
-    }
-    return nullptr;
+  Kind kind(NodeId id) const { return nodes[id].kind; }
+  bool is(NodeId id, Kind kind) const { return id != kNoNode && nodes[id].kind == kind; }
+  int64_t integer(NodeId id) const { return static_cast<int64_t>(nodes[id].data); }
+  double real(NodeId id) const { return std::bit_cast<double>(nodes[id].data); }
+  std::string_view text(NodeId id) const {
+    return std::string_view(bytes).substr(nodes[id].data, nodes[id].length);
   }
-  /// Item i of a node, or None where it has fewer.
-  const Node& item(const Node& node, size_t i) const {
-    return i < node.items.size() ? nodes[node.items[i]] : none;
+  /// What a container, call, object or persistent id holds; nothing for anything else.
+  std::span<const NodeId> items(NodeId id) const {
+    if (id == kNoNode) return {};
+    const Node& n = nodes[id];
+    switch (n.kind) {
+      case Kind::kTuple:
+        return std::span(pool).subspan(n.data, n.length);
+      case Kind::kCall:
+      case Kind::kObject:
+        return std::span(pool).subspan(n.data, 3);
+      case Kind::kPersistent:
+        return std::span(pool).subspan(n.data, 1);
+      case Kind::kList:
+      case Kind::kDict:
+        return n.length == 0 ? std::span<const NodeId>() : std::span(lists[n.length - 1]);
+      default:
+        return {};
+    }
+  }
+  /// Item i of a node, or kNoNode where it has fewer.
+  NodeId item(NodeId id, size_t i) const {
+    const auto all = items(id);
+    return i < all.size() ? all[i] : kNoNode;
+  }
+  /// A dict that is a node of a configuration tree (yacs' CfgNode), whose attributes say nothing.
+  static constexpr uint64_t kConfiguration = uint64_t{1} << 63;
+  bool configuration(NodeId id) const {
+    return is(id, Kind::kDict) && nodes[id].data == kConfiguration;
+  }
+  bool ordered(NodeId id) const {
+    return is(id, Kind::kDict) && nodes[id].data != 0 && nodes[id].data != kConfiguration;
+  }
+  /// The attributes of an OrderedDict (such as `_metadata` of a module's state dict), or kNoNode.
+  NodeId attributes(NodeId id) const {
+    return ordered(id) && nodes[id].data > 1 ? static_cast<NodeId>(nodes[id].data - 2) : kNoNode;
+  }
+  /// The global itself, or the one that a call or object names; null for anything else.
+  const GlobalRule* global(NodeId id) const {
+    if (is(id, Kind::kCall) || is(id, Kind::kObject)) id = item(id, 0);
+    return is(id, Kind::kGlobal) ? &rules[nodes[id].data] : nullptr;
+  }
+  /// The value of a string key of a dict, or kNoNode.
+  NodeId find(NodeId dict, std::string_view key) const {
+    const auto all = items(dict);
+    for (size_t i = 0; i + 1 < all.size(); i += 2) {
+      if (is(all[i], Kind::kString) && text(all[i]) == key) return all[i + 1];
+    }
+    return kNoNode;
+  }
+  /// A string key that a dict has twice: one reader would take the first, another the last.
+  std::optional<std::string_view> repeated_key(NodeId dict) const {
+    std::vector<std::string_view> keys;
+    const auto all = items(dict);
+    for (size_t i = 0; i + 1 < all.size(); i += 2) {
+      if (is(all[i], Kind::kString)) keys.push_back(text(all[i]));
+    }
+    std::sort(keys.begin(), keys.end());
+    const auto twice = std::adjacent_find(keys.begin(), keys.end());
+    return twice == keys.end() ? std::nullopt : std::optional(*twice);
   }
 
+  std::string bytes;  // the input
+  std::span<const GlobalRule> rules;
   std::vector<Node> nodes;
+  std::vector<NodeId> pool;
+  std::vector<std::vector<NodeId>> lists;
   NodeId root = 0;
-  Node none;
+  int protocol = 0;
 };
 
 }  // namespace lowbit::ckpt

@@ -1,59 +1,117 @@
-// Writes the few pickle opcodes that torch's own files use, without memo.
+// Writes the few pickle opcodes that torch's own files use. Globals and texts are memoized as
+// Python's pickler does, so that what is said often costs two bytes.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
-namespace lowbit::ckpt::emit {
+namespace lowbit::ckpt {
 
+/// The low `width` bytes of n, least first.
 inline std::string little(uint64_t n, int width) {
   std::string s;
   for (int i = 0; i < width; ++i) s += static_cast<char>(n >> (8 * i) & 0xff);
   return s;
 }
-inline std::string none() { return "N"; }
-inline std::string boolean(bool b) { return b ? "\x88" : "\x89"; }
-inline std::string integer(int64_t n) {
-  if (n >= 0 && n < 256) return "K" + little(static_cast<uint64_t>(n), 1);
-  if (n >= 0 && n < 65536) return "M" + little(static_cast<uint64_t>(n), 2);
-  if (n >= INT32_MIN && n <= INT32_MAX) return "J" + little(static_cast<uint32_t>(n), 4);
-  return std::string("\x8a\x08", 2) + little(static_cast<uint64_t>(n), 8);
-}
-inline std::string text(std::string_view s) { return "X" + little(s.size(), 4) + std::string(s); }
-inline std::string global(std::string_view module, std::string_view name) {
-  return "c" + std::string(module) + "\n" + std::string(name) + "\n";
-}
-/// A tuple of pickled items.
-inline std::string tuple(const std::vector<std::string>& items) {
-  if (items.empty()) return ")";
-  std::string s = items.size() > 3 ? "(" : "";
-  for (const std::string& item : items) s += item;
-  return s + (items.size() == 1   ? "\x85"
-              : items.size() == 2 ? "\x86"
-              : items.size() == 3 ? "\x87"
-                                  : "t");
-}
-inline std::string integers(const std::vector<int64_t>& values) {
-  std::vector<std::string> items;
-  for (const int64_t v : values) items.push_back(integer(v));
-  return tuple(items);
-}
-/// A dict of pickled keys and values, alternating.
-inline std::string dict(const std::string& items) {
-  return items.empty() ? "}" : "}(" + items + "u";
-}
-inline std::string list(const std::string& items) {
-  return items.empty() ? "]" : "](" + items + "e";
-}
-inline std::string call(const std::string& callable, const std::string& arguments) {
-  return callable + arguments + "R";
-}
-/// cls.__new__(cls) with a state.
-inline std::string object(const std::string& cls, const std::string& state) {
-  return cls + ")\x81" + state + "b";
-}
 
-}  // namespace lowbit::ckpt::emit
+class PickleWriter {
+ public:
+  explicit PickleWriter(int protocol) {
+    raw("\x80").raw(little(static_cast<uint64_t>(protocol), 1));
+  }
+  PickleWriter& none() { return raw("N"); }
+  PickleWriter& boolean(bool b) { return raw(b ? "\x88" : "\x89"); }
+  PickleWriter& integer(int64_t n) {
+    if (n >= 0 && n < 256) return raw("K").raw(little(static_cast<uint64_t>(n), 1));
+    if (n >= 0 && n < 65536) return raw("M").raw(little(static_cast<uint64_t>(n), 2));
+    if (n >= INT32_MIN && n <= INT32_MAX) return raw("J").raw(little(static_cast<uint32_t>(n), 4));
+    int width = 5;  // the fewest bytes that keep the sign
+    while (width < 8 && n >> (8 * width - 1) != 0 && n >> (8 * width - 1) != -1) ++width;
+    return raw("\x8a")
+        .raw(little(static_cast<uint64_t>(width), 1))
+        .raw(little(static_cast<uint64_t>(n), width));
+  }
+  PickleWriter& floating(double x) {
+    const uint64_t bits = std::bit_cast<uint64_t>(x);
+    std::string big;
+    for (int i = 7; i >= 0; --i) big += static_cast<char>(bits >> (8 * i) & 0xff);
+    return raw("G").raw(big);
+  }
+  /// As protocol 2 has them: _codecs.encode(text, "latin1").
+  PickleWriter& bytes(std::string_view s) {
+    std::string utf8;
+    for (const char c : s) {
+      const auto b = static_cast<unsigned char>(c);
+      if (b < 0x80) {
+        utf8 += c;
+      } else {
+        utf8 += static_cast<char>(0xc0 | b >> 6);
+        utf8 += static_cast<char>(0x80 | (b & 0x3f));
+      }
+    }
+    global("_codecs", "encode");
+    return text(utf8).text("latin1").tuple(2).call();
+  }
+  PickleWriter& text(std::string_view s) {
+    return once('t' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
+  }
+  /// Text that is another object to Python than equal text elsewhere: it is memoized apart.
+  PickleWriter& own_text(std::string_view s) {
+    return once('k' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
+  }
+  PickleWriter& global(std::string_view module, std::string_view name) {
+    const std::string both = std::string(module) + "\n" + std::string(name) + "\n";
+    return once('g' + both, "c" + both);
+  }
+  PickleWriter& mark() { return raw("("); }
+  /// A tuple of the last n values; where n > 3, mark() must have come before them.
+  PickleWriter& tuple(size_t n) {
+    return raw(n == 0 ? ")" : n == 1 ? "\x85" : n == 2 ? "\x86" : n == 3 ? "\x87" : "t");
+  }
+  PickleWriter& integers(const std::vector<int64_t>& values) {
+    if (values.size() > 3) mark();
+    for (const int64_t v : values) integer(v);
+    return tuple(values.size());
+  }
+  PickleWriter& empty_dict() { return raw("}"); }
+  PickleWriter& empty_list() { return raw("]"); }
+  PickleWriter& set_items() { return raw("u"); }   // after mark(), key, value, ...
+  PickleWriter& set_item() { return raw("s"); }    // after key, value
+  PickleWriter& appends() { return raw("e"); }     // after mark(), value, ...
+  PickleWriter& append() { return raw("a"); }      // after value
+  PickleWriter& call() { return raw("R"); }        // after callable, arguments
+  PickleWriter& object() { return raw(")\x81"); }  // after class
+  PickleWriter& build() { return raw("b"); }       // after object, state
+  PickleWriter& persistent() { return raw("Q"); }
+  /// Memoizes the last value, as Python's pickler does with tuples and objects.
+  PickleWriter& put() {
+    const uint64_t index = memo_size_++;
+    return index < 256 ? raw("q").raw(little(index, 1)) : raw("r").raw(little(index, 4));
+  }
+  /// The number that the next `put` will give.
+  uint64_t next() const { return memo_size_; }
+  PickleWriter& get(uint64_t index) {
+    return index < 256 ? raw("h").raw(little(index, 1)) : raw("j").raw(little(index, 4));
+  }
+  std::string finish() { return std::move(raw(".").out_); }
+
+ private:
+  PickleWriter& raw(std::string_view s) {
+    out_ += s;
+    return *this;
+  }
+  PickleWriter& once(std::string key, const std::string& bytes) {
+    const auto [known, is_new] = memo_.try_emplace(std::move(key), memo_size_);
+    if (is_new) return raw(bytes).put();
+    return get(known->second);
+  }
+  std::string out_;
+  std::unordered_map<std::string, uint64_t> memo_;
+  uint64_t memo_size_ = 0;
+};
+
+}  // namespace lowbit::ckpt

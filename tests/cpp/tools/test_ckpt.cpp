@@ -1,6 +1,7 @@
-// The checkpoint readers on broken input, in memory: valid files are made by our own writers, then
-// cut, flipped, spliced and repeated. Every mutant must be read or refused; under the sanitizers a
-// stray byte would show. The same seeds every time.
+// The checkpoint readers on broken input: what our own writers write and the corpora of the fuzzers,
+// then the same cut, flipped, spliced and repeated. Every mutant must be read or refused; under the
+// sanitizers a stray byte would show. The same seeds every time.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -9,8 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "container/dcp.h"
+#include "container/item.h"
+#include "fuzz/targets.h"
+#include "pickle/plain.h"
 #include "pickle/writer.h"
-#include "tools/fuzz.h"
 
 namespace {
 
@@ -21,6 +25,10 @@ int passed = 0, missed = 0;
 void expect(bool ok, const std::string& what) {
   (ok ? passed : missed) += 1;
   if (!ok) std::printf("FAILED: %s\n", what.c_str());
+}
+
+bool accepts(const char* target, std::string_view input) {
+  return find_fuzz_target(target)->read(input);
 }
 
 /// Bytes that a writer leaves in a file.
@@ -52,17 +60,19 @@ std::string tensor_item(const char* dtype, const Shape& shape) {
   });
 }
 
+std::string value_pickle() {
+  const Value value = Value::tuple({Value::number(1 << 20), Value::boolean(true), Value::none(),
+                                    Value::words("lr"), Value::floating(0.5),
+                                    Value::list({Value::number(-7), Value::number(1ll << 40)})});
+  PickleWriter pickle(2);
+  write_value(pickle, value);
+  return pickle.finish();
+}
+
 std::string value_item() {
   return written([](Output& out) {
     ZipWriter zip(out);
-    using namespace emit;
-    expect(zip.record("data.pkl", "\x80\x02" +
-                                      tuple({integer(1 << 20), boolean(true), none(), text("lr"),
-                                             list(integer(-7) + integer(1ll << 40))}) +
-                                      ".")
-                   .ok() &&
-               zip.close().ok(),
-           "value");
+    expect(zip.record("data.pkl", value_pickle()).ok() && zip.close().ok(), "value");
   });
 }
 
@@ -70,14 +80,14 @@ std::string metadata() {
   Manifest m;
   m.has_paths = true;
   const Dtype* f32 = find_dtype("float32");
-  m.tensors.push_back(
-      {"a.weight",
-       f32,
-       {6, 4},
-       {{{0, 0}, {3, 4}, {"__0_0.distcp", 0, 100}}, {{3, 0}, {3, 4}, {"__1_0.distcp", 0, 100}}}});
-  m.tensors.push_back({"b", find_dtype("uint8"), {}, {{{}, {}, {"__0_0.distcp", 100, 50}}}});
-  m.blobs.push_back({"lr", {"__0_0.distcp", 150, 20}});
-  m.paths = {{"a.weight", {"model", "a.weight"}}, {"lr", {"optim", int64_t{0}, "lr"}}};
+  m.file_names = {"__0_0.distcp", "__1_0.distcp"};
+  m.tensors.push_back({"a.weight",
+                       {"model", "a.weight"},
+                       f32,
+                       {6, 4},
+                       {{{0, 0}, {3, 4}, {0, 0, 0, 100}}, {{3, 0}, {3, 4}, {1, 0, 0, 100}}}});
+  m.tensors.push_back({"b", {"b"}, find_dtype("uint8"), {}, {{{}, {}, {0, 0, 100, 50}}}});
+  m.blobs.push_back({"lr", {"optim", Key(Key::Kind::kIndex, 0), "lr"}, {0, 0, 150, 20}});
   return metadata_bytes(m, "x");
 }
 
@@ -111,38 +121,76 @@ std::string mutant(const std::string& from, const std::vector<std::string>& all,
   return s;
 }
 
-void test_mutants() {
-  std::vector<std::string> seeds = {std::string(1, 1) + metadata(),
-                                    std::string(1, 2) + value_item(),
-                                    std::string(1, 3) + tensor_item("float32", {3, 5}),
-                                    std::string(1, 3) + tensor_item("float8_e4m3fn", {7}),
-                                    std::string(1, 3) + tensor_item("bfloat16", {0, 4}),
-                                    std::string(1, 3) + tensor_item("uint8", {})};
-  seeds.push_back(std::string(1, 0) + seeds[0].substr(1));
-  for (const std::string& seed : seeds)
-    expect(read_untrusted(seed), "what our writers write is read, kind " + std::to_string(seed[0]));
-  std::mt19937 rng(1);
-  size_t accepted = 0;
-  constexpr size_t kMutants = 30000;
-  for (size_t i = 0; i < kMutants; ++i)
-    accepted += read_untrusted(mutant(seeds[i % seeds.size()], seeds, rng));
-  std::printf("%zu mutants: %zu accepted, %zu refused\n", kMutants, accepted, kMutants - accepted);
-  expect(accepted > 0 && accepted < kMutants / 3,
-         "most mutants are refused, and a few are harmless");
+/// The files of a target's corpus, by name; the tests do without what is not there.
+std::vector<std::string> corpus(const char* target) {
+  std::vector<std::filesystem::path> paths;
+  std::error_code none;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(LOWBIT_CORPUS) / target, none)) {
+    if (entry.is_regular_file()) paths.push_back(entry.path());
+  }
+  std::sort(paths.begin(), paths.end());
+  std::vector<std::string> out;
+  for (const auto& path : paths) {
+    std::ifstream in(path, std::ios::binary);
+    out.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  }
+  return out;
+}
+
+/// What our writers write, for targets that read it.
+std::vector<std::string> written_for(const std::string& target) {
+  if (target == "pickle" || target == "value") return {value_pickle()};
+  if (target == "metadata") return {metadata()};
+  if (target == "join") {
+    const std::string part = metadata();
+    return {little(part.size(), 2) + part + part};
+  }
+  if (target == "zip") return {tensor_item("float32", {3, 5}), value_item()};
+  if (target == "value_item") return {value_item()};
+  if (target == "tensor_item")
+    return {tensor_item("float32", {3, 5}), tensor_item("float8_e4m3fn", {7}),
+            tensor_item("bfloat16", {0, 4}), tensor_item("uint8", {})};
+  return {};
+}
+
+void test_targets() {
+  constexpr size_t kMutants = 6000;
+  for (const FuzzTarget& target : fuzz_targets()) {
+    const std::string name = target.name;
+    std::vector<std::string> seeds = written_for(name);
+    for (const std::string& seed : seeds)
+      expect(name == "join" || target.read(seed), name + ": what our writers write is read");
+    const auto kept = corpus(target.name);
+    expect(!kept.empty(), name + ": has a corpus in tests/corpus");
+    size_t read = 0;
+    for (const std::string& input : kept) read += target.read(input);
+    seeds.insert(seeds.end(), kept.begin(), kept.end());
+    if (seeds.empty()) continue;
+    std::mt19937 rng(1);
+    size_t accepted = 0;
+    for (size_t i = 0; i < kMutants; ++i)
+      accepted += target.read(mutant(seeds[i % seeds.size()], seeds, rng));
+    std::printf("%-12s %zu of %zu files of its corpus accepted, %zu of %zu mutants\n", target.name,
+                read, kept.size(), accepted, kMutants);
+    expect(read > 0, name + ": its corpus has sound inputs");
+    expect(accepted > 0 && accepted < kMutants / 2,
+           name + ": most mutants are refused, and a few are harmless");
+  }
 }
 
 void test_every_cut() {
-  const std::string item = std::string(1, 3) + tensor_item("float32", {3, 5}),
-                    meta = std::string(1, 1) + metadata();
-  for (const std::string& whole : {item, meta}) {
+  const std::string item = tensor_item("float32", {3, 5});
+  for (const auto& [target, whole] :
+       {std::pair{"tensor_item", item}, std::pair{"metadata", metadata()}}) {
     bool all = true;
-    for (size_t n = 0; n < whole.size(); ++n) all = all && !read_untrusted(whole.substr(0, n));
+    for (size_t n = 0; n < whole.size(); ++n) all = all && !accepts(target, whole.substr(0, n));
     expect(all, "a file that is cut anywhere is refused");
   }
   bool all = true;
   for (size_t n = 1; n < 40; ++n)
-    all = all && !read_untrusted(item + std::string(n, '\0')) &&
-          !read_untrusted(item.substr(0, 1) + std::string(n, 'x') + item.substr(1));
+    all = all && !accepts("tensor_item", item + std::string(n, '\0')) &&
+          !accepts("tensor_item", std::string(n, 'x') + item);
   expect(all, "junk before or behind a zip is refused");
 }
 
@@ -152,42 +200,41 @@ void test_zip_tricks() {
     std::string s = item;
     size_t at = s.find(from);
     for (; nth > 0; --nth) at = s.find(from, at + 1);
-    return std::string(1, 3) + s.replace(at, to.size(), to);
+    return s.replace(at, to.size(), to);
   };
-  expect(read_untrusted(std::string(1, 3) + item), "the item itself");
-  expect(!read_untrusted(with("archive/byteorder", "archive/data.pkl\0", 1)),
+  expect(accepts("tensor_item", item), "the item itself");
+  expect(!accepts("tensor_item", with("archive/byteorder", "archive/data.pkl\0", 1)),
          "a second name in the directory only");
-  expect(!read_untrusted(with("data/0", "data/1", 0)), "a local name that is another");
-  expect(!read_untrusted(with("FloatStorage", "MixedStorage", 0)),
+  expect(!accepts("tensor_item", with("data/0", "data/1", 0)), "a local name that is another");
+  expect(!accepts("tensor_item", with("FloatStorage", "MixedStorage", 0)),
          "a storage class outside the allowlist");
-  expect(!read_untrusted(with("_rebuild_tensor_v2", "_rebuild_sparse_v2", 0)),
+  expect(!accepts("tensor_item", with("_rebuild_tensor_v2", "_rebuild_sparse_v2", 0)),
          "a function outside the allowlist");
   std::string packed = item;
   const size_t central = packed.find(std::string("PK\x01\x02", 4));
   packed[central + 10] = 8;
-  expect(!read_untrusted(std::string(1, 3) + packed), "a compressed record");
+  expect(!accepts("tensor_item", packed), "a compressed record");
   packed[central + 10] = 0;
   packed[central + 8] |= 1;
-  expect(!read_untrusted(std::string(1, 3) + packed), "an encrypted record");
+  expect(!accepts("tensor_item", packed), "an encrypted record");
 }
 
 void test_depth() {
   std::string deep = "\x80\x04";
   for (int i = 0; i < 60000; ++i) deep += "]";
   for (int i = 0; i < 59999; ++i) deep += "a";
-  expect(read_untrusted(std::string(1, 0) + deep + "."), "60,000 nested lists are no danger");
+  expect(accepts("pickle", deep + "."), "60,000 nested lists are no danger");
   std::string cyclic = "\x80\x04]q";
   cyclic += '\0';
   cyclic += "h";
   cyclic += '\0';
-  expect(read_untrusted(std::string(1, 0) + cyclic + "a."),
-         "a list that holds itself is no danger");
+  expect(accepts("pickle", cyclic + "a."), "a list that holds itself is no danger");
 }
 
 }  // namespace
 
 int main() {
-  test_mutants();
+  test_targets();
   test_every_cut();
   test_zip_tricks();
   test_depth();

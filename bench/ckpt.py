@@ -1,0 +1,157 @@
+"""The checkpoint tool beside `cp` and torch's own converter: time as a ratio to a copy of the same bytes, and peak memory.
+
+    python -m bench.ckpt                 1 GiB of float32 AdamW state on two ranks
+    python -m bench.ckpt --gib 0.1 --repeats 2 --json out/ckpt.json
+    python -m bench.ckpt --gib 10        memory does not grow
+
+All contenders take their turns in one run, so that they see the same machine; ratios are of best times. The cache is warm. `cp` does not wait for the
+disk and the tool does (it syncs before its output appears), so `cp` followed by a sync is measured too: that is the fair neighbour where the disk is slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import date
+
+import torch
+
+# Starts a command from a small process: a child's peak memory counts what its parent had.
+MEASURE = """
+import os, sys, time
+begin = time.perf_counter()
+pid = os.fork()
+if pid == 0:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.execvp(sys.argv[1], sys.argv[1:])
+_, status, usage = os.wait4(pid, 0)
+print(status, time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+"""
+
+TORCH_SAVE = (
+    "import sys; from torch.distributed.checkpoint.format_utils import dcp_to_torch_save; "
+    "dcp_to_torch_save(sys.argv[1], sys.argv[2])"
+)
+
+
+def make(path: pathlib.Path, gib: float, tool: str) -> None:
+    """AdamW's state of layers of a transformer, as two ranks save it."""
+    import torch.distributed.checkpoint as dcp
+
+    generator = torch.Generator().manual_seed(0)
+    left, state, i = int(gib * 2**30), {}, 0
+    shapes = [(4096, 1024), (1024, 4096), (3072, 1024), (1024, 1024), (1024,)]
+    block = torch.randn(4096, 1024, generator=generator)
+    while left > 0:
+        shape = shapes[i % len(shapes)]
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        rows = block.reshape(-1)[:count].reshape(shape)
+        state[f"layers.{i // 5}.{i % 5}.weight"] = {
+            "step": torch.tensor(7.0),
+            "exp_avg": rows * 1e-3,
+            "exp_avg_sq": rows.square() * 1e-6,
+        }
+        left -= 8 * count
+        i += 1
+    groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(state)}]
+    whole = path.with_name(path.name + ".whole")
+    saved = {"optim": {"state": state, "param_groups": groups}}
+    dcp.save(saved, checkpoint_id=whole, no_dist=True)
+    subprocess.run([tool, "reshard", whole, path, "--world-size", "2", "--quiet"], check=True)
+    shutil.rmtree(whole)
+
+
+def remove(path: pathlib.Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def measured(command: list[str]) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", MEASURE, *command],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    status, seconds, cpu, peak = done.stdout.split()
+    if status != "0":
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+    return {"seconds": float(seconds), "cpu": float(cpu), "peak_mib": int(peak) / 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", default=None, help="where the data lies (TMPDIR, else /tmp)")
+    parser.add_argument("--tool", default=shutil.which("lowbit-ckpt"))
+    parser.add_argument("--json", type=pathlib.Path, default=None)
+    given = parser.parse_args()
+    if not given.tool:
+        raise SystemExit("lowbit-ckpt is not on PATH")
+    with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=given.folder) as folder:
+        source, out = pathlib.Path(folder) / "source", pathlib.Path(folder) / "out"
+        make(source, given.gib, given.tool)
+        size = sum(f.stat().st_size for f in source.iterdir())
+        tool, a, b = given.tool, str(source), str(out)
+        contenders = {
+            "cp": ["cp", "-r", "--reflink=never", a, b],
+            "cp, then sync": ["sh", "-c", f"cp -r --reflink=never {a} {b} && sync {b}/*"],
+            "reshard 2 -> 4": [tool, "reshard", a, b, "--world-size", "4"],
+            "reshard 2 -> 4, 1 thread": [tool, "reshard", a, b, "--world-size", "4", "--threads", "1"],
+            "reshard 2 -> 2 (copies)": [tool, "reshard", a, b, "--world-size", "2"],
+            "reshard 2 -> 1 x 4 (columns)": [tool, "reshard", a, b, "--mesh", "1x4"],
+            "convert to lowbit 8-bit": [tool, "convert", a, b, "--to", "lowbit", "--state-format", "8bit"],
+            "dcp_to_torch_save": [sys.executable, "-W", "ignore", "-c", TORCH_SAVE, a, b],
+        }  # fmt: skip
+        about = subprocess.run([tool, "--help"], capture_output=True, text=True).stdout
+        if "\n  convert" not in about:
+            del contenders["convert to lowbit 8-bit"]
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+        for _ in range(given.repeats):
+            for name, command in contenders.items():
+                remove(out)
+                rounds[name].append(measured(command))
+    best = {name: min(r["seconds"] for r in runs) for name, runs in rounds.items()}
+    rows = {
+        name: {
+            "best_seconds": round(best[name], 3),
+            "to_cp": round(best[name] / best["cp"], 2),
+            "to_cp_and_sync": round(best[name] / best["cp, then sync"], 2),
+            "cpu_seconds": round(min(r["cpu"] for r in runs), 3),
+            "peak_mib": round(max(r["peak_mib"] for r in runs), 1),
+        }
+        for name, runs in rounds.items()
+    }
+    result = {
+        "date": str(date.today()),
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "tool": subprocess.run([given.tool, "--version"], capture_output=True, text=True).stdout.strip(),
+        },
+        "bytes": size,
+        "repeats": given.repeats,
+        "results": rows,
+    }  # fmt: skip
+    print(f"{size / 2**30:.2f} GiB, best of {given.repeats}")
+    for name, row in rows.items():
+        print(
+            f"{name:<30} {row['best_seconds']:8.3f} s  {row['to_cp']:6.2f} x cp  {row['to_cp_and_sync']:6.2f} x cp and sync"
+            f"  {row['cpu_seconds']:7.2f} s cpu  {row['peak_mib']:8.1f} MiB"
+        )
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

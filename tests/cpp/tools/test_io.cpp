@@ -1,0 +1,93 @@
+// Small tools of the checkpoint tool: CRCs that are put together, globs, cuts of meshes.
+#include <cstdio>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "container/dcp_cut.h"
+#include "io/crc32.h"
+#include "pipeline/select.h"
+
+namespace {
+
+using namespace lowbit::ckpt;
+
+int passed = 0, missed = 0;
+
+void expect(bool ok, const std::string& what) {
+  (ok ? passed : missed) += 1;
+  if (!ok) std::printf("FAILED: %s\n", what.c_str());
+}
+
+void test_joined_crcs() {
+  std::mt19937_64 random(3);
+  std::string bytes(100'000, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  const uint32_t whole = crc32(0, bytes.data(), bytes.size());
+  expect(crc32(0, "123456789", 9) == 0xcbf43926, "the CRC of zip");
+  for (const size_t at : {0ul, 1ul, 2ul, 63ul, 64ul, 4096ul, 65537ul, 99'999ul, 100'000ul}) {
+    const uint32_t a = crc32(0, bytes.data(), at),
+                   b = crc32(0, bytes.data() + at, bytes.size() - at);
+    expect(crc32_joined(a, b, bytes.size() - at) == whole, "joined at " + std::to_string(at));
+  }
+  // Lengths beyond 32 bits: zeros before nothing else are no change of a CRC's difference.
+  const uint64_t large = 5ull << 32;
+  const uint32_t once = crc32_joined(crc32_joined(1, 0, large), 0, large);
+  expect(once == crc32_joined(1, 0, 2 * large), "lengths add up");
+}
+
+void test_globs() {
+  const struct {
+    const char *pattern, *name;
+    bool fits;
+  } cases[] = {{"*", "", true},
+               {"a*c", "abbbc", true},
+               {"a*c", "abbbd", false},
+               {"*.exp_avg", "optim.state.a.b.exp_avg", true},
+               {"*.exp_avg", "optim.state.a.exp_avg_sq", false},
+               {"layer?.w", "layer1.w", true},
+               {"layer?.w", "layer12.w", false},
+               {"[ab]x", "bx", true},
+               {"[!ab]x", "bx", false},
+               {"[!ab]x", "cx", true},
+               {"[0-9][0-9]", "42", true},
+               {"[]]", "]", true},
+               {"[a", "[a", true},
+               {"\\*", "*", true},
+               {"\\*", "x", false},
+               {"a", "", false},
+               {"", "", true},
+               {"**a**", "bab", true}};
+  for (const auto& c : cases)
+    expect(glob_matches(c.pattern, c.name) == c.fits, std::string(c.pattern) + " on " + c.name);
+  // No backtracking into the past: this would take years.
+  std::string stars;
+  for (int i = 0; i < 200; ++i) stars += "*a";
+  expect(!glob_matches(stars + "*b", std::string(5000, 'a')), "many stars");
+}
+
+void test_cuts() {
+  const auto cuts = cut({7, 5}, {{2, 2}, {0, 1}});
+  expect(cuts.size() == 4 && cuts[3].rank == 3, "a grid");
+  expect(cuts[3].box.offset == Shape{4, 3} && cuts[3].box.shape == Shape{3, 2}, "its last corner");
+  expect(cut({3}, {{8}, {0}}).size() == 3, "ranks without rows are left out");
+  expect(cut({0, 4}, {{8}, {0}}).size() == 1, "an empty tensor keeps one box");
+  expect(cut({}, {{4}, {0}}).size() == 1 && cut({}, {{4}, {0}})[0].rank == 0, "a scalar");
+  const auto twice = cut({7}, {{2, 2}, {0, 0}});
+  expect(twice.size() == 4 && twice[1].box.offset[0] == 2 && twice[2].box.offset[0] == 4 &&
+             twice[3].box.shape[0] == 1,
+         "a dimension that is cut twice");
+  expect(!check_mesh({{70000}, {0}}).ok() && !check_mesh({{2, 2}, {0}}).ok() &&
+             !check_mesh({{1 << 16, 1 << 16}, {0, 1}}).ok(),
+         "meshes without sense");
+}
+
+}  // namespace
+
+int main() {
+  test_joined_crcs();
+  test_globs();
+  test_cuts();
+  std::printf("%d passed, %d failed\n", passed, missed);
+  return missed == 0 ? 0 : 1;
+}

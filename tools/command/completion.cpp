@@ -1,0 +1,230 @@
+// `lowbit-ckpt completion SHELL`: what makes a shell complete commands and options.
+#include <fmt/core.h>
+
+#include "command/command.h"
+#include "command/outline.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// For a text between single quotes.
+std::string single_quoted(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\'') {
+      out += "'\\''";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string joined(const std::vector<std::string>& words, const char* between) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : between) + word;
+  return out;
+}
+
+std::vector<std::string> option_names(const Outline& of) {
+  std::vector<std::string> out;
+  for (const OutlineOption& o : of.options) out.insert(out.end(), o.names.begin(), o.names.end());
+  return out;
+}
+
+std::vector<std::string> command_names(const Outline& of) {
+  std::vector<std::string> out;
+  for (const Outline& command : of.commands) out.push_back(command.name);
+  return out;
+}
+
+std::string bash(const Outline& app) {
+  std::string values, commands;
+  for (const Outline& command : app.commands) {
+    for (const OutlineOption& o : command.options) {
+      if (o.value.empty()) continue;
+      std::vector<std::string> patterns;
+      for (const std::string& name : o.names) patterns.push_back(command.name + ":" + name);
+      values += "    " + joined(patterns, "|") + ") ";
+      if (!o.choices.empty()) {
+        values += "words='" + joined(o.choices, " ") + "' ;;\n";
+      } else {
+        values += std::string(o.is_path() ? "files=1" : "return") + " ;;\n";
+      }
+    }
+    std::vector<std::string> words;
+    bool files = false;
+    for (const OutlineOption& place : command.places) {
+      words.insert(words.end(), place.choices.begin(), place.choices.end());
+      files = files || place.is_path();
+    }
+    commands += fmt::format("        {}) options='{}' words='{}'{} ;;\n", command.name,
+                            joined(option_names(command), " "), joined(words, " "),
+                            files ? " files=1" : "");
+  }
+  return fmt::format(R"(# bash completion for lowbit-ckpt
+_lowbit_ckpt() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
+  local command='' options='' words='' files='' i
+  # Where '=' divides words: --option=value.
+  if [[ $current == = ]]; then
+    current=''
+  elif [[ $previous == = ]]; then
+    previous="${{COMP_WORDS[COMP_CWORD-2]}}"
+  fi
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    if [[ ${{COMP_WORDS[i]}} != -* ]]; then
+      command="${{COMP_WORDS[i]}}"
+      break
+    fi
+  done
+  COMPREPLY=()
+  case "$command:$previous" in
+{}    *)
+      case "$command" in
+        '') options='{}' words='{}' ;;
+{}      esac ;;
+  esac
+  if [[ $current == -* ]]; then
+    words=$options files=''
+  fi
+  [[ -z $words ]] || mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+  if [[ -n $files ]]; then
+    compopt -o filenames 2>/dev/null
+    mapfile -t -O "${{#COMPREPLY[@]}}" COMPREPLY < <(compgen -f -- "$current")
+  fi
+}}
+complete -F _lowbit_ckpt lowbit-ckpt
+)",
+                     values, joined(option_names(app), " "), joined(command_names(app), " "),
+                     commands);
+}
+
+std::string zsh_value(const OutlineOption& o) {
+  if (o.value.empty()) return "";
+  const char* action = o.is_path() ? "_files" : " ";
+  return ":" + o.value + ":" + (o.choices.empty() ? action : "(" + joined(o.choices, " ") + ")");
+}
+
+/// In _arguments, brackets and colons of a description have a meaning.
+std::string zsh_text(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '[' || c == ']' || c == ':' || c == '\\') out += '\\';
+    out += c;
+  }
+  return single_quoted(out);
+}
+
+std::string zsh_options(const Outline& of, const char* indent) {
+  std::string out;
+  for (const OutlineOption& o : of.options) {
+    for (const std::string& name : o.names) {
+      out += fmt::format(" \\\n{}'{}{}{}[{}]{}'", indent, o.many ? "*" : "", name,
+                         o.value.empty() ? "" : (name.starts_with("--") ? "=" : "+"),
+                         zsh_text(o.about), zsh_value(o));
+    }
+  }
+  return out;
+}
+
+std::string zsh(const Outline& app) {
+  std::string names, commands;
+  for (const Outline& command : app.commands) {
+    names += "        '" + command.name + ":" + zsh_text(command.about) + "'\n";
+    commands +=
+        fmt::format("        {}) _arguments{}", command.name, zsh_options(command, "          "));
+    size_t place = 1;
+    for (const OutlineOption& o : command.places)
+      commands += fmt::format(" \\\n          '{}{}'", place++, zsh_value(o));
+    commands += " ;;\n";
+  }
+  return fmt::format(R"(#compdef lowbit-ckpt
+# zsh completion for lowbit-ckpt
+_lowbit_ckpt() {{
+  local context state state_descr line
+  typeset -A opt_args
+  _arguments -C{} \
+    '1: :->command' '*:: :->rest'
+  case $state in
+    command)
+      local -a commands
+      commands=(
+{}      )
+      _describe command commands ;;
+    rest)
+      case $line[1] in
+{}      esac ;;
+  esac
+}}
+if [ "$funcstack[1]" = _lowbit_ckpt ]; then
+  _lowbit_ckpt "$@"
+else
+  compdef _lowbit_ckpt lowbit-ckpt
+fi
+)",
+                     zsh_options(app, "    "), names, commands);
+}
+
+std::string fish_text(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\'' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+std::string fish_options(const Outline& of, const std::string& where) {
+  std::string out;
+  for (const OutlineOption& o : of.options) {
+    out += "complete -c lowbit-ckpt -n '" + where + "'";
+    for (const std::string& name : o.names)
+      out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+    if (!o.value.empty()) out += o.is_path() ? " -r -F" : " -x";
+    if (!o.choices.empty()) out += " -a '" + joined(o.choices, " ") + "'";
+    out += " -d '" + fish_text(o.about) + "'\n";
+  }
+  return out;
+}
+
+std::string fish(const Outline& app) {
+  std::string out = "# fish completion for lowbit-ckpt\ncomplete -c lowbit-ckpt -f\n";
+  out += fish_options(app, "__fish_use_subcommand");
+  for (const Outline& command : app.commands) {
+    const std::string where = "__fish_seen_subcommand_from " + command.name;
+    out += fmt::format("complete -c lowbit-ckpt -n __fish_use_subcommand -a {} -d '{}'\n",
+                       command.name, fish_text(command.about));
+    out += fish_options(command, where);
+    for (const OutlineOption& place : command.places) {
+      if (!place.choices.empty())
+        out += fmt::format("complete -c lowbit-ckpt -n '{}' -a '{}'\n", where,
+                           joined(place.choices, " "));
+    }
+    for (const OutlineOption& place : command.places) {
+      if (!place.is_path()) continue;
+      out += fmt::format("complete -c lowbit-ckpt -n '{}' -F\n", where);
+      break;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void add_completion(CLI::App& app, std::function<Status()>& chosen) {
+  const auto shell = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("completion", "Print completions for a shell");
+  command->add_option("SHELL", *shell, "The shell")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  command->callback([shell, &app, &chosen] {
+    chosen = [shell, &app] {
+      const Outline all = outline(app);
+      fmt::print("{}", *shell == "bash" ? bash(all) : *shell == "zsh" ? zsh(all) : fish(all));
+      return fine();
+    };
+  });
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,161 @@
+// `lowbit-ckpt convert`: the same training state as another optimizer, format or container has it.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "command/command.h"
+#include "command/options.h"
+#include "command/progress.h"
+#include "pipeline/commands.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+struct Arguments {
+  std::string source, target;
+  int64_t ranks = 0;
+  bool json = false, quiet = false;
+  WriteArguments write;
+  ConvertOptions options;
+};
+
+double error_of(const Json& state, const char* key) {
+  if (!state.contains(key)) return 0;
+  return state[key].is_number() ? state[key].get<double>() : HUGE_VAL;
+}
+
+/// What happened to how many states, and those that lost most.
+void print_states(const Json& report) {
+  struct Row {
+    size_t count = 0;
+    bool exact = true;
+    double most = 0, relative = 0;
+  };
+  std::map<std::tuple<std::string, std::string, std::string>, Row> rows;
+  std::vector<Json> worst;
+  for (const Json& s : report["states"]) {
+    Row& row = rows[{s["state"].get<std::string>(), s["from"].get<std::string>(),
+                     s["to"].get<std::string>()}];
+    ++row.count;
+    row.exact &= s["exact"].get<bool>();
+    row.most = std::max(row.most, error_of(s, "max_error"));
+    row.relative = std::max(row.relative, error_of(s, "relative_error"));
+    if (error_of(s, "relative_error") > 0) worst.push_back(s);
+  }
+  const bool plan = report["dry_run"].get<bool>();
+  for (const auto& [key, row] : rows) {
+    const auto& [state, from, to] = key;
+    fmt::print(
+        "  {:>5} x {:<16} {} -> {}  {}\n", row.count, state, from, to,
+        row.exact ? "exact"
+        : plan    ? "rounded"
+               : fmt::format("max error {:.3g}, relative {:.3g} at most", row.most, row.relative));
+  }
+  std::sort(worst.begin(), worst.end(), [](const Json& a, const Json& b) {
+    return error_of(a, "relative_error") > error_of(b, "relative_error");
+  });
+  if (worst.size() < 2) return;
+  fmt::print("\n  largest relative errors\n");
+  for (size_t i = 0; i < std::min<size_t>(worst.size(), 5); ++i)
+    fmt::print("  {:.3g}  {} {} (max {:.3g})\n", error_of(worst[i], "relative_error"),
+               worst[i]["param"].get<std::string>(), worst[i]["state"].get<std::string>(),
+               error_of(worst[i], "max_error"));
+}
+
+Status run(Arguments& given) {
+  WriteOptions& write = given.options.write;
+  write.mesh.parts.clear();
+  if (given.ranks > 0) write.mesh.parts = {given.ranks};
+  LB_CHECK(given.write.apply(write));
+  ProgressBar bar("convert", given.quiet);
+  write.progress = bar.function();
+  const auto done = convert(given.source, given.target, given.options);
+  bar.clear();
+  if (!done.ok()) return done.error();
+  const Json& report = done.value();
+  if (given.json) {
+    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
+    return fine();
+  }
+  if (given.quiet) return fine();
+  for (const Json& warning : report["warnings"])
+    fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+  const auto text = [&](const char* key) { return report[key].get<std::string>(); };
+  const auto number = [&](const char* key) { return report[key].get<uint64_t>(); };
+  const std::string way = text("to").empty() ? "" : ", " + text("from") + " to " + text("to");
+  fmt::print("{}{} -> {} ({}{}): {} -> {}, {} tensors, {} values\n",
+             given.options.dry_run ? "would write " : "", text("source"), text("target"),
+             text("container"), way, size_text(number("source_bytes")), size_text(number("bytes")),
+             number("tensors"), number("values"));
+  print_states(report);
+  return fine();
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, std::function<Status()>& chosen) {
+  const auto given = std::make_shared<Arguments>();
+  ConvertOptions& options = given->options;
+  std::string names;
+  for (const Dialect* d : dialects())
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", d->name);
+  CLI::App* command = app.add_subcommand(
+      "convert", "Write a checkpoint for another optimizer, state format or container");
+  command->add_option("SRC", given->source, "The checkpoint, in any container")->required();
+  command
+      ->add_option("DST", given->target,
+                   "What to write, a folder or a file; it appears whole or not at all")
+      ->required();
+  command
+      ->add_option(
+          "--to", options.to,
+          "Whose optimizer shall load it: " + names + "; without it only the container changes")
+      ->type_name("DIALECT");
+  command->add_option("--from", options.from, "Whose it is, where that is not found out")
+      ->type_name("DIALECT");
+  command
+      ->add_option(
+          "--state-format", options.wanted.state_format,
+          "How state is kept: 8bit, 7bit ... 2bit, fp8, log8, factored4, bfloat16, float32, ... or "
+          "a format's name; without it codes stay as they are and float32 becomes 8bit")
+      ->type_name("FORMAT");
+  command->add_option("--block", options.wanted.block, "Values that share a scale, 32 to 2048")
+      ->check(CLI::Range(int64_t{32}, int64_t{2048}))
+      ->type_name("N");
+  command
+      ->add_option("--wide", options.wanted.wide,
+                   "Parameters of these names keep float32 state, such as '*embed*'")
+      ->type_name("PATTERN")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--container", options.container,
+                   "dcp, torch or safetensors; without it by DST's name, else SRC's")
+      ->type_name("KIND");
+  command
+      ->add_option("--world-size", given->ranks,
+                   "Ranks of a directory; without it as many as SRC has")
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+  command->add_flag("--keep", options.wanted.keep, "Refuse to round anything");
+  command->add_flag("--lossy", options.lossy,
+                    "Leave out what the target cannot keep, with a warning");
+  command
+      ->add_option("--model", options.model,
+                   "A checkpoint with the weights, where SRC does not tell its parameters' shapes")
+      ->type_name("PATH");
+  command
+      ->add_option("--weights", options.weights,
+                   "Also round float32 weights: bfloat16, bfloat16_stochastic")
+      ->type_name("FORMAT");
+  command->add_option("--seed", options.seed, "Of stochastic rounding");
+  add_selection(*command, options.select);
+  command->add_flag("--dry-run", options.dry_run, "Say what would be done and write nothing");
+  given->write.add(*command, options.write);
+  command->add_flag("--json", given->json, "A report for machines");
+  command->add_flag("--quiet", given->quiet, "Say nothing");
+  command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,62 @@
+// `lowbit-ckpt diff`: where two checkpoints differ.
+#include <fmt/core.h>
+
+#include "command/command.h"
+#include "command/options.h"
+#include "command/progress.h"
+#include "pipeline/commands.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+struct Arguments {
+  std::string first, second;
+  bool json = false, quiet = false;
+  DiffOptions options;
+};
+
+Status run(Arguments& given) {
+  ProgressBar bar("diff", given.quiet);
+  given.options.progress = bar.function();
+  LB_TRY(report, diff(given.first, given.second, given.options));
+  bar.clear();
+  const Json& differences = report["differences"];
+  if (given.json) {
+    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
+  } else if (!given.quiet) {
+    for (const Json& d : differences) {
+      fmt::print("{}: {}", d["name"].get<std::string>(), d["what"].get<std::string>());
+      if (d.contains("max"))
+        fmt::print(", by at most {:.3g}, {:.3g} of the norm", d["max"].get<double>(),
+                   d["relative"].get<double>());
+      fmt::print("\n");
+    }
+    if (differences.empty()) fmt::print("the same, by {}\n", report["by"].get<std::string>());
+  }
+  if (differences.empty()) return fine();
+  return mismatch(fmt::format("{} differ{} between {} and {}", differences.size(),
+                              differences.size() == 1 ? "ence" : "ences",
+                              report["first"].get<std::string>(),
+                              report["second"].get<std::string>()));
+}
+
+}  // namespace
+
+void add_diff(CLI::App& app, std::function<Status()>& chosen) {
+  const auto given = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "diff", "Where two checkpoints differ, by what they mean, in whatever way they are kept");
+  command->add_option("A", given->first, "A checkpoint")->required();
+  command->add_option("B", given->second, "Another")->required();
+  command->add_flag("--bytes", given->options.bytes, "By bytes, not by meaning");
+  command
+      ->add_option("--tolerance", given->options.tolerance,
+                   "Differences that count, as a part of the larger tensor's 2-norm")
+      ->check(CLI::NonNegativeNumber);
+  add_selection(*command, given->options.select);
+  command->add_flag("--json", given->json, "For machines");
+  command->add_flag("--quiet", given->quiet, "Only the exit code");
+  command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,136 @@
+// `lowbit-ckpt man`: the manual page. Hidden; what builds the package calls it.
+#include <fmt/core.h>
+
+#include "command/command.h"
+#include "command/examples.h"
+#include "command/outline.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// Text as roff takes it: no dash becomes a hyphen, no line starts a request.
+std::string roff(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\\') {
+      out += "\\e";
+    } else if (c == '-') {
+      out += "\\-";
+    } else if (c == '\'') {
+      out += "\\(aq";
+    } else if (c == '.' && (out.empty() || out.back() == '\n')) {
+      out += "\\&.";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string synopsis(const Outline& command) {
+  std::string out = "\\fBlowbit\\-ckpt " + command.name + "\\fR";
+  for (const OutlineOption& place : command.places)
+    out += fmt::format(" \\fI{}\\fR", roff(place.names[0]));
+  for (const OutlineOption& o : command.options) {
+    if (!o.required) continue;
+    out += fmt::format(" \\fB{}\\fR \\fI{}\\fR", roff(o.names.back()), roff(o.value));
+  }
+  return out + " [options]\n";
+}
+
+std::string entry(const OutlineOption& o, bool place) {
+  std::string head;
+  for (const std::string& name : o.names) {
+    head += fmt::format("{}\\f{}{}\\fR", head.empty() ? "" : ", ", place ? "I" : "B", roff(name));
+  }
+  if (!place && !o.value.empty()) head += " \\fI" + roff(o.value) + "\\fR";
+  std::string text = roff(o.about);
+  if (!o.choices.empty()) {
+    text += o.open ? "\nSuch as" : "\nOne of";
+    for (size_t i = 0; i < o.choices.size(); ++i)
+      text += (i == 0 ? " " : ", ") + ("\\fB" + roff(o.choices[i]) + "\\fR");
+    text += ".";
+  }
+  return ".TP\n" + head + "\n" + (text.empty() ? "\\&" : text) + "\n";
+}
+
+constexpr const char* kDescription =
+    R"(looks into checkpoints of PyTorch optimizers, checks them, and
+writes them in another form: for another optimizer, another number of ranks, or in another kind of file.
+It has no torch and no Python in it, and it never executes anything that a file holds:
+pickles are read by an allowlist into values that do nothing, and what does not fit is refused.
+.PP
+A checkpoint is a directory of torch.distributed.checkpoint, a file of torch.save, or a safetensors file.
+What is written appears whole or not at all.
+Memory stays bounded however large the checkpoint is.
+)";
+
+constexpr const char* kExits = R"(.TP
+.B 0
+Fine.
+.TP
+.B 1
+The machine said no: no room, no permission, an interruption.
+.TP
+.B 2
+The command line makes no sense.
+.TP
+.B 3
+The input is damaged, unsafe, or says too little for what was asked.
+.TP
+.B 4
+A mismatch: values that are not finite, digests that do not agree, or two checkpoints that differ.
+)";
+
+constexpr const char* kFiles = R"(.TP
+.I DIR/.metadata
+What makes a directory a checkpoint: a pickle that says which part of which tensor lies where.
+.TP
+.I DIR/lowbit.json
+Digests of what this program wrote, which
+.B verify
+holds against what it reads.
+.TP
+.I .NAME.partial\-XXXXXX
+What is being written, beside its place. One that is left behind is of a process that was killed, and may be deleted.
+)";
+
+std::string man(const CLI::App& app) {
+  const Outline all = outline(app);
+  std::string out =
+      ".TH LOWBIT\\-CKPT 1 \"\" \"lowbit " LOWBIT_VERSION
+      "\" \"User Commands\"\n.SH NAME\nlowbit\\-ckpt \\- inspect, verify, convert, reshard and "
+      "compare checkpoints of PyTorch optimizers\n.SH SYNOPSIS\n.nf\n";
+  for (const Outline& command : all.commands) out += synopsis(command);
+  out += ".fi\n.SH DESCRIPTION\n.B lowbit\\-ckpt\n";
+  out += kDescription;
+  out += ".SH OPTIONS\n";
+  for (const OutlineOption& o : all.options) out += entry(o, false);
+  out += ".SH COMMANDS\n";
+  for (const Outline& command : all.commands) {
+    out += ".SS " + command.name + "\n" + roff(command.about) + ".\n";
+    for (const OutlineOption& o : command.places) out += entry(o, true);
+    for (const OutlineOption& o : command.options) out += entry(o, false);
+  }
+  out += ".SH EXIT STATUS\n" + std::string(kExits) + ".SH EXAMPLES\n";
+  for (const Example& e : examples(app)) {
+    out +=
+        fmt::format(".TP\n{}\n.nf\n\\fBlowbit\\-ckpt {}\\fR\n.fi\n", roff(e.about), roff(e.line));
+  }
+  return out + ".SH FILES\n" + kFiles;
+}
+
+}  // namespace
+
+void add_man(CLI::App& app, std::function<Status()>& chosen) {
+  CLI::App* command = app.add_subcommand("man", "Print the manual page, as roff");
+  command->group("");
+  command->callback([&app, &chosen] {
+    chosen = [&app] {
+      fmt::print("{}", man(app));
+      return fine();
+    };
+  });
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,118 @@
+#include "command/options.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <thread>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+Error usage(std::string text) { return {Exit::kUsage, std::move(text)}; }
+
+/// The natural number at the start of `text`, which is moved behind it.
+bool take_number(std::string_view& text, uint64_t& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return false;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return true;
+}
+
+Result<std::vector<int64_t>> numbers(std::string_view text, char between, const char* what) {
+  std::vector<int64_t> out;
+  const std::string given = printable(text);
+  while (true) {
+    uint64_t n = 0;
+    if (!take_number(text, n) || n > 65536)
+      return usage(
+          fmt::format("{} '{}' is not a list of numbers such as 2{}2", what, given, between));
+    out.push_back(static_cast<int64_t>(n));
+    if (text.empty()) return out;
+    if (text[0] != between)
+      return usage(
+          fmt::format("{} '{}' is not a list of numbers such as 2{}2", what, given, between));
+    text.remove_prefix(1);
+  }
+}
+
+}  // namespace
+
+Result<uint64_t> parse_size(const std::string& text) {
+  std::string_view rest = text;
+  uint64_t n = 0;
+  const Error no = usage("'" + printable(text) + "' is no size such as 512M or 2GiB");
+  if (!take_number(rest, n)) return no;
+  if (rest.empty() || rest == "B") return n;
+  const size_t unit = std::string_view("KMGT").find(rest[0]);
+  const std::string_view tail = rest.substr(1);
+  if (unit == std::string_view::npos || !(tail.empty() || tail == "B" || tail == "iB")) return no;
+  const auto shift = 10 * static_cast<unsigned>(unit + 1);
+  if (n > UINT64_MAX >> shift) return no;
+  return n << shift;
+}
+
+Result<Mesh> parse_mesh(const std::string& parts, const std::string& dims) {
+  Mesh mesh;
+  LB_TRY(sizes, numbers(parts, 'x', "the mesh"));
+  mesh.parts = std::move(sizes);
+  mesh.dims.clear();
+  if (dims.empty()) {
+    for (size_t i = 0; i < mesh.parts.size(); ++i) mesh.dims.push_back(static_cast<int>(i));
+    return mesh;
+  }
+  LB_TRY(list, numbers(dims, ',', "the list of tensor dimensions"));
+  for (const int64_t d : list) mesh.dims.push_back(static_cast<int>(d));
+  if (mesh.dims.size() != mesh.parts.size())
+    return usage(fmt::format("a mesh of {} dimensions needs as many tensor dimensions, not {}",
+                             mesh.parts.size(), mesh.dims.size()));
+  return mesh;
+}
+
+std::string size_text(uint64_t bytes) {
+  if (bytes < 10000) return fmt::format("{} B", bytes);
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double n = static_cast<double>(bytes);
+  int u = 0;
+  for (; n >= 1024 && u < 4; ++u) n /= 1024;
+  return fmt::format("{:.1f} {}", n, units[u]);
+}
+
+int default_threads() {
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
+}
+
+void add_selection(CLI::App& command, Selection& selection) {
+  command
+      .add_option("--include", selection.include,
+                  "Only what fits one of these patterns: * any text, ? one character, [ab] one of "
+                  "a set")
+      ->type_name("GLOB")
+      ->allow_extra_args(false);
+  command.add_option("--exclude", selection.exclude, "Nothing that fits one of these")
+      ->type_name("GLOB")
+      ->allow_extra_args(false);
+}
+
+void WriteArguments::add(CLI::App& command, WriteOptions& options) {
+  command.add_option("--threads", threads, "Threads that read and write")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  command.add_option("--memory-limit", memory, "Most bytes of buffers, such as 512M")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  command.add_flag("--force", options.replace, "Replace DST where it exists and is a checkpoint");
+}
+
+Status WriteArguments::apply(WriteOptions& options) const {
+  LB_TRY(bytes, parse_size(memory));
+  constexpr uint64_t kLeast = 1u << 20;
+  if (bytes < kLeast) return usage("--memory-limit must be at least 1M");
+  options.threads = threads;
+  options.memory = bytes;
+  return fine();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,30 @@
+// Options that several commands have, and how their values are written.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "pipeline/commands.h"
+
+namespace lowbit::ckpt {
+
+/// "512M", "2GiB", "65536": bytes. K, M, G and T count by 1024.
+Result<uint64_t> parse_size(const std::string& text);
+/// "4" or "2x2": ranks along each dimension of a mesh. `dims` is "0" or "0,1"; empty: 0, 1, ...
+Result<Mesh> parse_mesh(const std::string& parts, const std::string& dims);
+/// "1.5 GiB".
+std::string size_text(uint64_t bytes);
+/// How many threads are used where nobody says: as many as the machine has, at most 8.
+int default_threads();
+
+void add_selection(CLI::App& command, Selection& selection);
+
+/// --threads, --memory-limit and --force.
+struct WriteArguments {
+  int threads = default_threads();
+  std::string memory = "64M";
+  void add(CLI::App& command, WriteOptions& options);
+  Status apply(WriteOptions& options) const;
+};
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,80 @@
+// `lowbit-ckpt reshard`: the same checkpoint for another number of ranks.
+#include <fmt/core.h>
+
+#include "command/command.h"
+#include "command/options.h"
+#include "command/progress.h"
+#include "pipeline/commands.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+struct Arguments {
+  std::string source, target, mesh, dims;
+  int64_t ranks = 0;
+  bool quiet = false, json = false;
+  WriteArguments write;
+  ReshardOptions options;
+};
+
+Status run(Arguments& given) {
+  WriteOptions& write = given.options.write;
+  if (given.mesh.empty() == (given.ranks == 0))
+    return Error{Exit::kUsage, "say --world-size N or --mesh NxM, one of them"};
+  LB_TRY(mesh,
+         parse_mesh(given.mesh.empty() ? std::to_string(given.ranks) : given.mesh, given.dims));
+  write.mesh = mesh;
+  LB_CHECK(given.write.apply(write));
+  ProgressBar bar("reshard", given.quiet);
+  write.progress = bar.function();
+  const auto done = reshard(given.source, given.target, given.options);
+  bar.clear();
+  if (!done.ok()) return done.error();
+  const Json& report = done.value();
+  if (given.json) {
+    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
+    return fine();
+  }
+  if (given.quiet) return fine();
+  for (const Json& warning : report["warnings"])
+    fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+  const auto number = [&](const char* key) { return report[key].get<uint64_t>(); };
+  fmt::print(
+      "{}{} -> {}: {} ranks, {} tensors in {} chunks ({} copied as they {}), {} values, {}\n",
+      given.options.dry_run ? "would write " : "", report["source"].get<std::string>(),
+      report["target"].get<std::string>(), write.mesh.ranks(), number("tensors"), number("chunks"),
+      number("copied"), given.options.dry_run ? "are" : "were", number("values"),
+      size_text(number("bytes")));
+  if (given.options.dry_run) fmt::print("{} tensors would be cut anew\n", number("recut"));
+  return fine();
+}
+
+}  // namespace
+
+void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
+  const auto given = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "reshard", "Write a checkpoint as a directory for another number of ranks");
+  command->add_option("SRC", given->source, "The checkpoint, in any container")->required();
+  command->add_option("DST", given->target, "The folder to write; it appears whole or not at all")
+      ->required();
+  command
+      ->add_option("--world-size", given->ranks,
+                   "Number of ranks; rows are cut into parts of ceil(rows / N), as FSDP2 does")
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+  command->add_option("--mesh", given->mesh, "Ranks along each dimension of a mesh, such as 2x2")
+      ->type_name("NxM");
+  command
+      ->add_option("--dims", given->dims,
+                   "The tensor dimension that each mesh dimension cuts, such as 0,1 (the default)")
+      ->type_name("D,E");
+  add_selection(*command, given->options.select);
+  command->add_flag("--dry-run", given->options.dry_run,
+                    "Say what would be done and write nothing");
+  given->write.add(*command, given->options.write);
+  command->add_flag("--json", given->json, "A report for machines");
+  command->add_flag("--quiet", given->quiet, "Say nothing");
+  command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,65 @@
+// `lowbit-ckpt verify`: whether a checkpoint is whole.
+#include <fmt/core.h>
+
+#include "command/command.h"
+#include "command/options.h"
+#include "command/progress.h"
+#include "pipeline/commands.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+struct Arguments {
+  std::string path;
+  bool json = false, quiet = false, no_values = false;
+  VerifyOptions options;
+};
+
+Status run(Arguments& given) {
+  ProgressBar bar("verify", given.quiet);
+  given.options.progress = bar.function();
+  given.options.finite = !given.no_values;
+  LB_TRY(report, verify(given.path, given.options));
+  bar.clear();
+  const Json& findings = report["findings"];
+  if (given.json) {
+    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
+  } else {
+    for (const Json& warning : report["warnings"])
+      fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+    for (const Json& f : findings)
+      fmt::print("{}: {}\n", f["tensor"].get<std::string>(), f["what"].get<std::string>());
+    if (!given.quiet && findings.empty()) {
+      fmt::print(
+          "{}: {}, {} tensors, {} values, {:.1f} MiB: structure, checksums and values hold\n",
+          report["path"].get<std::string>(), report["container"].get<std::string>(),
+          report["checked"]["tensors"].get<uint64_t>(), report["checked"]["values"].get<uint64_t>(),
+          static_cast<double>(report["checked"]["bytes"].get<uint64_t>()) / 1048576.0);
+    }
+  }
+  if (findings.empty()) return fine();
+  return mismatch(
+      report["path"].get<std::string>() + ": " +
+      (findings.size() == 1 ? "one finding: "
+                            : std::to_string(findings.size()) + " findings, the first: ") +
+      findings[0]["tensor"].get<std::string>() + ": " + findings[0]["what"].get<std::string>());
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, std::function<Status()>& chosen) {
+  const auto given = std::make_shared<Arguments>();
+  CLI::App* command =
+      app.add_subcommand("verify", "Whether a checkpoint is whole: structure, checksums, values");
+  command->add_option("PATH", given->path, "The checkpoint")->required();
+  command->add_flag("--no-values", given->no_values, "Do not ask whether numbers are finite");
+  command->add_flag("--opaque", given->options.opaque,
+                    "Let values pass that are no plain data; torch would run what they name");
+  command->add_option("--threads", given->options.threads, "Threads")->check(CLI::Range(1, 256));
+  add_selection(*command, given->options.select);
+  command->add_flag("--json", given->json, "For machines");
+  command->add_flag("--quiet", given->quiet, "Only what is wrong");
+  command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
+}
+
+}  // namespace lowbit::ckpt

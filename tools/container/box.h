@@ -1,0 +1,35 @@
+// Boxes of a tensor, and how to walk through one in row-major order in pieces of bounded size.
+#pragma once
+
+#include <algorithm>
+
+#include "container/dtype.h"
+#include "io/status.h"
+
+namespace lowbit::ckpt {
+
+struct Box {
+  Shape offset, shape;
+};
+
+/// Calls `use` with boxes of at most `most` elements that follow one another in `box`'s row-major
+/// order: whole rows where they are small enough, else parts of a row.
+template <class Use>
+Status for_pieces(const Box& box, uint64_t most, const Use& use) {
+  const uint64_t total = volume(box.shape);
+  if (total == 0) return fine();
+  if (total <= most) return use(box);
+  size_t d = 0;
+  while (box.shape[d] == 1) ++d;
+  const uint64_t row = total / static_cast<uint64_t>(box.shape[d]);
+  const auto at_once = static_cast<int64_t>(std::max<uint64_t>(1, most / row));
+  Box piece = box;
+  for (int64_t at = 0; at < box.shape[d]; at += at_once) {
+    piece.offset[d] = box.offset[d] + at;
+    piece.shape[d] = std::min(at_once, box.shape[d] - at);
+    LB_CHECK(for_pieces(piece, most, use));
+  }
+  return fine();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,395 @@
+// A document into a DCP directory. Where every item lies is computed first; then threads take one
+// leaf after the other, read it once in row-major order, and hand each chunk its elements.
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "container/dcp.h"
+#include "container/dcp_cut.h"
+#include "container/dcp_items.h"
+#include "container/item.h"
+#include "container/strided.h"
+#include "container/subclass_cut.h"
+#include "container/torch_archive.h"
+#include "container/writer.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kMostPiece = 1u << 20;  // that a core's cache holds
+
+class DcpWriter {
+ public:
+  DcpWriter(const Document& from, const WriteOptions& options) : from_(from), options_(options) {
+    threads_ = static_cast<uint64_t>(std::clamp(options.threads, 1, 256));
+    // A thread holds one piece, a cut of it, and what waits in the items that are open.
+    piece_ = std::clamp<uint64_t>(options.memory / threads_ / 4, 1u << 16, kMostPiece);
+    mixed_ = from.manifest != nullptr && from.manifest->kind == ContainerKind::kDcp;
+  }
+
+  /// Where everything will lie, but for the values.
+  Status plan() {
+    LB_CHECK(check_mesh(options_.mesh));
+    const auto ranks = static_cast<size_t>(options_.mesh.ranks());
+    for (size_t r = 0; r < ranks; ++r)
+      to_.file_names.push_back("__" + std::to_string(r) + "_0.distcp");
+    to_.has_paths = from_.manifest == nullptr || from_.manifest->has_paths;
+    for (const Leaf& leaf : from_.leaves) {
+      if (leaf.kind != Leaf::Kind::kTensor && !is_subclass(leaf)) {
+        ++report_.values;
+        continue;
+      }
+      LB_CHECK(plan_tensor(leaf));
+    }
+    return fine();
+  }
+
+  Result<WriteReport> write(NewDirectory& folder, const std::string& path) {
+    for (const std::string& name : to_.file_names) {
+      LB_TRY(part, folder.part(name));
+      files_.push_back(std::move(part));
+    }
+    LB_CHECK(write_values());
+    place_items();
+    LB_CHECK(in_threads(to_.tensors.size(), [this](size_t i) { return write_tensor(i); }));
+    LB_CHECK(from_.finish());
+    LB_CHECK(in_threads(files_.size(), [this](size_t i) -> Status {
+      LB_CHECK(files_[i]->sync());
+      return options_.progress(done_, total_) ? fine() : Status(interrupted());
+    }));
+    if (options_.manifest) LB_CHECK(write_digests(folder));
+    LB_TRY(metadata, folder.file(".metadata"));
+    LB_CHECK(metadata->write(metadata_bytes(to_, path)));
+    LB_CHECK(metadata->close());
+    report_.unchecked = from_.unchecked();
+    return report_;
+  }
+
+  const WriteReport& report() const { return report_; }
+
+ private:
+  /// The chunk of the source that has this box and can be copied as it is; null where none.
+  const Chunk* same_chunk(const Leaf& leaf, const Box& box) const {
+    if (!mixed_ || leaf.stored == nullptr) return nullptr;
+    const auto& chunks = leaf.stored->chunks;
+    auto c = std::partition_point(chunks.begin(), chunks.end(),
+                                  [&](const Chunk& k) { return k.offset < box.offset; });
+    for (; c != chunks.end() && c->offset == box.offset; ++c) {
+      if (c->shape == box.shape && c->place.transform == 0) return &*c;
+    }
+    return nullptr;
+  }
+
+  Status plan_tensor(const Leaf& leaf) {
+    Tensor to{leaf.name(), leaf.path, leaf.dtype, leaf.shape, {}};
+    bool anew = false;
+    for (Cut& c : cut(leaf.shape, options_.mesh)) {
+      Chunk chunk{std::move(c.box.offset), std::move(c.box.shape), {}};
+      chunk.place.file = static_cast<uint32_t>(c.rank);
+      const Box box{chunk.offset, chunk.shape};
+      if (const Chunk* same = same_chunk(leaf, box)) {
+        chunk.place.length = same->place.length;
+        ++report_.copied;
+      } else if (is_subclass(leaf)) {
+        LB_TRY(item, subclass_item(leaf, box));
+        LB_TRY(length, archive_length(item.archive));
+        chunk.place.length = length;
+        anew = true;
+      } else {
+        LB_TRY(length, length_of(*leaf.dtype, chunk.shape));
+        chunk.place.length = length;
+        anew = true;
+      }
+      to.chunks.push_back(std::move(chunk));
+    }
+    report_.chunks += to.chunks.size();
+    report_.recut += anew;
+    report_.bytes += leaf.bytes();
+    ++report_.tensors;
+    total_ += leaf.bytes();
+    leaf_of_.push_back(&leaf);
+    digests_.emplace_back(to.chunks.size());
+    to_.tensors.push_back(std::move(to));
+    return fine();
+  }
+
+  struct SubclassItem {
+    std::shared_ptr<Document> document;  // the archive points into it
+    TorchArchive archive;
+  };
+  Result<SubclassItem> subclass_item(const Leaf& leaf, const Box& box) const {
+    LB_TRY(part, cut_subclass(from_, leaf, box));
+    SubclassItem item{std::make_shared<Document>(), {}};
+    item.document->manifest = from_.manifest;
+    item.document->leaves.push_back(std::move(part));
+    LB_TRY(archive, torch_archive(*item.document));
+    item.archive = std::move(archive);
+    return item;
+  }
+
+  /// One chunk of a tensor subclass that is no item of the source.
+  Status write_subclass(size_t i, size_t c) {
+    const Chunk& chunk = to_.tensors[i].chunks[c];
+    LB_TRY(item, subclass_item(*leaf_of_[i], {chunk.offset, chunk.shape}));
+    // The digest is that of its parts, each after its name and a zero byte.
+    Hash hash;
+    for (const Leaf& part : item.document->leaves[0].parts) {
+      const std::string name = part.path[0].text();
+      hash.add(name.c_str(), name.size() + 1);
+      const auto width = static_cast<uint64_t>(part.dtype->bytes);
+      LB_CHECK(for_elements(part, 0, volume(part.shape), piece_,
+                            [&](const char* data, uint64_t, uint64_t n) -> Status {
+                              hash.add(data, n * width);
+                              return fine();
+                            }));
+    }
+    digests_[i][c] = hash.hex();
+    Output out(files_[chunk.place.file], chunk.place.offset, 1u << 16);
+    ZipWriter zip(out);
+    LB_CHECK(
+        write_archive(zip, item.archive, *item.document, piece_, [](uint64_t) { return fine(); }));
+    LB_CHECK(zip.close());
+    LB_CHECK(out.flush());
+    return count(volume(chunk.shape) * static_cast<uint64_t>(leaf_of_[i]->dtype->bytes));
+  }
+
+  Result<uint64_t> length_of(const Dtype& dtype, const Shape& shape) {
+    const auto [known, is_new] = lengths_.try_emplace({&dtype, shape});
+    if (is_new) {
+      LB_TRY(length, item_length(dtype, shape));
+      known->second = length;
+    }
+    return known->second;
+  }
+
+  Status write_values() {
+    Output out(files_[0], 0);
+    ItemCopier copier(from_.manifest != nullptr ? *from_.manifest : to_, piece_);
+    for (const Leaf& leaf : from_.leaves) {
+      if (leaf.kind == Leaf::Kind::kTensor || is_subclass(leaf)) continue;
+      const uint64_t start = out.position();
+      std::string digest;
+      if (leaf.blob != nullptr && leaf.blob->place.length > 0) {
+        LB_TRY(copied, copier.value(*leaf.blob, out));
+        digest = std::move(copied);
+      } else {
+        PickleWriter pickle(2);
+        ckpt::write_value(pickle, leaf.value);
+        LB_TRY(written, write_value_item(pickle.finish(), out));
+        digest = std::move(written);
+      }
+      to_.blobs.push_back({leaf.name(), leaf.path, {0, 0, start, out.position() - start}, {}});
+      value_digests_.push_back(std::move(digest));
+      if (!options_.progress(0, total_)) return interrupted();
+    }
+    values_end_ = out.position();
+    return out.flush();
+  }
+
+  /// Items follow one another at multiples of 64, so that their data does too.
+  void place_items() {
+    std::vector<uint64_t> ends(files_.size(), 0);
+    ends[0] = values_end_;
+    for (Tensor& t : to_.tensors) {
+      for (Chunk& c : t.chunks) {
+        uint64_t& end = ends[c.place.file];
+        c.place.offset = (end + 63) / 64 * 64;
+        end = c.place.offset + c.place.length;
+      }
+    }
+  }
+
+  /// Calls `work` with 0, 1, ... count - 1, in all threads; stops at the first error.
+  template <class Work>
+  Status in_threads(size_t count, const Work& work) {
+    std::atomic<size_t> next = 0;
+    std::atomic<bool> stop = false;
+    std::mutex lock;
+    Status result = fine();
+    const auto run = [&] {
+      for (size_t i; !stop && (i = next++) < count;) {
+        Status status = fine();
+        try {
+          status = work(i);
+        } catch (const std::bad_alloc&) {
+          status = failed("not enough memory");
+        }
+        if (status.ok()) continue;
+        const std::lock_guard held(lock);
+        if (result.ok()) result = status;
+        stop = true;
+      }
+    };
+    std::vector<std::thread> others;
+    for (uint64_t t = 1; t < std::min<uint64_t>(threads_, count); ++t) others.emplace_back(run);
+    run();
+    for (std::thread& t : others) t.join();
+    return result;
+  }
+
+  Status count(uint64_t bytes) {
+    const std::lock_guard held(progress_lock_);
+    done_ = std::min(total_, done_ + bytes);
+    return options_.progress(done_, total_) ? fine() : Status(interrupted());
+  }
+
+  Status write_tensor(size_t i) {
+    const Leaf& leaf = *leaf_of_[i];
+    const Tensor& to = to_.tensors[i];
+    std::vector<size_t> anew;
+    for (size_t c = 0; c < to.chunks.size(); ++c) {
+      const Chunk& chunk = to.chunks[c];
+      const Chunk* same = same_chunk(leaf, {chunk.offset, chunk.shape});
+      if (same == nullptr) {
+        anew.push_back(c);
+        continue;
+      }
+      Output out(files_[chunk.place.file], chunk.place.offset, 0);
+      ItemCopier copier(*from_.manifest, piece_);
+      LB_TRY(digest, copier.tensor(*leaf.stored, *same, out,
+                                   [this](uint64_t bytes) { return count(bytes); }));
+      digests_[i][c] = std::move(digest);
+    }
+    if (is_subclass(leaf)) {
+      for (const size_t c : anew) LB_CHECK(write_subclass(i, c));
+      return fine();
+    }
+    if (leaf.shape.empty() || volume(leaf.shape) == 0)
+      return anew.empty() ? fine() : write_band(i, {Shape(leaf.shape.size(), 0), leaf.shape}, anew);
+    // Chunks that share their rows are filled together.
+    std::sort(anew.begin(), anew.end(), [&](size_t a, size_t b) {
+      return std::pair(to.chunks[a].offset[0], a) < std::pair(to.chunks[b].offset[0], b);
+    });
+    for (size_t begin = 0; begin < anew.size();) {
+      const Chunk& first = to.chunks[anew[begin]];
+      size_t end = begin + 1;
+      while (end < anew.size() && to.chunks[anew[end]].offset[0] == first.offset[0]) ++end;
+      Box band{Shape(leaf.shape.size(), 0), leaf.shape};
+      band.offset[0] = first.offset[0];
+      band.shape[0] = first.shape[0];
+      LB_CHECK(write_band(i, band, std::span(anew).subspan(begin, end - begin)));
+      begin = end;
+    }
+    return fine();
+  }
+
+  Status write_band(size_t i, const Box& band, std::span<const size_t> chunks) {
+    const Leaf& leaf = *leaf_of_[i];
+    const Tensor& to = to_.tensors[i];
+    const auto width = static_cast<uint64_t>(leaf.dtype->bytes);
+    const uint64_t buffer =
+        std::clamp<uint64_t>(options_.memory / threads_ / 4 / chunks.size(), 512, 1u << 18);
+    std::vector<std::unique_ptr<TensorItem>> items;
+    for (const size_t c : chunks) {
+      const Chunk& chunk = to.chunks[c];
+      items.push_back(std::make_unique<TensorItem>(files_[chunk.place.file], chunk.place.offset,
+                                                   buffer, *leaf.dtype,
+                                                   Box{chunk.offset, chunk.shape}));
+      LB_CHECK(items.back()->begin());
+    }
+    const Shape strides = row_major(leaf.shape);
+    std::string read, taken;
+    LB_CHECK(
+        for_pieces(band, std::max<uint64_t>(1, piece_ / width), [&](const Box& piece) -> Status {
+          uint64_t first = 0;
+          for (size_t d = 0; d < piece.offset.size(); ++d)
+            first += static_cast<uint64_t>(piece.offset[d] * strides[d]);
+          const uint64_t n = volume(piece.shape);
+          read.resize(n * width);
+          LB_CHECK(leaf.source->read(first, n, read.data()));
+          for (const auto& item : items) {
+            const Box common = common_box(piece, item->box());
+            const uint64_t part = volume(common.shape);
+            if (part == n) {
+              LB_CHECK(item->add(read.data(), n));
+            } else if (part > 0) {
+              taken.resize(part * width);
+              copy_box(read.data(), piece, common, taken.data(), width);
+              LB_CHECK(item->add(taken.data(), part));
+            }
+          }
+          return count(n * width);
+        }));
+    for (size_t c = 0; c < chunks.size(); ++c) digests_[i][chunks[c]] = items[c]->digest();
+    return fine();
+  }
+
+  /// What `verify` holds the folder against later; torch does not look at it.
+  Status write_digests(NewDirectory& folder) {
+    using Json = nlohmann::ordered_json;
+    LB_TRY(out, folder.file("lowbit.json"));
+    const auto text = [](const Json& j) {
+      return j.dump(-1, ' ', false, Json::error_handler_t::replace);
+    };
+    LB_CHECK(out->write("{\"version\": 1, \"tool\": " + text("lowbit-ckpt " LOWBIT_VERSION) +
+                        ", \"digest\": \"xxh3-128\",\n\"tensors\": {"));
+    bool first = true;
+    for (size_t i = 0; i < to_.tensors.size(); ++i) {
+      const Tensor& t = to_.tensors[i];
+      if (!is_utf8(t.name, false)) continue;  // JSON has no such names
+      Json chunks = Json::object();
+      for (size_t c = 0; c < t.chunks.size(); ++c) {
+        std::string at;
+        for (const int64_t o : t.chunks[c].offset)
+          at += (at.empty() ? "" : ",") + std::to_string(o);
+        chunks[at] = digests_[i][c];
+      }
+      LB_CHECK(
+          out->write((first ? "\n" : ",\n") + text(t.name) + ": " +
+                     text({{"dtype", t.dtype->name}, {"shape", t.shape}, {"chunks", chunks}})));
+      first = false;
+    }
+    LB_CHECK(out->write("},\n\"values\": {"));
+    first = true;
+    for (size_t i = 0; i < to_.blobs.size(); ++i) {
+      if (!is_utf8(to_.blobs[i].name, false)) continue;
+      LB_CHECK(out->write((first ? "\n" : ",\n") + text(to_.blobs[i].name) + ": " +
+                          text(value_digests_[i])));
+      first = false;
+    }
+    LB_CHECK(out->write("}}\n"));
+    return out->close();
+  }
+
+  const Document& from_;
+  const WriteOptions& options_;
+  bool mixed_ = false;  // the source has items that may be copied
+  uint64_t threads_ = 1, piece_ = kMostPiece;
+  Manifest to_;
+  std::vector<const Leaf*> leaf_of_;               // of to_.tensors
+  std::vector<std::vector<std::string>> digests_;  // of their chunks
+  std::vector<std::string> value_digests_;         // of to_.blobs
+  std::map<std::pair<const Dtype*, Shape>, uint64_t> lengths_;
+  std::vector<std::shared_ptr<OutputFile>> files_;
+  uint64_t values_end_ = 0;
+  WriteReport report_;
+  std::mutex progress_lock_;
+  uint64_t done_ = 0, total_ = 0;
+};
+
+}  // namespace
+
+Result<WriteReport> plan_dcp(const Document& document, const WriteOptions& options) {
+  DcpWriter writer(document, options);
+  LB_CHECK(writer.plan());
+  return writer.report();
+}
+
+Result<WriteReport> write_dcp(const Document& document, const std::string& path,
+                              const WriteOptions& options) {
+  DcpWriter writer(document, options);
+  LB_CHECK(writer.plan());
+  std::vector<std::string> sources;
+  if (document.manifest != nullptr) sources.push_back(document.manifest->path);
+  for (const auto& other : document.others) sources.push_back(other->path);
+  LB_TRY(folder, NewDirectory::create(path, options.replace, sources));
+  LB_TRY(report, writer.write(*folder, path));
+  LB_CHECK(folder->commit());
+  return report;
+}
+
+}  // namespace lowbit::ckpt

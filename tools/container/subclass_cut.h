@@ -1,0 +1,22 @@
+// Parts of tensor subclasses: quantized state of torchao, whose codes and scales are rows of blocks.
+// A cut between two blocks moves them and changes no bit; a cut inside a block would have to make
+// new codes, and is refused.
+#pragma once
+
+#include "container/box.h"
+#include "container/document.h"
+#include "container/torch_archive.h"
+
+namespace lowbit::ckpt {
+
+/// Whether the leaf is a subclass, whole (kSubclass) or in a directory's chunks.
+bool is_subclass(const Leaf& leaf);
+
+/// The box of such a leaf as a kSubclass of its own, without a path. Where a cut falls inside a
+/// block, the error names the nearest rows at which none does.
+Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box& box);
+
+/// Bytes of the item that `write_archive` makes of it.
+Result<uint64_t> archive_length(const TorchArchive& archive);
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,109 @@
+// A file of torch.save as it is since 1.6: a zip with a pickle, and a record for each storage.
+#include <algorithm>
+
+#include "container/archive.h"
+#include "container/open.h"
+#include "container/torch_tree.h"
+#include "container/zip.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kMostPickle = 512u << 20;
+
+class ZipStorages : public Storages {
+ public:
+  explicit ZipStorages(const ZipIndex& index) : has_crcs_(index.has_crcs) {
+    for (const ZipRecord& r : index.records) records_.emplace(r.name, &r);
+  }
+  const ZipRecord* record(const std::string& name) const {
+    const auto known = records_.find(name);
+    return known == records_.end() ? nullptr : known->second;
+  }
+  Result<Record> find(const StorageName& name, const std::string& what) override {
+    const ZipRecord* r = record("data/" + name.key);
+    if (r == nullptr) return bad(what + ": its record data/" + printable(name.key) + " is missing");
+    const auto [known, is_new] = dtypes_.emplace(name.key, name.dtype);
+    // Without a type it is bytes, which any tensor may take its own way.
+    if (!is_new && known->second != name.dtype && known->second != nullptr && name.dtype != nullptr)
+      return bad(what + ": its storage " + printable(name.key) + " has two types");
+    return Record{r->name, 0, r->offset, r->size, r->crc, has_crcs_};
+  }
+  bool used(const std::string& key) const { return dtypes_.contains(key); }
+
+ private:
+  bool has_crcs_;
+  std::unordered_map<std::string, const ZipRecord*> records_;
+  std::unordered_map<std::string, const Dtype*> dtypes_;
+};
+
+Result<std::string> content(const File& file, const ZipIndex& index, const ZipRecord& record,
+                            uint64_t most, const std::string& what) {
+  if (record.size > most)
+    return bad(what + ": its " + record.name + " has " + std::to_string(record.size) +
+               " bytes, more than the limit of " + std::to_string(most));
+  LB_CHECK(check_crc(file, index, record, what));
+  std::string bytes(record.size, '\0');
+  LB_CHECK(file.read(record.offset, bytes.data(), bytes.size()));
+  return bytes;
+}
+
+Status check_small_records(const File& file, const ZipIndex& index, const ZipStorages& storages,
+                           const std::string& what) {
+  if (const ZipRecord* order = storages.record("byteorder")) {
+    LB_TRY(text, content(file, index, *order, 16, what));
+    if (text == "big") return bad(what + ": was written by a big-endian machine");
+    if (text != "little") return bad(what + ": has the byte order " + printable(text));
+  }
+  const ZipRecord* version = storages.record("version");
+  if (version == nullptr) return bad(what + ": has no version record, so torch did not write it");
+  LB_TRY(text, content(file, index, *version, 16, what));
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  const bool digits =
+      !text.empty() && text.size() < 3 &&
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits || std::stoi(text) < 1 || std::stoi(text) > 10)
+    return bad(what + ": has the version " + printable(text) + ", which is not known");
+  return fine();
+}
+
+}  // namespace
+
+Result<Manifest> read_torch_zip(const std::string& path) {
+  LB_TRY(archive, Archive::open(path));
+  const std::string& what = archive->what();
+  LB_TRY(file, archive->file());
+  LB_TRY(index, read_zip(*file, 0, file->size(), what));
+  ZipStorages storages(index);
+  if (storages.record("constants.pkl") != nullptr)
+    return bad(what + ": is a TorchScript program, not a checkpoint");
+  const ZipRecord* data = storages.record("data.pkl");
+  if (data == nullptr) return bad(what + ": is a zip, but not of torch.save (it has no data.pkl)");
+  LB_CHECK(check_small_records(*file, index, storages, what));
+  LB_TRY(bytes, content(*file, index, *data, kMostPickle, what));
+  LB_TRY(pickle, read_pickle(std::move(bytes), tensor_globals(), what));
+  Manifest m;
+  LB_CHECK(read_tree(pickle, storages, *archive, m));
+  if (!index.has_crcs) m.facts.push_back("no checksums were computed");
+  size_t unknown = 0;
+  for (const ZipRecord& r : index.records) {
+    archive->add(Record{r.name, 0, r.offset, r.size, r.crc, index.has_crcs});
+    static constexpr std::string_view kKnown[] = {
+        "data.pkl",  ".format_version", ".storage_alignment",
+        "byteorder", "version",         ".data/serialization_id"};
+    if (r.name.starts_with("data/") && !storages.used(r.name.substr(5))) {
+      m.warnings.push_back("no tensor uses the record " + printable(r.name));
+    } else if (!r.name.starts_with("data/") &&
+               std::find(std::begin(kKnown), std::end(kKnown), r.name) == std::end(kKnown)) {
+      if (unknown++ < 3)
+        m.warnings.push_back("has an unknown record " + printable(r.name) + "; not read");
+    }
+  }
+  if (unknown > 3)
+    m.warnings.push_back("has " + std::to_string(unknown - 3) + " more unknown records; not read");
+  archive->finish(archive, ContainerKind::kTorch, m);
+  return m;
+}
+
+}  // namespace lowbit::ckpt

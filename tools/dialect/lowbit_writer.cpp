@@ -1,0 +1,371 @@
+// Writing lowbit's state: what lowbit.load_optimizer would make of the source, bit for bit.
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <map>
+
+#include "core/layout.h"
+#include "dialect/algorithm.h"
+#include "dialect/coding.h"
+#include "dialect/lowbit.h"
+#include "dialect/presets.h"
+#include "dialect/skeleton.h"
+#include "dialect/weights.h"
+#include "io/crc32.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr int64_t kLeastNumel = 4096, kLeastCols = 16;  // smaller ones keep wide state
+
+const Value* number(const Param& p, std::string_view name) {
+  for (const auto& [key, value] : p.numbers) {
+    if (key == name) return &value;
+  }
+  return nullptr;
+}
+
+/// The stream of random bits of a parameter of that name.
+int64_t stream_of(const std::string& name) { return crc32(0, name.data(), name.size()); }
+
+class Writer {
+ public:
+  Writer(const Model& model, const Wanted& wanted, DialectReport& report)
+      : model_(model), wanted_(wanted), report_(report) {
+    keeps_formats_ = wanted.state_format.empty();
+    group_of_.assign(model.params.size(), nullptr);
+    for (const Group& group : model.groups) {
+      for (const size_t p : group.params) group_of_[p] = &group;
+    }
+  }
+
+  Result<Document> write() {
+    if (lowbit_settings(model_.algorithm).empty())
+      return bad("lowbit has no optimizer that keeps these states" + states_text());
+    out_.manifest = model_.document == nullptr ? nullptr : model_.document->manifest;
+    out_.leaves = model_.rest;
+    for (size_t i = 0; i < model_.params.size(); ++i)
+      LB_CHECK(param(model_.params[i], group_of_[i]));
+    std::vector<Settings> settings;
+    for (const Group& group : model_.groups) {
+      LB_TRY(made, group_settings(group));
+      settings.push_back(std::move(made));
+    }
+    add_groups(model_, settings, out_.leaves);
+    return std::move(out_);
+  }
+
+ private:
+  std::string states_text() const {
+    for (const Param& p : model_.params) {
+      if (p.states.empty()) continue;
+      std::string names;
+      for (const State& s : p.states) names += (names.empty() ? " (" : ", ") + printable(s.name);
+      return names + ")";
+    }
+    return "";
+  }
+
+  bool named_wide(const Param& p, const Group* group) const {
+    std::vector<std::string> patterns = wanted_.wide;
+    if (const Value* said =
+            group == nullptr || model_.dialect != "lowbit" ? nullptr : setting(*group, "wide")) {
+      if (said->is(Value::Kind::kBool) && said->integer != 0) return true;
+      for (const Value& pattern : said->items) patterns.push_back(pattern.text);
+    }
+    const std::string name = clean_name(p.name);
+    return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+      return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+    });
+  }
+
+  bool is_wide(const Param& p, const Group* group) const {
+    const auto [rows, cols] = matrix_of(p.shape);
+    return p.shape.size() < 2 || rows * cols < kLeastNumel || cols < kLeastCols ||
+           named_wide(p, group);
+  }
+
+  Status param(const Param& p, const Group* group) {
+    const auto at = [&](const std::string& name) { return state_path(model_, p, name); };
+    if (p.states.empty() && p.numbers.empty()) return fine();  // it never was stepped
+    const Value* step = number(p, "step");
+    double steps = model_.algorithm == "sgd" && !p.states.empty() ? 1 : 0;  // SGD counts none
+    if (step != nullptr) {
+      LB_TRY(real, real_of(*step, shown(p) + ": step"));
+      steps = real;
+    } else if (model_.algorithm != "sgd") {
+      return bad(shown(p) + ": has no step");
+    }
+    out_.leaves.push_back(scalar_leaf(at("step"), static_cast<float>(steps)));
+    int64_t stream = p.name.empty() ? p.index : stream_of(clean_name(p.name));
+    if (const Value* said = number(p, "stream"); said != nullptr && model_.dialect == "lowbit")
+      stream = said->integer;
+    out_.leaves.push_back(scalar_leaf(at("stream"), stream));
+    for (const State& s : p.states) {
+      LB_CHECK(state(p, s, group));
+    }
+    if (model_.algorithm == "adafactor") {
+      float norm = 0;
+      if (const Value* said = number(p, "update_norm")) {
+        LB_TRY(real, real_of(*said, shown(p) + ": update_norm"));
+        norm = static_cast<float>(real);
+      }
+      out_.leaves.push_back(scalar_leaf(at("update_norm"), norm));
+    }
+    return fine();
+  }
+
+  /// What the state shall be; codes that are there stay where nothing else was asked for.
+  Result<Spec> spec_for(const Param& p, const State& s, const Group* group) {
+    if (is_wide(p, group)) {
+      LB_TRY(wide, spec_of(keeps_formats_ ? "float32" : wanted_.state_format, s.is_signed,
+                           wanted_.block));
+      return wide.coded() || wide.factored() ? Spec{"float32"} : wide;
+    }
+    if (keeps_formats_ && wanted_.block == 0) {
+      const bool fits = s.codes && s.codes->block >= kLeastBlock && s.codes->block <= kMostBlock &&
+                        (s.codes->block & (s.codes->block - 1)) == 0;
+      if (fits) return Spec{s.codes->format, "block", s.codes->block};
+      if (s.stored_as == "bfloat16" && model_.dialect == "lowbit") return Spec{"bfloat16"};
+      if (model_.dialect == "lowbit" && s.stored_as == "float32") return Spec{"float32"};
+    }
+    LB_TRY(spec,
+           spec_of(keeps_formats_ ? "8bit" : wanted_.state_format, s.is_signed, wanted_.block));
+    if (spec.factored() && p.shape.size() < 2) return Spec{"float32"};
+    return spec;
+  }
+
+  StateReport& note(const Param& p, const State& s, const std::string& to) {
+    report_.states.push_back({shown(p), s.name, s.stored_as, to});
+    return report_.states.back();
+  }
+
+  /// Leaves of the source under the same keys, as they are.
+  void copy(const Param& p, const State& s) {
+    for (const Leaf* leaf : s.leaves) {
+      Leaf same = *leaf;
+      // The key is what the path ends with, or what follows the parameter's name in a flat one.
+      std::string key = leaf->path.back().text();
+      if (leaf->path.size() <= model_.root.size() + 1) key = key.substr(key.rfind('.') + 1);
+      same.path = state_path(model_, p, key);
+      out_.leaves.push_back(std::move(same));
+    }
+    note(p, s, s.stored_as);
+  }
+
+  Status state(const Param& p, const State& s, const Group* group) {
+    const bool factor = s.name.ends_with("_row") || s.name.ends_with("_col");
+    if (s.values == nullptr || (!is_moment(s.name) && !factor)) {
+      if (s.raw && s.name.starts_with("param_")) {
+        Leaf leaf = *s.raw;
+        leaf.path = state_path(model_, p, s.name);
+        out_.leaves.push_back(std::move(leaf));
+        note(p, s, s.name);
+        return fine();
+      }
+      if (model_.dialect == "lowbit" && s.name.starts_with("param_")) {
+        copy(p, s);
+        return fine();
+      }
+      return bad(shown(p) + ": " + printable(s.name) + " is " + s.stored_as +
+                 ", whose values cannot be recovered");
+    }
+    if (factor) {
+      put_float32(p, s, s.name, s.shape, s.values);
+      return fine();
+    }
+    if (!p.known_shape && !(s.codes && keeps_formats_ && wanted_.block == 0)) {
+      return bad(shown(p) +
+                 ": the checkpoint does not tell its shape; give the one with its weights as "
+                 "--model PATH");
+    }
+    if (!p.known_shape && !s.codes)
+      return bad(shown(p) + ": the checkpoint does not tell its shape; give --model PATH");
+    LB_TRY(spec, spec_for(p, s, group));
+    if (spec.factored()) {
+      put_means(p, s);
+      return fine();
+    }
+    if (!spec.coded()) {
+      if (spec.format == "float32") {
+        put_float32(p, s, s.name, p.shape, s.values);
+      } else if (s.stored_as == "bfloat16" && s.leaves.size() == 1) {
+        put(p, s.name + "_bfloat16", *s.leaves[0]);
+        note(p, s, "bfloat16");
+      } else {
+        LB_CHECK(check_keep(p, s));
+        StateReport& report = note(p, s, "bfloat16");
+        out_.leaves.push_back(tensor_leaf(state_path(model_, p, s.name + "_bfloat16"),
+                                          find_dtype("bfloat16"), p.shape,
+                                          bfloat16_source(s.values, &report)));
+      }
+      return fine();
+    }
+    used_.emplace(s.name, spec);
+    const FormatInfo& info = *find_format(spec.format);
+    const auto [rows, cols] = matrix_of(p.shape);
+    const std::string key = s.name + "_" + spec.format;
+    if (spec.scale == "rank1") {
+      LB_CHECK(check_keep(p, s));
+      StateReport& report = note(p, s, spec.format + ", rank 1");
+      std::vector<int> dims;
+      for (size_t d = 0; d < p.shape.size(); ++d) dims.push_back(static_cast<int>(d));
+      std::vector<Maxima> maxima;
+      const Codes codes = encoded_given(s.values, p.shape, spec.format, dims, maxima, &report);
+      out_.leaves.push_back(tensor_leaf(state_path(model_, p, key), info.dtype,
+                                        {rows, code_bytes(cols, info.bits)}, codes.codes));
+      for (size_t d = 0; d < maxima.size(); ++d)
+        out_.leaves.push_back(
+            tensor_leaf(state_path(model_, p, key + "_scale_rank1_" + std::to_string(d)),
+                        find_dtype("float32"), {p.shape[d]}, maxima[d].most));
+      return fine();
+    }
+    Codes codes;
+    if (same_codes(s, spec, rows, cols)) {
+      codes = *s.codes;
+      note(p, s, spec.format + ", blocks of " + std::to_string(spec.block));
+    } else {
+      LB_CHECK(check_keep(p, s));
+      StateReport& report = note(p, s, spec.format + ", blocks of " + std::to_string(spec.block));
+      codes = encoded(s.values, p.shape, spec.format, spec.block, &report);
+    }
+    Leaf values = tensor_leaf(state_path(model_, p, key), info.dtype,
+                              {rows, code_bytes(cols, info.bits)}, codes.codes);
+    Leaf scales =
+        tensor_leaf(state_path(model_, p, key + "_scale"), info.scale_dtype,
+                    {rows, info.scale_numbers * ceil_div(cols, spec.block)}, codes.scales);
+    if (s.codes && codes.codes == s.codes->codes) {
+      stored_as_it_is(s, values);
+      stored_as_it_is(s, scales);
+    }
+    out_.leaves.push_back(std::move(values));
+    out_.leaves.push_back(std::move(scales));
+    return fine();
+  }
+
+  /// Whether the codes there are those that are wanted: rows may be cut out of one long one where
+  /// blocks do not cross them.
+  static bool same_codes(const State& s, const Spec& spec, int64_t rows, int64_t cols) {
+    if (!s.codes || s.codes->format != spec.format || s.codes->block != spec.block) return false;
+    if (s.codes->rows == rows && s.codes->cols == cols) return true;
+    return s.codes->rows * s.codes->cols == rows * cols && cols % spec.block == 0 &&
+           s.codes->cols % spec.block == 0;
+  }
+
+  /// Says that a leaf's bytes are those of a tensor in the file, where they are.
+  static void stored_as_it_is(const State& s, Leaf& leaf) {
+    for (const Leaf* from : s.leaves) {
+      if (from->source == leaf.source && from->shape == leaf.shape && from->dtype == leaf.dtype)
+        leaf.stored = from->stored;
+    }
+  }
+
+  Status check_keep(const Param& p, const State& s) const {
+    if (!wanted_.keep) return fine();
+    return mismatch(shown(p) + ": " + s.name + " (" + s.stored_as +
+                    ") would be rounded; leave --keep out, or take another --state-format");
+  }
+
+  void put(const Param& p, const std::string& key, const Leaf& from) {
+    Leaf leaf = tensor_leaf(state_path(model_, p, key), from.dtype, from.shape, from.source);
+    leaf.stored = from.stored;
+    out_.leaves.push_back(std::move(leaf));
+  }
+
+  void put_float32(const Param& p, const State& s, const std::string& key, const Shape& shape,
+                   const std::shared_ptr<Floats>& values) {
+    const Leaf* from = s.leaves.size() == 1 ? s.leaves[0] : nullptr;
+    if (from != nullptr && from->source != nullptr && from->shape == shape &&
+        std::string_view(from->dtype->name) == "float32") {
+      put(p, key, *from);
+    } else {
+      out_.leaves.push_back(tensor_leaf(state_path(model_, p, key), find_dtype("float32"), shape,
+                                        float32_source(values)));
+    }
+    note(p, s, "float32");
+  }
+
+  void put_means(const Param& p, const State& s) {
+    if (!warned_means_)
+      report_.warnings.push_back(s.name +
+                                 " is kept as means of rows and columns: single values are gone");
+    warned_means_ = true;
+    const auto values = locked(s.values);
+    for (const bool rows : {true, false}) {
+      Shape shape = p.shape;
+      shape.erase(shape.end() - (rows ? 1 : 2));
+      out_.leaves.push_back(tensor_leaf(state_path(model_, p, s.name + (rows ? "_row" : "_col")),
+                                        find_dtype("float32"), shape,
+                                        float32_source(means_of(values, p.shape, rows))));
+    }
+    note(p, s, "means of rows and columns").exact = false;
+  }
+
+  Result<Settings> group_settings(const Group& group) {
+    const bool own = model_.dialect == "lowbit";
+    const auto kept = [&](const char* name, Value otherwise) {
+      const Value* said = own ? setting(group, name) : nullptr;
+      return said == nullptr ? otherwise : *said;
+    };
+    Value format = Value::words(keeps_formats_ ? "8bit" : wanted_.state_format);
+    if (own && keeps_formats_ && wanted_.block == 0) {
+      format = kept("state_format", format);
+    } else if (keeps_formats_ || wanted_.block != 0) {
+      bool plain = wanted_.block == 0;  // whether it is what the preset says anyway
+      Value each{.kind = Value::Kind::kDict};
+      for (const auto& [name, spec] : used_) {
+        LB_TRY(usual, spec_of("8bit", is_signed_state(name), 0));
+        plain = plain && spec == usual;
+        each.set(name, spec.value());
+      }
+      if (!plain && !used_.empty()) format = std::move(each);
+    }
+    Value wide = Value::tuple({});
+    for (const std::string& pattern : wanted_.wide) wide.items.push_back(Value::words(pattern));
+    if (wanted_.wide.empty()) wide = kept("wide", wide);
+    Settings out = settings_of(group, lowbit_settings(model_.algorithm));
+    out.emplace_back("state_format", std::move(format));
+    out.emplace_back("param_format", kept("param_format", Value::words("auto")));
+    out.emplace_back("wide", std::move(wide));
+    out.emplace_back("seed", kept("seed", Value::number(0)));
+    out.emplace_back("lowbit_version", Value::number(1));
+    for (const char* name : {"overrides", "min_numel"}) {
+      if (own && setting(group, name) != nullptr) out.emplace_back(name, *setting(group, name));
+    }
+    // Parameters that are known by name have it here too, as where an optimizer was given names.
+    const bool named = std::all_of(group.params.begin(), group.params.end(),
+                                   [&](size_t p) { return !model_.params[p].name.empty(); });
+    if (named && !model_.flattened && setting(group, "param_names") == nullptr) {
+      Value names = Value::list({});
+      for (const size_t p : group.params)
+        names.items.push_back(Value::words(clean_name(model_.params[p].name)));
+      out.emplace_back("param_names", std::move(names));
+    }
+    return out;
+  }
+
+  const Model& model_;
+  const Wanted& wanted_;
+  DialectReport& report_;
+  Document out_;
+  bool keeps_formats_, warned_means_ = false;
+  std::vector<const Group*> group_of_;
+  std::map<std::string, Spec> used_;
+};
+
+}  // namespace
+
+Result<Document> write_lowbit(const Model& model, const Wanted& wanted, DialectReport& report) {
+  if (!wanted.state_format.empty()) {
+    // Before anything else, so that a typing mistake is one.
+    LB_TRY(spec, spec_of(wanted.state_format,
+                         wanted.state_format.ends_with("_unsigned") ? false
+                                                                    : model.algorithm != "adagrad",
+                         wanted.block));
+    (void)spec;
+  }
+  return Writer(model, wanted, report).write();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,230 @@
+#include "dialect/nearest.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+#include "core/state/float8.h"
+#include "dialect/lpmm_config.h"
+#include "dialect/skeleton.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr int kDropped = 18;  // low bits of a float that the table of starts leaves out
+
+/// Bits of a float in the order of the floats.
+uint32_t ordered(float z) {
+  const auto bits = std::bit_cast<uint32_t>(z);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+float from_ordered(uint32_t key) {
+  return std::bit_cast<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+float largest(const float* x, int64_t n) {
+  float most = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float a = std::fabs(x[i]);
+    most = a > most ? a : most;
+  }
+  // A NaN is not larger than anything, but makes the peers' scales NaN.
+  for (int64_t i = 0; i < n; ++i) {
+    if (std::isnan(x[i])) return x[i];
+  }
+  return most;
+}
+
+class Float8Rule : public BlockRule {
+ public:
+  void decode(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const override {
+    for (int64_t i = 0; i < n; ++i) out[i] = Float8E4M3::decode(codes[i]) * scale[0];
+  }
+  Scale encode(const float* x, int64_t n, uint16_t* codes) const override {
+    const float most = largest(x, n);
+    const float scale = (most < 1e-12f ? 1e-12f : most) / 448.0f;
+    for (int64_t i = 0; i < n; ++i) {
+      const float z = x[i] / scale;
+      const uint32_t code = Float8E4M3::encode(z);
+      // torch keeps the sign of a zero.
+      codes[i] = static_cast<uint16_t>(code | (code == 0 && std::signbit(z) ? 0x80u : 0));
+      if (std::isnan(z)) codes[i] = 0x7f;
+    }
+    return {scale, 0};
+  }
+};
+
+class Shared : public Source {
+ public:
+  explicit Shared(std::shared_ptr<Source> source) : source_(std::move(source)) {}
+  Status read(uint64_t first, uint64_t count, void* out) override {
+    const std::lock_guard lock(mutex_);
+    return source_->read(first, count, out);
+  }
+
+ private:
+  std::mutex mutex_;
+  const std::shared_ptr<Source> source_;
+};
+
+class Part : public Source {
+ public:
+  Part(std::shared_ptr<Source> source, uint64_t first)
+      : source_(std::move(source)), first_(first) {}
+  Status read(uint64_t first, uint64_t count, void* out) override {
+    return source_->read(first_ + first, count, out);
+  }
+
+ private:
+  const std::shared_ptr<Source> source_;
+  const uint64_t first_;
+};
+
+class Joined : public Source {
+ public:
+  Joined(std::vector<Run> runs, int width)
+      : runs_(std::move(runs)), width_(static_cast<uint64_t>(width)) {}
+  Status read(uint64_t first, uint64_t count, void* out) override {
+    auto* to = static_cast<char*>(out);
+    uint64_t begin = 0;
+    for (const Run& run : runs_) {
+      const uint64_t end = begin + run.count;
+      if (count > 0 && first < end) {
+        const uint64_t n = std::min(count, end - first);
+        LB_CHECK(run.source->read(first - begin, n, to));
+        first += n, count -= n, to += n * width_;
+      }
+      begin = end;
+    }
+    return count == 0 ? fine() : Status(failed("more was asked for than there is"));
+  }
+
+ private:
+  const std::vector<Run> runs_;
+  const uint64_t width_;
+};
+
+}  // namespace
+
+NearestRule::NearestRule(std::vector<float> table, std::vector<float> boundaries, float least)
+    : table_(std::move(table)), boundaries_(std::move(boundaries)), least_(least) {
+  start_.resize(size_t{1} << (32 - kDropped));
+  for (size_t i = 0; i < start_.size(); ++i) {
+    const float z = from_ordered(static_cast<uint32_t>(i) << kDropped);
+    const auto code = std::isnan(z) && !std::signbit(z)
+                          ? boundaries_.end()  // beyond infinity, and NaN is no z
+                      : std::isnan(z) ? boundaries_.begin()
+                                      : std::upper_bound(boundaries_.begin(), boundaries_.end(), z);
+    start_[i] = static_cast<uint8_t>(code - boundaries_.begin());
+  }
+}
+
+void NearestRule::decode(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const {
+  const size_t last = table_.size() - 1;
+  for (int64_t i = 0; i < n; ++i) out[i] = table_[std::min<size_t>(codes[i], last)] * scale[0];
+}
+
+NearestRule::Scale NearestRule::encode(const float* x, int64_t n, uint16_t* codes) const {
+  float scale = largest(x, n);
+  if (scale < least_) scale = least_;
+  for (int64_t i = 0; i < n; ++i) {
+    // Only a scale of zero, and infinities over one, make a NaN of a number: code 0, as for the
+    // peers.
+    const float z = x[i] / scale;
+    size_t code = 0;
+    if (!std::isnan(z)) {
+      code = start_[ordered(z) >> kDropped];
+      while (code < boundaries_.size() && z >= boundaries_[code]) ++code;
+    }
+    codes[i] = static_cast<uint16_t>(code);
+  }
+  return {scale, 0};
+}
+
+std::shared_ptr<const BlockRule> bitsandbytes_rule(std::vector<float> table) {
+  std::vector<float> boundaries;
+  for (size_t c = 0; c + 1 < table.size(); ++c) {
+    const float middle = (table[c] + table[c + 1]) * 0.5f;
+    const bool up = (c + 1) % 2 == 0;
+    boundaries.push_back(up ? middle
+                            : std::nextafter(middle, std::numeric_limits<float>::infinity()));
+  }
+  return std::make_shared<NearestRule>(std::move(table), std::move(boundaries), 0.0f);
+}
+
+std::shared_ptr<const BlockRule> torchao_rule(std::vector<float> table) {
+  std::vector<float> boundaries;
+  for (size_t c = 0; c + 1 < table.size(); ++c) {
+    const float low = table[c], high = table[c + 1], half = (high - low) * 0.5f;
+    // z - low is rounded, so the least z for which it is half the way is looked for.
+    uint32_t below = ordered(low), above = ordered(high);
+    while (above - below > 1) {
+      const uint32_t middle = below + (above - below) / 2;
+      (from_ordered(middle) - low >= half ? above : below) = middle;
+    }
+    boundaries.push_back(from_ordered(above));
+  }
+  return std::make_shared<NearestRule>(std::move(table), std::move(boundaries), 1e-12f);
+}
+
+std::shared_ptr<const BlockRule> torchao_float8_rule() { return std::make_shared<Float8Rule>(); }
+
+std::string format_of_table(const std::vector<float>& table, bool is_signed) {
+  const char* name = table.size() == 256  ? (is_signed ? "dynamic8" : "dynamic8_unsigned")
+                     : table.size() == 16 ? (is_signed ? "dynamic4" : "power1_4_unsigned")
+                                          : nullptr;
+  return name != nullptr && map_of(name) == table ? name : "";
+}
+
+std::optional<Codes> flat_codes(const State& state, const std::string& format, int64_t block) {
+  if (!state.codes || state.codes->format != format) return std::nullopt;
+  const Codes& codes = *state.codes;
+  if (block != 0 && codes.block != block) return std::nullopt;
+  if (codes.rows != 1 && codes.cols % codes.block != 0) return std::nullopt;
+  Codes out = codes;
+  out.rows = 1, out.cols = codes.rows * codes.cols;
+  return out;
+}
+
+Status check_shape(const Param& param, const State& state, DialectReport& report) {
+  if (param.known_shape) return fine();
+  if (state.shape.empty())
+    return bad(shown(param) + ": the checkpoint does not tell its shape; give the one with its " +
+               "weights as --model PATH");
+  const std::string text =
+      "the checkpoint does not tell the shapes of its parameters: states are written as matrices, "
+      "which is wrong for parameters of more dimensions; --model PATH with the weights tells them";
+  if (std::find(report.warnings.begin(), report.warnings.end(), text) == report.warnings.end())
+    report.warnings.push_back(text);
+  return fine();
+}
+
+std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source) {
+  std::array<uint8_t, 256> table;
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<uint8_t>(i >> 4 | i << 4);
+  return mapped_bytes(std::move(source), table);
+}
+
+std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t first) {
+  return std::make_shared<Part>(std::move(shared), first);
+}
+
+std::shared_ptr<Source> shared_source(std::shared_ptr<Source> source) {
+  return std::make_shared<Shared>(std::move(source));
+}
+
+std::shared_ptr<Source> joined(std::vector<Run> runs, int width) {
+  if (runs.size() == 1) return runs[0].source;
+  return std::make_shared<Joined>(std::move(runs), width);
+}
+
+std::shared_ptr<Source> held_floats(const std::vector<float>& numbers) {
+  return constant_source(
+      std::string(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float)),
+      sizeof(float));
+}
+
+}  // namespace lowbit::ckpt

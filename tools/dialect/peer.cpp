@@ -1,0 +1,134 @@
+#include "dialect/peer.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "dialect/weights.h"
+
+namespace lowbit::ckpt {
+
+const Leaf* tensor_in(const Entry& entry, std::string_view name) {
+  const Leaf* leaf = entry.find(name);
+  return leaf != nullptr && leaf->kind == Leaf::Kind::kTensor ? leaf : nullptr;
+}
+
+std::optional<Value> value_in(const Entry& entry, std::string_view name) {
+  if (const Leaf* leaf = entry.find(name))
+    return leaf->kind == Leaf::Kind::kValue ? std::optional(leaf->value) : std::nullopt;
+  // Inside a value that is one leaf: "exp_avg_qstate.enable".
+  for (size_t dot = name.rfind('.'); dot != std::string_view::npos && dot > 0;
+       dot = name.rfind('.', dot - 1)) {
+    const Leaf* leaf = entry.find(name.substr(0, dot));
+    if (leaf == nullptr || leaf->kind != Leaf::Kind::kValue) continue;
+    const Value* at = &leaf->value;
+    for (size_t from = dot + 1; at != nullptr && from <= name.size();) {
+      const size_t to = std::min(name.find('.', from), name.size());
+      at = at->find(name.substr(from, to - from));
+      from = to + 1;
+    }
+    return at == nullptr ? std::nullopt : std::optional(*at);
+  }
+  // Items that are leaves: "row_var_shape.0".
+  Value out = Value::tuple({});
+  for (const auto& [key, leaf] : entry.leaves) {
+    if (leaf->kind == Leaf::Kind::kValue && key.size() > name.size() && key.starts_with(name) &&
+        key[name.size()] == '.')
+      out.items.push_back(leaf->value);
+  }
+  return out.items.empty() ? std::nullopt : std::optional(out);
+}
+
+std::optional<Shape> shape_in(const Entry& entry, std::string_view name) {
+  const auto value = value_in(entry, name);
+  if (!value || value->is(Value::Kind::kText) || value->is_dict()) return std::nullopt;
+  if (!value->is(Value::Kind::kTuple) && !value->is(Value::Kind::kList) &&
+      !value->is(Value::Kind::kSize))
+    return std::nullopt;
+  Shape shape;
+  for (const Value& item : value->items) {
+    if (!item.is(Value::Kind::kInt) || item.integer < 0) return std::nullopt;
+    shape.push_back(item.integer);
+  }
+  return shape;
+}
+
+const Leaf* weight_of(const Model& model, const Param& param) {
+  if (param.name.empty()) return nullptr;
+  const Leaf* found = nullptr;
+  size_t length = 0;
+  const std::string wanted = clean_name(param.name);
+  const auto look = [&](const Leaf& leaf) {
+    if (leaf.kind != Leaf::Kind::kTensor || leaf.path.empty()) return;
+    const std::string name = clean_name(leaf.name());
+    if (!name.ends_with(wanted)) return;
+    if (name.size() > wanted.size() && name[name.size() - wanted.size() - 1] != '.') return;
+    // Of "model.a.b" and "model.x.a.b" the first is a.b's.
+    if (found == nullptr || name.size() < length) found = &leaf, length = name.size();
+  };
+  for (const Leaf& leaf : model.rest) look(leaf);
+  if (model.document != nullptr && model.document->model != nullptr) {
+    for (const Leaf& leaf : model.document->model->leaves) look(leaf);
+  }
+  return found;
+}
+
+const State* beside_of(const Param& param) {
+  for (const State& s : param.states) {
+    if (s.name.starts_with("param_")) return &s;
+  }
+  return nullptr;
+}
+
+const Leaf& raw_of(const State& beside) { return beside.raw ? *beside.raw : *beside.leaves[0]; }
+
+std::optional<double> real_setting(const Group& group, std::string_view name) {
+  const Value* v = setting(group, name);
+  if (v == nullptr) return std::nullopt;
+  if (v->is(Value::Kind::kFloat)) return v->real;
+  if (v->is(Value::Kind::kInt) || v->is(Value::Kind::kBool)) return static_cast<double>(v->integer);
+  return std::nullopt;
+}
+
+bool has_setting(const Group& group, std::string_view name) {
+  return setting(group, name) != nullptr;
+}
+
+void set_in(Settings& settings, const std::string& name, Value value) {
+  for (auto& [key, old] : settings) {
+    if (key == name) {
+      old = std::move(value);
+      return;
+    }
+  }
+  settings.emplace_back(name, std::move(value));
+}
+
+std::optional<Value> take_from(Settings& settings, std::string_view name) {
+  for (auto at = settings.begin(); at != settings.end(); ++at) {
+    if (at->first == name) {
+      Value value = std::move(at->second);
+      settings.erase(at);
+      return value;
+    }
+  }
+  return std::nullopt;
+}
+
+StateReport* report_of(DialectReport& report, const Param& param, const State& state,
+                       const std::string& to, bool exact) {
+  report.states.push_back({.param = shown(param),
+                           .state = state.name,
+                           .from = state.stored_as,
+                           .to = to,
+                           .exact = exact});
+  return &report.states.back();
+}
+
+bool stays_wide(const Param& param, const Wanted& wanted) {
+  return std::any_of(wanted.wide.begin(), wanted.wide.end(), [&](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), param.name.c_str(), 0) == 0;
+  });
+}
+
+}  // namespace lowbit::ckpt

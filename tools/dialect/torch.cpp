@@ -1,0 +1,179 @@
+// State of torch's own optimizers, in float: what every other dialect can be turned into.
+#include <algorithm>
+
+#include "dialect/algorithm.h"
+#include "dialect/coding.h"
+#include "dialect/dialect.h"
+#include "dialect/skeleton.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+bool is_float(const Leaf& leaf) {
+  if (leaf.kind != Leaf::Kind::kTensor || leaf.source == nullptr) return false;
+  const std::string_view dtype = leaf.dtype->name;
+  return dtype == "float32" || dtype == "bfloat16" || dtype == "float16" || dtype == "float64";
+}
+
+/// Tensors of torch's optimizers beside the moments that lowbit has too.
+bool is_torch_state(const std::string& name) {
+  for (const char* known :
+       {"row_var", "col_var", "exp_inf", "prev", "step_size", "acc_delta", "ax"}) {
+    if (name == known) return true;
+  }
+  return is_moment(name);
+}
+
+Result<int> recognize(const Document& document) {
+  if (!has_skeleton(document)) return 0;
+  LB_TRY(skeleton, skeleton_of(document));
+  bool any = false;
+  for (const Entry& entry : skeleton.params) {
+    for (const auto& [name, leaf] : entry.leaves) {
+      if (!is_torch_state(name)) continue;
+      if (leaf->kind == Leaf::Kind::kValue && leaf->value.is(Value::Kind::kNone)) continue;
+      if (!is_float(*leaf)) return 0;
+      any = true;
+    }
+  }
+  if (any) return 2;
+  return skeleton.groups.empty() ? 0 : 1;  // a plain SGD keeps nothing
+}
+
+Result<Model> read(std::shared_ptr<const Document> document) {
+  LB_TRY(skeleton, skeleton_of(*document));
+  Model out = model_of(skeleton, "torch", document);
+  for (size_t i = 0; i < out.params.size(); ++i) {
+    Param& p = out.params[i];
+    for (const auto& [name, leaf] : skeleton.params[i].leaves) {
+      if (leaf->kind == Leaf::Kind::kValue) {
+        if (!leaf->value.is(Value::Kind::kNone)) p.numbers.emplace_back(name, leaf->value);
+        continue;
+      }
+      if (!is_torch_state(name) && leaf->kind == Leaf::Kind::kTensor && volume(leaf->shape) == 1) {
+        LB_TRY(number, number_of(*leaf));
+        p.numbers.emplace_back(name, std::move(number));
+        continue;
+      }
+      if (!is_float(*leaf))
+        return bad(printable(leaf->name()) +
+                   ": is no tensor of floating-point numbers, so it is not "
+                   "torch's; say whose it is with --from");
+      State s;
+      s.name = name;
+      s.shape = leaf->shape;
+      if (name == "row_var" || name == "col_var") {
+        s.name = name == "row_var" ? "variance_row" : "variance_col";
+        const size_t extra = s.shape.size() - (name == "row_var" ? 1 : 2);
+        if (s.shape.size() < 2 || s.shape[extra] != 1)
+          return bad(printable(leaf->name()) + ": has shape " + shape_text(s.shape) +
+                     ", which is none of Adafactor's");
+        s.shape.erase(s.shape.begin() + static_cast<std::ptrdiff_t>(extra));
+      } else if (is_moment(name)) {
+        if (p.known_shape && p.shape != s.shape)
+          return bad(printable(leaf->name()) + ": has shape " + shape_text(s.shape) +
+                     ", another state of its parameter " + shape_text(p.shape));
+        p.shape = s.shape;
+        p.known_shape = true;
+      }
+      s.is_signed = is_signed_state(s.name);
+      s.stored_as = leaf->dtype->name;
+      s.bytes = leaf->bytes();
+      s.values = floats_of(*leaf);
+      s.leaves = {leaf};
+      p.states.push_back(std::move(s));
+    }
+    const auto named = [&](const char* name) {
+      return std::find_if(p.states.begin(), p.states.end(),
+                          [&](const State& s) { return s.name == name; });
+    };
+    const auto row = named("variance_row"), col = named("variance_col");
+    if (!p.known_shape && row != p.states.end() && col != p.states.end()) {
+      p.shape = row->shape;
+      p.shape.push_back(col->shape.back());
+      p.known_shape = true;
+    }
+  }
+  out.algorithm = algorithm_of(out);
+  return out;
+}
+
+const Value* number(const Param& p, std::string_view name) {
+  for (const auto& [key, value] : p.numbers) {
+    if (key == name) return &value;
+  }
+  return nullptr;
+}
+
+/// The leaf of a state under torch's name, shape and dtype.
+Leaf state_leaf(const Model& model, const Param& p, const State& s) {
+  std::string name = s.name;
+  Shape shape = s.shape;
+  if (name == "variance_row") {
+    name = "row_var";
+    shape.push_back(1);
+  } else if (name == "variance_col") {
+    name = "col_var";
+    shape.insert(shape.end() - 1, 1);
+  }
+  Leaf leaf = tensor_leaf(state_path(model, p, name), find_dtype("float32"), shape, nullptr);
+  if (s.leaves.size() == 1 && s.leaves[0]->source != nullptr && s.leaves[0]->dtype == leaf.dtype &&
+      s.leaves[0]->shape == shape) {
+    leaf.source = s.leaves[0]->source;
+    leaf.stored = s.leaves[0]->stored;
+  } else {
+    leaf.source = float32_source(s.values);
+  }
+  return leaf;
+}
+
+Result<Document> write(const Model& model, const Wanted&, DialectReport& report) {
+  Document out;
+  out.manifest = model.document == nullptr ? nullptr : model.document->manifest;
+  out.leaves = model.rest;
+  const Settings& table = torch_settings(model.algorithm);
+  if (table.empty() && model.dialect != "torch")
+    report.warnings.push_back(
+        "torch has no optimizer with these states: they are kept in float32 under "
+        "their names, and settings as they are");
+  for (const Param& p : model.params) {
+    if (const Value* step = number(p, "step"); step != nullptr && model.algorithm != "sgd") {
+      LB_TRY(count, real_of(*step, shown(p) + ": step"));
+      out.leaves.push_back(scalar_leaf(state_path(model, p, "step"), static_cast<float>(count)));
+    }
+    for (const auto& [name, value] : p.numbers) {
+      if (name == "step" || !table.empty() || model.dialect != "torch") continue;
+      const auto real = real_of(value, name);
+      out.leaves.push_back(
+          real.ok() ? scalar_leaf(state_path(model, p, name), static_cast<float>(real.value()))
+                    : value_leaf(state_path(model, p, name), value));
+    }
+    for (const State& s : p.states) {
+      if (s.values == nullptr)
+        return bad(shown(p) + ": " + s.name + " is " + s.stored_as +
+                   ", whose values cannot be recovered");
+      if (!p.known_shape && s.codes)
+        return bad(shown(p) + ": the checkpoint does not tell its shape; give the one with its " +
+                   "weights as --model PATH");
+      if (model.algorithm == "adam" && (s.name.ends_with("_row") || s.name.ends_with("_col")))
+        return bad(shown(p) + ": " + s.name + " is a mean of rows or columns, from which torch's " +
+                   s.name.substr(0, s.name.size() - 4) + " cannot be made");
+      out.leaves.push_back(state_leaf(model, p, s));
+      report.states.push_back({shown(p), s.name, s.stored_as, "float32"});
+    }
+  }
+  std::vector<Settings> settings;
+  for (const Group& group : model.groups)
+    settings.push_back(table.empty() ? group.settings : settings_of(group, table));
+  add_groups(model, settings, out.leaves);
+  return out;
+}
+
+}  // namespace
+
+extern const Dialect kTorchDialect = {
+    "torch", "torch.optim's Adam, AdamW, SGD, Adafactor, RMSprop and Adagrad, in float32",
+    recognize, read, write};
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,248 @@
+// Writing state as torchao's optimizers keep it: tensor subclasses where a parameter has 4096
+// elements and is a multiple of a block, plain float32 tensors elsewhere.
+#include <algorithm>
+
+#include "dialect/lpmm_config.h"
+#include "dialect/nearest.h"
+#include "dialect/peer.h"
+#include "dialect/torchao.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// The kind whose formats these are; null where there is none.
+const TorchaoKind* kind_of_format(const std::string& format) {
+  for (const TorchaoKind& kind : kTorchaoKinds) {
+    if (format == kind.with_sign || format == kind.without) return &kind;
+  }
+  return nullptr;
+}
+
+/// What --state-format asks for. Null: floats.
+Result<const TorchaoKind*> kind_of(const Model& model, const std::string& said) {
+  if (said.empty()) {
+    // The kind that most of the codes are of already.
+    const TorchaoKind* best = nullptr;
+    size_t most = 0;
+    for (const TorchaoKind& kind : kTorchaoKinds) {
+      size_t n = 0;
+      for (const Param& p : model.params) {
+        for (const State& s : p.states)
+          n += s.codes && kind_of_format(s.codes->format) == &kind ? 1 : 0;
+      }
+      if (n > most) best = &kind, most = n;
+    }
+    return best != nullptr ? best : &kTorchaoKinds[0];
+  }
+  if (said == "8bit") return &kTorchaoKinds[0];
+  if (said == "4bit") return &kTorchaoKinds[1];
+  if (said == "fp8") return &kTorchaoKinds[2];
+  if (said == "float32") return nullptr;
+  if (const TorchaoKind* kind = kind_of_format(said)) return kind;
+  return Error{Exit::kUsage,
+               "torchao keeps state as 8bit, 4bit, fp8 or float32, not as " + printable(said)};
+}
+
+class Writer {
+ public:
+  Writer(const Model& model, const Wanted& wanted, const TorchaoKind* kind, DialectReport& report)
+      : model_(model), wanted_(wanted), kind_(kind), report_(report) {
+    if (kind == nullptr) return;
+    for (const bool is_signed : {true, false}) {
+      formats_[is_signed] = is_signed ? kind->with_sign : kind->without;
+      if (std::string_view(kind->name) == "fp8") {
+        rules_[is_signed] = torchao_float8_rule();
+        continue;
+      }
+      const std::vector<float> map = map_of(formats_[is_signed]);
+      maps_[is_signed] = held_floats(map);
+      rules_[is_signed] = torchao_rule(map);
+    }
+  }
+
+  Result<Document> write() {
+    if (model_.algorithm != "adam")
+      return bad("torchao has Adam and AdamW only, and these are states of " +
+                 (model_.algorithm.empty() ? "an optimizer that is not known"
+                                           : printable(model_.algorithm)));
+    out_.manifest = model_.document == nullptr ? nullptr : model_.document->manifest;
+    out_.leaves = model_.rest;
+    for (const Param& p : model_.params) LB_CHECK(param(p));
+    groups();
+    return std::move(out_);
+  }
+
+ private:
+  Status param(const Param& p) {
+    if (p.states.empty() && p.numbers.empty()) return fine();  // it was never stepped
+    bool counted = false;
+    for (const auto& [name, value] : p.numbers) {
+      if (name != "step") continue;
+      LB_TRY(real, real_of(value, shown(p) + ": step"));
+      out_.leaves.push_back(scalar_leaf(state_path(model_, p, "step"), static_cast<float>(real)));
+      counted = true;
+    }
+    if (!counted) return bad(shown(p) + ": has no step");
+    for (const State& s : p.states) {
+      const bool known =
+          s.name == "exp_avg" || s.name == "exp_avg_sq" || s.name == "max_exp_avg_sq";
+      if (!known || s.values == nullptr) {
+        const std::string text =
+            shown(p) + ": torchao keeps no " + printable(s.name) +
+            (known ? ", and the values of " + s.stored_as + " cannot be recovered" : "");
+        if (known || !wanted_.lossy) return bad(text + (known ? "" : "; --lossy leaves it out"));
+        report_.warnings.push_back(text + ": it is left out");
+        continue;
+      }
+      LB_CHECK(check_shape(p, s, report_));
+      LB_CHECK(state(p, s));
+    }
+    return fine();
+  }
+
+  Status state(const Param& p, const State& s) {
+    const bool own = model_.dialect == "torchao" && s.leaves.size() == 1;
+    const bool wide = kind_ == nullptr || stays_wide(p, wanted_);
+    const uint64_t n = volume(s.shape);
+    const bool is_signed = s.is_signed;
+    const auto flat = wide ? std::nullopt : flat_codes(s, formats_[is_signed], wanted_.block);
+    const int64_t block = flat                 ? flat->block
+                          : wanted_.block != 0 ? wanted_.block
+                          : wide               ? 1
+                                               : kind_->block;
+    const bool fits = !wide && n >= kTorchaoLeast && n % static_cast<uint64_t>(block) == 0;
+    // As it is: of the kind that is wanted, by whatever table, or plain and to stay so.
+    if (own && s.leaves[0]->kind == Leaf::Kind::kSubclass && !wide &&
+        torchao_kind(s.leaves[0]->cls) == kind_ &&
+        (wanted_.block == 0 || block_of(*s.leaves[0]) == wanted_.block)) {
+      report_of(report_, p, s, s.stored_as, true);
+      Leaf same = *s.leaves[0];
+      same.path = state_path(model_, p, s.name);
+      same.cls = std::string(kind_->module) + "." + kind_->cls;
+      out_.leaves.push_back(std::move(same));
+      return fine();
+    }
+    if (!fits || (wanted_.keep && !flat && s.stored_as == "float32")) {
+      report_of(report_, p, s, "float32", true);
+      Leaf leaf =
+          tensor_leaf(state_path(model_, p, s.name), find_dtype("float32"), s.shape, nullptr);
+      const Leaf* from = s.leaves.size() == 1 ? s.leaves[0] : nullptr;
+      if (from != nullptr && from->source != nullptr && from->dtype == leaf.dtype &&
+          from->shape == leaf.shape) {
+        leaf.source = from->source;
+        leaf.stored = from->stored;
+      } else {
+        leaf.source = float32_source(s.values);
+      }
+      out_.leaves.push_back(std::move(leaf));
+      return fine();
+    }
+    if (!flat && wanted_.keep)
+      return mismatch(shown(p) + ", " + s.name + ": " + s.stored_as + " in the shape " +
+                      shape_text(s.shape) + " cannot become torchao's " + kind_->name +
+                      " blocks of " + std::to_string(block) +
+                      " without rounding; leave --keep out to allow it");
+    StateReport* entry =
+        report_of(report_, p, s,
+                  std::string("torchao ") + kind_->name + ", blocks of " + std::to_string(block),
+                  flat.has_value());
+    std::shared_ptr<Source> codes, scales;
+    if (flat) {
+      codes = kind_->bits == 4 ? swapped_nibbles(flat->codes) : flat->codes;
+      scales = flat->scales;
+    } else {
+      BlockLayout layout{.count = n,
+                         .block = block,
+                         .bits = kind_->bits,
+                         .high_first = true,
+                         .coded = n,
+                         .stored = n};
+      const auto values = shared(s.values);
+      codes = block_codes(rules_[is_signed], layout, values, entry);
+      scales = float32_source(block_scales(rules_[is_signed], layout, values, 0));
+    }
+    subclass(p, s, block, std::move(codes), std::move(scales));
+    return fine();
+  }
+
+  static int64_t block_of(const Leaf& subclass) {
+    for (const Leaf& part : subclass.parts) {
+      if (part.name() == "scale" && volume(part.shape) > 0)
+        return static_cast<int64_t>(volume(subclass.shape) / volume(part.shape));
+    }
+    return 0;
+  }
+
+  void subclass(const Param& p, const State& s, int64_t block, std::shared_ptr<Source> codes,
+                std::shared_ptr<Source> scales) {
+    const bool fp8 = std::string_view(kind_->name) == "fp8";
+    const auto n = static_cast<int64_t>(volume(s.shape));
+    Leaf leaf;
+    leaf.kind = Leaf::Kind::kSubclass;
+    leaf.path = state_path(model_, p, s.name);
+    // torchao takes the dtype of the parameter for it when it loads.
+    leaf.dtype = find_dtype("float32");
+    leaf.shape = s.shape;
+    leaf.cls = std::string(kind_->module) + "." + kind_->cls;
+    leaf.attributes.kind = Value::Kind::kDict;
+    const Shape codes_shape = kind_->bits == 4 ? Shape{n / 2} : s.shape;
+    leaf.parts.push_back(tensor_leaf({Key("codes")}, find_dtype(fp8 ? "float8_e4m3fn" : "uint8"),
+                                     codes_shape, std::move(codes)));
+    leaf.parts.push_back(
+        tensor_leaf({Key("scale")}, find_dtype("float32"), {n / block}, std::move(scales)));
+    if (!fp8) {
+      leaf.parts.push_back(tensor_leaf({Key("qmap")}, find_dtype("float32"),
+                                       {int64_t{1} << kind_->bits}, maps_[s.is_signed]));
+      leaf.attributes.set("signed", Value::boolean(s.is_signed));
+    }
+    if (kind_->bits == 4) {
+      Value shape{.kind = Value::Kind::kSize};
+      for (const int64_t d : s.shape) shape.items.push_back(Value::number(d));
+      leaf.attributes.set("_shape", std::move(shape));
+    }
+    leaf.attributes.set("block_size", Value::number(block));
+    out_.leaves.push_back(std::move(leaf));
+  }
+
+  void groups() {
+    const Settings table = {{"lr", Value::floating(1e-3)},
+                            {"betas", Value::tuple({Value::floating(0.9), Value::floating(0.999)})},
+                            {"eps", Value::floating(1e-8)},
+                            {"weight_decay", Value::number(0)},
+                            {"amsgrad", Value::boolean(false)}};
+    std::vector<Settings> settings;
+    for (const Group& group : model_.groups) settings.push_back(settings_of(group, table));
+    const size_t first = out_.leaves.size();
+    add_groups(model_, settings, out_.leaves);
+    // torchao refuses a learning rate that is no tensor.
+    for (size_t i = first; i < out_.leaves.size(); ++i) {
+      Leaf& leaf = out_.leaves[i];
+      const std::string last = leaf.path.back().text();
+      if (leaf.kind != Leaf::Kind::kValue || (last != "lr" && !last.ends_with(".lr"))) continue;
+      const auto lr = real_of(leaf.value, last);
+      if (lr.ok()) leaf = scalar_leaf(leaf.path, static_cast<float>(lr.value()));
+    }
+  }
+
+  const Model& model_;
+  const Wanted& wanted_;
+  const TorchaoKind* const kind_;
+  DialectReport& report_;
+  std::string formats_[2];
+  std::shared_ptr<Source> maps_[2];
+  std::shared_ptr<const BlockRule> rules_[2];
+  Document out_;
+};
+
+}  // namespace
+
+Result<Document> write_torchao(const Model& model, const Wanted& wanted, DialectReport& report) {
+  if (wanted.block < 0 || wanted.block % 2 != 0)
+    return Error{Exit::kUsage, "torchao's blocks have an even number of values, not " +
+                                   std::to_string(wanted.block)};
+  LB_TRY(kind, kind_of(model, wanted.state_format));
+  return Writer(model, wanted, kind, report).write();
+}
+
+}  // namespace lowbit::ckpt

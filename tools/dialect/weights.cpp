@@ -1,0 +1,50 @@
+#include "dialect/weights.h"
+
+namespace lowbit::ckpt {
+
+std::string clean_name(const std::string& name) {
+  std::string out;
+  for (size_t i = 0; i < name.size();) {
+    const bool starts =
+        i == 0 || !(std::isalnum(static_cast<unsigned char>(name[i - 1])) || name[i - 1] == '_');
+    size_t skip = 0;
+    for (const char* wrapper :
+         {"module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."}) {
+      const std::string_view w = wrapper;
+      if (starts && std::string_view(name).substr(i, w.size()) == w) skip = w.size();
+    }
+    if (skip == 0) out += name[i];
+    i += skip == 0 ? 1 : skip;
+  }
+  return out;
+}
+
+Weights::Weights(const Document& document, const Skeleton& skeleton) {
+  for (const Leaf* leaf : skeleton.rest) add(*leaf);
+  if (document.model == nullptr) return;
+  for (const Leaf& leaf : document.model->leaves) add(leaf);
+}
+
+void Weights::add(const Leaf& leaf) {
+  if (leaf.kind != Leaf::Kind::kTensor) return;
+  const auto put = [&](const std::string& name) {
+    const auto [at, fresh] = by_name_.try_emplace(clean_name(name), &leaf);
+    if (!fresh && at->second != nullptr && at->second->shape != leaf.shape) at->second = nullptr;
+  };
+  // Below any number of keys: ("model", "layers.0.weight") and ("layers.0.weight").
+  const std::string flat = leaf.name();
+  put(flat);
+  for (size_t i = 0, dot; i < 2; ++i) {
+    dot = i == 0 ? flat.find('.') : flat.find('.', flat.find('.') + 1);
+    if (dot == std::string::npos) break;
+    put(flat.substr(dot + 1));
+  }
+}
+
+const Leaf* Weights::find(const Entry& entry) const {
+  if (entry.name.empty()) return nullptr;
+  const auto at = by_name_.find(clean_name(entry.name));
+  return at == by_name_.end() ? nullptr : at->second;
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,26 @@
+// The weights in a checkpoint, by their parameters: they tell a shape that state alone does not.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+
+#include "dialect/skeleton.h"
+
+namespace lowbit::ckpt {
+
+/// A parameter's name without what wrappers put into it (lowbit.overrides.clean_name).
+std::string clean_name(const std::string& name);
+
+class Weights {
+ public:
+  /// Those among the leaves that are no optimizer's, and in document.model.
+  Weights(const Document& document, const Skeleton& skeleton);
+  /// Null where there is none of that name, or two of different shapes.
+  const Leaf* find(const Entry& entry) const;
+
+ private:
+  void add(const Leaf& leaf);
+  std::unordered_map<std::string, const Leaf*> by_name_;
+};
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# run.sh PROGRAM FOLDER SECONDS [TARGET]: every target of the fuzzer in turn, or one, going on from
+# tests/corpus and from what earlier runs found. FOLDER keeps what is found; crashes lie in FOLDER/crashes.
+set -euo pipefail
+program=$1 folder=$2 seconds=$3 only=${4:-}
+here=$(cd "$(dirname "$0")" && pwd)
+corpus=$here/../../tests/corpus
+bad=()
+found=
+mkdir -p "$folder/crashes"
+while read -r target dictionary; do
+  [ -z "$only" ] || [ "$only" = "$target" ] || continue
+  found=1
+  mkdir -p "$folder/$target"
+  old=()
+  [ ! -d "$corpus/$target" ] || old=("$corpus/$target")
+  echo "== $target, $seconds s"
+  LOWBIT_FUZZ_TARGET=$target "$program" "$folder/$target" ${old[@]+"${old[@]}"} -dict="$here/$dictionary.dict" \
+    -max_total_time="$seconds" -max_len=16384 -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=512 \
+    -artifact_prefix="$folder/crashes/$target-" -print_final_stats=1 >"$folder/$target.log" 2>&1 </dev/null || bad+=("$target")
+  grep -E '^(stat::(number_of_executed_units|peak_rss_mb)|SUMMARY|broken promise)' "$folder/$target.log" || true
+  grep -E 'DONE' "$folder/$target.log" | tail -n 1 || true
+done < <("$program")
+if [ -z "$found" ]; then
+  echo "no target is called '$only'; there are:" >&2
+  "$program" | cut -d' ' -f1 >&2
+  exit 2
+fi
+if [ ${#bad[@]} -gt 0 ]; then
+  echo "findings in: ${bad[*]}; the inputs are in $folder/crashes, the reports in $folder/*.log"
+  exit 1
+fi
+echo "nothing found"

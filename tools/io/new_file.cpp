@@ -1,0 +1,86 @@
+#include "io/new_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+std::string reason() { return std::strerror(errno); }
+
+}  // namespace
+
+Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool replace,
+                                                 const std::vector<std::string>& sources) {
+  const size_t slash = path.find_last_of('/');
+  const std::string parent = slash == std::string::npos ? "" : path.substr(0, slash + 1);
+  const std::string name = path.substr(parent.size());
+  if (name.empty() || name == "." || name == "..")
+    return Error{Exit::kUsage, "'" + printable(path) + "' does not name a file to write"};
+  struct stat info;
+  const bool exists = ::lstat(path.c_str(), &info) == 0;
+  if (exists && !replace)
+    return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
+  if (exists && !S_ISREG(info.st_mode))
+    return Error{Exit::kUsage, printable(path) + " exists and is not a regular file"};
+  for (const std::string& source : sources) {
+    struct stat other;
+    if (exists && ::stat(source.c_str(), &other) == 0 && other.st_dev == info.st_dev &&
+        other.st_ino == info.st_ino)
+      return Error{Exit::kUsage, printable(path) + " is what is read; choose another place"};
+  }
+  std::string temporary = parent + "." + name + ".partial-XXXXXX";
+  const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
+  if (fd < 0) return failed("cannot make a file beside " + printable(path) + ": " + reason());
+  // mkostemp's file is private; a checkpoint has the mode that open() would give.
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  const bool opened = ::fchmod(fd, 0666 & ~mask) == 0;
+  const std::string why = reason();
+  ::close(fd);
+  std::shared_ptr<OutputFile> file(new OutputFile(std::make_shared<OutputFile::Pool>(), temporary));
+  file->created_ = true;
+  std::shared_ptr<NewFile> out(
+      new NewFile(path, temporary, exists, std::make_shared<Output>(std::move(file), 0)));
+  if (!opened) return failed("cannot set the mode of " + printable(temporary) + ": " + why);
+  return out;
+}
+
+NewFile::~NewFile() {
+  if (!committed_) ::unlink(temporary_.c_str());
+}
+
+Status NewFile::commit() {
+  LB_CHECK(output_->close());
+  const unsigned flags = replace_ ? 0 : RENAME_NOREPLACE;
+  int done = ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), flags);
+  if (done != 0 && errno == EINVAL && !replace_) {
+    // A file system without RENAME_NOREPLACE: a link fails where the name is taken.
+    done = ::link(temporary_.c_str(), path_.c_str());
+    if (done == 0) ::unlink(temporary_.c_str());
+  }
+  if (done != 0 && errno == EEXIST)
+    return Error{Exit::kUsage,
+                 printable(path_) + " came into being meanwhile; --force replaces it"};
+  if (done != 0)
+    return failed("cannot rename " + printable(temporary_) + " to " + printable(path_) + ": " +
+                  reason());
+  committed_ = true;
+  const size_t slash = path_.find_last_of('/');
+  const std::string parent = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+  const int folder = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return failed("cannot open " + printable(parent) + ": " + reason());
+  const bool synced = ::fsync(folder) == 0;
+  const std::string why = reason();
+  ::close(folder);
+  return synced ? fine() : Status(failed("cannot sync " + printable(parent) + ": " + why));
+}
+
+}  // namespace lowbit::ckpt

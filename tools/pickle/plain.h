@@ -1,0 +1,71 @@
+// Plain values: what a checkpoint keeps beside its tensors, such as a group's settings.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/status.h"
+#include "pickle/value.h"
+#include "pickle/writer.h"
+
+namespace lowbit::ckpt {
+
+/// One value as Python knows it, by value. Never deeper than kMostDepth.
+struct Value {
+  enum class Kind : uint8_t {
+    kNone,
+    kBool,     // integer
+    kInt,      // integer
+    kFloat,    // real
+    kText,     // text
+    kBytes,    // text
+    kList,     // items
+    kTuple,    // items
+    kDict,     // items: key, value, key, value
+    kOrdered,  // the same, an OrderedDict
+    kGlobal,   // text: "module name" of a dtype, a layout, ...: a name that writers may repeat
+    kDevice,   // text: "cpu", "cuda:0"
+    kSize,     // items, integers: torch.Size
+  };
+  static constexpr int kMostDepth = 100;
+  /// The text of a kDict that is a node of a configuration tree of yacs.
+  static constexpr const char* kConfiguration = "yacs.config CfgNode";
+
+  Kind kind = Kind::kNone;
+  int64_t integer = 0;
+  double real = 0;
+  std::string text = {};
+  std::vector<Value> items = {};
+
+  static Value none() { return {}; }
+  static Value boolean(bool b) { return {.kind = Kind::kBool, .integer = b}; }
+  static Value number(int64_t n) { return {.kind = Kind::kInt, .integer = n}; }
+  static Value floating(double x) { return {.kind = Kind::kFloat, .real = x}; }
+  static Value words(std::string s) { return {.kind = Kind::kText, .text = std::move(s)}; }
+  static Value list(std::vector<Value> v) { return {.kind = Kind::kList, .items = std::move(v)}; }
+  static Value tuple(std::vector<Value> v) { return {.kind = Kind::kTuple, .items = std::move(v)}; }
+
+  bool is(Kind k) const { return kind == k; }
+  bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
+  /// The value of a text key of a dict; null where there is none.
+  const Value* find(std::string_view key) const;
+  /// Adds a text key to a dict, or replaces its value.
+  void set(std::string_view key, Value value);
+  bool operator==(const Value&) const = default;
+};
+
+/// The plain value at a node; an error where it is none, is too deep, repeats a key or unfolds to
+/// more than `most` values. `what` names the input in errors.
+Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
+                          uint64_t most = 1u << 19);
+/// Writes it with the opcodes of protocol 2, in Python's own batches and with its memo.
+void write_value(PickleWriter& to, const Value& value);
+/// What follows an empty list or dict: `item(i)` writes its i-th item, or key and value.
+void write_items(PickleWriter& to, size_t count, const std::function<void(size_t)>& item);
+void write_entries(PickleWriter& to, size_t count, bool ordered,
+                   const std::function<void(size_t)>& entry);
+
+}  // namespace lowbit::ckpt

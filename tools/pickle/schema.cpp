@@ -1,0 +1,69 @@
+#include "pickle/schema.h"
+
+#include <algorithm>
+
+namespace lowbit::ckpt {
+namespace {
+
+bool fits(const Pickle& p, NodeId id, char letter) {
+  switch (letter) {
+    case 'i':
+      return p.is(id, Kind::kInt);
+    case 's':
+      return p.is(id, Kind::kString);
+    case 'b':
+      return p.is(id, Kind::kBool);
+    case 'n':
+      return p.is(id, Kind::kTuple) && std::all_of(p.items(id).begin(), p.items(id).end(),
+                                                   [&](NodeId n) { return p.is(n, Kind::kInt); });
+    case 'p':
+      return p.is(id, Kind::kPersistent);
+    case 'g':
+      return p.is(id, Kind::kGlobal);
+    case 'o':
+      return p.ordered(id) && p.items(id).empty();
+    case 'd':
+      return p.is(id, Kind::kDict) && p.items(id).empty();
+    case 't':
+      return p.is(id, Kind::kCall) && p.global(id)->name.starts_with("_rebuild_");
+    case 'm':
+      return p.is(id, Kind::kGlobal) && p.global(id)->name.ends_with("MEM_FORMAT_ENCODING");
+    case 'f':
+      return p.is(id, Kind::kString) &&
+             (p.text(id) == "TORCH_CONTIGUOUS_FORMAT" || p.text(id) == "TORCH_CHANNELS_LAST" ||
+              p.text(id) == "TORCH_PRESERVE_FORMAT");
+    case 'u':
+      return p.is(id, Kind::kTuple);
+    case 'w':
+      return p.is(id, Kind::kDict);
+    case 'l':
+      return p.is(id, Kind::kList);
+    case 'x':
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool arguments_match(const Pickle& p, NodeId arguments, const char* pattern) {
+  const auto given = p.items(arguments);
+  size_t at = 0;
+  bool optional = false;
+  for (const char* c = pattern; *c != '\0'; ++c) {
+    if (*c == '?') {
+      optional = true;
+    } else if (c[1] == '*') {
+      while (at < given.size() && fits(p, given[at], *c)) ++at;
+      ++c;
+    } else if (at == given.size()) {
+      return optional;
+    } else if (!fits(p, given[at++], *c)) {
+      return false;
+    }
+  }
+  return at == given.size();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,88 @@
+// What the program and the Python module do, one function each. Options in, a report out; the
+// report's JSON is the same for both.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "container/writer.h"
+#include "dialect/dialect.h"
+
+namespace lowbit::ckpt {
+
+using Json = nlohmann::ordered_json;
+
+/// Which leaves a command is about: globs on flat names. No include: all.
+struct Selection {
+  std::vector<std::string> include, exclude;
+};
+
+struct InspectOptions {
+  Selection select;
+  bool health = false;  // reads everything: scales' range, zero and saturated codes, NaN
+  bool digest = false;
+  Progress progress = [](uint64_t, uint64_t) { return true; };
+};
+/// {"path", "container", "dialect", "facts", "warnings", "steps", "groups", "tensors": [{"name",
+/// "shape", "dtype", "chunks", "bytes", "kind", "health"?}], "values", "bytes", "bytes_by_dtype",
+/// "bytes_by_kind", "digest"?}
+Result<Json> inspect(const std::string& path, const InspectOptions& options);
+/// The report of `inspect` (with health) as one self-contained page.
+std::string html_page(const Json& report);
+
+struct VerifyOptions {
+  Selection select;
+  bool opaque = false;  // let values pass that are no plain data: torch would call what they name
+  bool finite = true;   // also values: NaN, Inf, negative second moments, bad scales
+  int threads = 1;
+  Progress progress = [](uint64_t, uint64_t) { return true; };
+};
+/// {"path", "container", "ok": true, "checked": {...}, "warnings": [...], "findings": [{"file",
+/// "item", "tensor", "what"}]}. Findings are about values (exit code 4); a structure that is not
+/// sound is an error (3).
+Result<Json> verify(const std::string& path, const VerifyOptions& options);
+
+struct ConvertOptions {
+  std::string to;    // dialect; "" keeps the source's
+  std::string from;  // dialect of the source; "": the one that is surest
+  std::string
+      container;  // "dcp", "torch", "safetensors"; "" by the target's name, else the source's
+  Wanted wanted;
+  Selection select;
+  bool dry_run = false, lossy = false;
+  std::string weights;  // "": as they are; "bfloat16_stochastic", ...: rounds float32 weights
+  uint64_t seed = 0;    // of that rounding
+  std::string model;    // a checkpoint with the weights, where shapes or names are needed
+  WriteOptions write;   // mesh.parts empty: as many ranks as the source has
+};
+/// {"source", "target", "dry_run", "from", "to", "container", "ranks", "states": [{"param", "state",
+/// "from", "to", "exact", "max_error"?, "relative_error"?}], "tensors", "values", "copied",
+/// "source_bytes", "bytes", "unchecked", "warnings"}
+Result<Json> convert(const std::string& source, const std::string& target,
+                     const ConvertOptions& options);
+
+struct ReshardOptions {
+  Selection select;
+  bool dry_run = false;
+  bool requantize = false;  // where a cut falls inside a block of a peer's quantized state
+  WriteOptions write;
+};
+Result<Json> reshard(const std::string& source, const std::string& target,
+                     const ReshardOptions& options);
+
+struct DiffOptions {
+  Selection select;
+  bool bytes = false;    // not by meaning
+  double tolerance = 0;  // of the difference, relative to the larger tensor's 2-norm
+  int threads = 1;
+  Progress progress = [](uint64_t, uint64_t) { return true; };
+};
+/// {"same": bool, "differences": [{"name", "what", "first": index, "count", "max"}]}
+Result<Json> diff(const std::string& a, const std::string& b, const DiffOptions& options);
+
+/// XXH3-128, in hex, of all tensors by name: name, dtype, shape and row-major bytes. It does not
+/// depend on how they are cut.
+Result<std::string> digest(const Document& document, const Progress& progress);
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,222 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "container/open.h"
+#include "io/text.h"
+#include "pipeline/commands.h"
+#include "pipeline/health.h"
+#include "pipeline/role.h"
+#include "pipeline/select.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// A value to show; what cannot be JSON is text.
+Json shown(const Value& v, int depth) {
+  switch (v.kind) {
+    case Value::Kind::kNone:
+      return nullptr;
+    case Value::Kind::kBool:
+      return v.integer != 0;
+    case Value::Kind::kInt:
+      return v.integer;
+    case Value::Kind::kFloat:
+      return std::isfinite(v.real) ? Json(v.real) : Json(fmt::format("{}", v.real));
+    case Value::Kind::kText:
+    case Value::Kind::kGlobal:
+    case Value::Kind::kDevice:
+      return printable(v.text);
+    case Value::Kind::kBytes:
+      return fmt::format("<{} bytes>", v.text.size());
+    case Value::Kind::kDict:
+    case Value::Kind::kOrdered: {
+      if (depth > 4 || v.items.size() > 256) return fmt::format("<{} entries>", v.items.size() / 2);
+      Json dict = Json::object();
+      for (size_t i = 0; i + 1 < v.items.size(); i += 2) {
+        const Json key = shown(v.items[i], depth + 1);
+        dict[key.is_string() ? key.get<std::string>() : key.dump()] =
+            shown(v.items[i + 1], depth + 1);
+      }
+      return dict;
+    }
+    default: {
+      if (depth > 4 || v.items.size() > 256) return fmt::format("<{} items>", v.items.size());
+      Json list = Json::array();
+      for (const Value& item : v.items) list.push_back(shown(item, depth + 1));
+      return list;
+    }
+  }
+}
+
+Json to_json(const Health& h) {
+  Json out{{"elements", h.elements}, {"zero", h.zero},           {"nan", h.nan},
+           {"infinite", h.infinite}, {"least", h.least},         {"most", h.most},
+           {"negative", h.negative}, {"rms", h.root_mean_square}};
+  if (h.coded)
+    out.update({{"saturated", h.saturated}, {"used", h.used}, {"levels", h.histogram.size()}});
+  out["histogram"] = h.histogram;
+  // Powers of two are enough for a picture; null is a cell of zeros.
+  Json cells = Json::array();
+  for (const float c : h.cells)
+    cells.push_back(c > 0 ? Json(std::round(std::log2(c) * 10) / 10) : Json(nullptr));
+  out["cells"] = {{"rows", h.cell_rows}, {"columns", h.cell_cols}, {"log2", std::move(cells)}};
+  return out;
+}
+
+/// What the optimizer's state means: dialect, groups, and each state of each parameter.
+Status describe(const Model& model, const InspectOptions& options, Json& out) {
+  out["dialect"] = model.dialect;
+  out["algorithm"] = model.algorithm;
+  for (const std::string& w : model.warnings) out["warnings"].push_back(w);
+  out["groups"] = Json::array();
+  for (const Group& group : model.groups) {
+    Json settings = Json::object();
+    for (const auto& [key, value] : group.settings) settings[printable(key)] = shown(value, 0);
+    out["groups"].push_back({{"parameters", group.params.size()}, {"settings", settings}});
+  }
+  uint64_t total = 0, done = 0;
+  for (const Param& param : model.params) {
+    for (const State& state : param.states) total += volume(state.shape);
+  }
+  out["states"] = Json::array();
+  for (const Param& param : model.params) {
+    const std::string name =
+        param.name.empty() ? "parameter " + std::to_string(param.index) : printable(param.name);
+    for (const State& state : param.states) {
+      if (!selected(options.select, param.name + "." + state.name)) continue;
+      Json entry{{"parameter", name},
+                 {"state", printable(state.name)},
+                 {"shape", state.shape},
+                 {"stored_as", printable(state.stored_as)},
+                 {"bytes", state.bytes}};
+      if (options.health) {
+        LB_TRY(health, health_of(state));
+        entry["health"] = to_json(health);
+        done += health.elements;
+        if (!options.progress(done, total)) return interrupted();
+      }
+      out["states"].push_back(std::move(entry));
+    }
+  }
+  return fine();
+}
+
+/// Leaves one by one, and what they come to.
+class Totals {
+ public:
+  explicit Totals(Json& out) : out_(out) {
+    out_["tensors"] = Json::array();
+    out_["values"] = Json::object();
+  }
+
+  /// `stored_as`: what the dialect says of the leaf, null where nothing.
+  Status add(const Leaf& leaf, const std::string* stored_as) {
+    const std::string name = leaf.name();
+    if (leaf.kind == Leaf::Kind::kValue || leaf.kind == Leaf::Kind::kOpaque) {
+      out_["values"][printable(name)] =
+          leaf.kind == Leaf::Kind::kValue ? shown(leaf.value, 0) : Json("<not plain data>");
+      return fine();
+    }
+    uint64_t bytes = leaf.kind == Leaf::Kind::kTensor ? leaf.bytes() : 0;
+    for (const Leaf& part : leaf.parts) bytes += part.bytes();
+    std::string kind = kind_of(name);
+    if (stored_as != nullptr && kind == kOther) kind = "state, " + *stored_as;
+    Json entry{{"name", printable(name)},
+               {"shape", leaf.shape},
+               {"dtype", leaf.dtype->name},
+               {"chunks", leaf.stored == nullptr ? 1 : leaf.stored->chunks.size()},
+               {"bytes", bytes},
+               {"kind", kind}};
+    if (!leaf.cls.empty()) entry["class"] = printable(leaf.cls);
+    out_["tensors"].push_back(std::move(entry));
+    bytes_ += bytes;
+    for (auto* sum : {&dtypes_[leaf.dtype->name], &kinds_[kind]}) {
+      ++sum->first;
+      sum->second += bytes;
+    }
+    if (name.ends_with(".step") && leaf.shape.empty() && leaf.source != nullptr &&
+        leaf.dtype->name == std::string("float32")) {
+      float step = 0;
+      LB_CHECK(leaf.source->read(0, 1, &step));
+      if (std::isfinite(step)) steps_.insert(step);
+    }
+    return fine();
+  }
+
+  /// Steps that are no tensors of their own.
+  void add_steps(const Model& model) {
+    for (const Param& param : model.params) {
+      for (const auto& [key, value] : param.numbers) {
+        if (key != "step") continue;
+        if (value.is(Value::Kind::kInt)) steps_.insert(static_cast<double>(value.integer));
+        if (value.is(Value::Kind::kFloat) && std::isfinite(value.real)) steps_.insert(value.real);
+      }
+    }
+  }
+
+  void finish() {
+    out_["steps"] = steps_;
+    for (const auto& [key, sums] :
+         {std::pair{"bytes_by_dtype", &dtypes_}, std::pair{"bytes_by_kind", &kinds_}}) {
+      out_[key] = Json::object();
+      for (const auto& [name, sum] : *sums)
+        out_[key][name] = {{"tensors", sum.first}, {"bytes", sum.second}};
+    }
+    out_["bytes"] = bytes_;
+  }
+
+ private:
+  static constexpr const char* kOther = "weights and other tensors";
+  Json& out_;
+  std::map<std::string, std::pair<uint64_t, uint64_t>> dtypes_, kinds_;  // tensors, bytes
+  std::set<double> steps_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace
+
+Result<Json> inspect(const std::string& path, const InspectOptions& options) {
+  LB_TRY(document, open_checkpoint(path));
+  const Manifest& m = *document.manifest;
+  Json out;
+  out["path"] = printable(path);
+  out["container"] = container_name(m.kind);
+  out["facts"] = m.facts;
+  out["warnings"] = m.warnings;
+  out["files"] = m.file_names.size();
+  // What leaves are, by the dialect where it knows them, else by their names.
+  std::map<const Leaf*, std::string> known;
+  const auto shared = std::make_shared<const Document>(std::move(document));
+  const auto dialect = recognize(*shared);
+  auto model = dialect.ok() ? dialect.value()->read(shared) : Result<Model>(dialect.error());
+  if (model.ok()) {
+    LB_CHECK(describe(model.value(), options, out));
+    for (const Param& param : model.value().params) {
+      for (const State& state : param.states) {
+        for (const Leaf* leaf : state.leaves) known.emplace(leaf, printable(state.stored_as));
+      }
+    }
+  } else {
+    out["dialect"] = nullptr;
+    out["facts"].push_back("no optimizer state that is known: " + model.error().text);
+  }
+  Totals totals(out);
+  for (const Leaf& leaf : shared->leaves) {
+    if (!selected(options.select, leaf.name())) continue;
+    const auto state = known.find(&leaf);
+    LB_CHECK(totals.add(leaf, state == known.end() ? nullptr : &state->second));
+  }
+  if (model.ok()) totals.add_steps(model.value());
+  totals.finish();
+  if (options.digest) {
+    LB_TRY(hex, digest(*shared, options.progress));
+    out["digest"] = hex;
+  }
+  return out;
+}
+
+}  // namespace lowbit::ckpt

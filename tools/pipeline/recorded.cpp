@@ -1,0 +1,78 @@
+#include "pipeline/recorded.h"
+
+#include <nlohmann/json.hpp>
+
+#include "io/file.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+using Json = nlohmann::json;
+constexpr uint64_t kMost = 32u << 20;  // some 400,000 chunks
+constexpr const char* kName = "lowbit.json";
+
+/// {"name": "digest", ...}
+std::optional<std::map<std::string, std::string>> texts(const Json& object) {
+  if (!object.is_object()) return std::nullopt;
+  std::map<std::string, std::string> out;
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_string()) return std::nullopt;
+    out.emplace(key, value.get<std::string>());
+  }
+  return out;
+}
+
+std::optional<Recorded::Entry> entry_of(const Json& j) {
+  if (!j.is_object() || !j.contains("dtype") || !j["dtype"].is_string() || !j.contains("shape") ||
+      !j["shape"].is_array() || !j.contains("chunks"))
+    return std::nullopt;
+  Recorded::Entry out;
+  out.dtype = j["dtype"].get<std::string>();
+  for (const Json& size : j["shape"]) {
+    if (!size.is_number_integer()) return std::nullopt;
+    out.shape.push_back(size.get<int64_t>());
+  }
+  auto chunks = texts(j["chunks"]);
+  if (!chunks) return std::nullopt;
+  out.chunks = std::move(*chunks);
+  return out;
+}
+
+}  // namespace
+
+std::string chunk_key(const Shape& offset) {
+  std::string key;
+  for (const int64_t o : offset) key += (key.empty() ? "" : ",") + std::to_string(o);
+  return key;
+}
+
+Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
+  std::optional<Recorded> out;
+  if (manifest.kind != ContainerKind::kDcp) return out;
+  LB_TRY(folder, Directory::open(manifest.path));
+  if (!folder->has(kName)) return out;
+  const std::string what = printable(manifest.path + "/" + kName);
+  LB_TRY(text, folder->content(kName, kMost));
+  const Json j = Json::parse(text, nullptr, false);
+  const auto unknown = [&] {
+    return bad(what + ": is not laid out as lowbit-ckpt does; remove it to verify without digests");
+  };
+  if (!j.is_object() || j.value("version", Json()) != 1 || !j.contains("tensors") ||
+      !j["tensors"].is_object())
+    return unknown();
+  out.emplace();
+  for (const auto& [name, value] : j["tensors"].items()) {
+    auto entry = entry_of(value);
+    if (!entry) return unknown();
+    out->tensors.emplace(name, std::move(*entry));
+  }
+  if (j.contains("values")) {
+    auto values = texts(j["values"]);
+    if (!values) return unknown();
+    out->values = std::move(*values);
+  }
+  return out;
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,28 @@
+// The digests that lowbit-ckpt leaves in the directories that it writes (lowbit.json; docs/ckpt.md
+// has its layout).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "container/manifest.h"
+
+namespace lowbit::ckpt {
+
+struct Recorded {
+  struct Entry {
+    std::string dtype;
+    Shape shape;
+    std::map<std::string, std::string> chunks;  // digests by chunk_key
+  };
+  std::map<std::string, Entry> tensors;
+  std::map<std::string, std::string> values;
+};
+
+/// How lowbit.json names a chunk: its offset, joined by commas.
+std::string chunk_key(const Shape& offset);
+/// Null where the checkpoint is no directory or has no such file.
+Result<std::optional<Recorded>> read_recorded(const Manifest& manifest);
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,58 @@
+#include "pipeline/role.h"
+
+#include <regex>
+
+namespace lowbit::ckpt {
+namespace {
+
+/// The part of a flat name behind its last '.', with it; empty where that is no key but too long
+/// for one: std::regex recurses.
+std::string last_key(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  const std::string leaf = dot == std::string::npos ? "." + name : name.substr(dot);
+  return leaf.size() > 100 ? "" : leaf;
+}
+
+}  // namespace
+
+std::string kind_of(const std::string& name) {
+  static const std::regex coded(
+      "_((?:dynamic|linear|power1_|power2_)[2-8](?:_unsigned)?|float8_e[45]m[23](?:_unsigned)?|"
+      "log8(?:_fixed|_signed)?|log16|companded8(?:_unsigned)?)"
+      "(_scale(?:_row|_column|_tensor|_rank1_[0-9])?)?$");
+  static const std::regex beside("\\.param_[a-z0-9_]+$");
+  static const std::regex factored("\\.(?:exp_avg_sq|exp_avg_res|variance)_(?:row|col)$");
+  static const std::regex wide(
+      "\\.(?:exp_avg|exp_avg_sq|max_exp_avg_sq|exp_avg_slow|momentum_buffer|square_avg|grad_avg|"
+      "sum|variance|update_norm|projection)(_bfloat16)?$");
+  const std::string leaf = last_key(name);
+  std::smatch match;
+  if (std::regex_search(leaf, match, coded))
+    return (match[2].matched ? "scales, " : "codes, ") + match[1].str();
+  if (std::regex_search(leaf, beside)) return "kept beside weights";
+  if (std::regex_search(leaf, factored)) return "factored moments, float32";
+  if (std::regex_search(leaf, match, wide))
+    return match[1].matched ? "wide state, bfloat16" : "wide state, float32";
+  if (leaf == ".step") return "step counters";
+  if (leaf == ".stream") return "random streams";
+  return "weights and other tensors";
+}
+
+Role role_of(const std::string& name) {
+  static const std::regex logarithmic("_log[0-9_a-z]*_scale$");
+  static const std::regex positive(
+      "(?:_scale(?:_row|_column|_tensor|_rank1_[0-9])?|^\\.absmax[12]?|^\\.scale|"
+      "^\\.(?:exp_avg_sq|max_exp_avg_sq|max_exp_avg_sqs|square_avg|sum|variance|row_var|col_var|"
+      "state2|step)"
+      "(?:_bfloat16|_row|_col)?)$");
+  static const std::regex state(
+      "^\\.(?:exp_avg|exp_avg_slow|momentum_buffer|grad_avg|update_norm|state1|m1_m2|"
+      "exp_avg_res_(?:row|col)|param_[a-z0-9_]+)(?:_bfloat16)?$");
+  const std::string leaf = last_key(name);
+  if (std::regex_search(leaf, logarithmic)) return Role::kState;
+  if (std::regex_search(leaf, positive)) return Role::kPositiveState;
+  if (std::regex_search(leaf, state)) return Role::kState;
+  return Role::kWeight;
+}
+
+}  // namespace lowbit::ckpt

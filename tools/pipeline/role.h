@@ -1,0 +1,21 @@
+// What a tensor of a checkpoint is for, by its name.
+#pragma once
+
+#include <string>
+
+namespace lowbit::ckpt {
+
+/// What the name says, for people: "codes, dynamic8", "scales, dynamic8", "wide state, float32",
+/// "weights and other tensors", ... The format is part of the name of lowbit's state
+/// (docs/formats.md).
+std::string kind_of(const std::string& name);
+
+/// What values a floating-point tensor of that name may have.
+enum class Role {
+  kWeight,         // anything; what is not finite is worth a warning
+  kState,          // finite
+  kPositiveState,  // finite and not negative: second moments, the scales of most formats
+};
+Role role_of(const std::string& name);
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,252 @@
+#include "container/open.h"
+#include "container/record_reader.h"
+#include "container/tensor_reader.h"
+#include "io/hash.h"
+#include "io/text.h"
+#include "pipeline/census.h"
+#include "pipeline/commands.h"
+#include "pipeline/parallel.h"
+#include "pipeline/recorded.h"
+#include "pipeline/role.h"
+#include "pipeline/select.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kPiece = 1u << 20;
+
+/// One tensor: all of its values are read once, for the checksums of their records, for what is
+/// recorded of them, and for what they are.
+class TensorCheck {
+ public:
+  TensorCheck(const Document& document, const VerifyOptions& options)
+      : document_(document), options_(options) {}
+
+  /// `recorded`: the tensor's digests, null where there are none.
+  Status check(const Leaf& leaf, const Recorded::Entry* recorded) {
+    if (leaf.kind == Leaf::Kind::kSubclass) {
+      for (const Leaf& part : leaf.parts) LB_CHECK(dense(part, leaf.name() + "." + part.name()));
+      return fine();
+    }
+    if (leaf.stored == nullptr || document_.manifest->kind != ContainerKind::kDcp)
+      return dense(leaf, leaf.name());
+    return chunks(*leaf.stored, recorded);
+  }
+
+  void find(const std::string& name, const std::string& what, const std::string& file = "") {
+    Json finding{{"tensor", printable(name)}, {"what", what}};
+    if (!file.empty()) finding["file"] = file;
+    findings.push_back(std::move(finding));
+  }
+
+  std::vector<Json> findings;
+  std::vector<std::string> warnings;
+  uint64_t bytes = 0;
+
+ private:
+  Status dense(const Leaf& leaf, const std::string& name) {
+    Census census;
+    LB_CHECK(for_elements(leaf, 0, volume(leaf.shape), kPiece,
+                          [&](const char* values, uint64_t first, uint64_t count) {
+                            take(*leaf.dtype, values, first, count, census);
+                            return fine();
+                          }));
+    bytes += leaf.bytes();
+    judge(name, leaf.shape, *leaf.dtype, census);
+    return fine();
+  }
+
+  /// A tensor of a directory, chunk by chunk: a chunk is what has a digest, and what holds a
+  /// subclass with parts of its own.
+  Status chunks(const Tensor& tensor, const Recorded::Entry* recorded) {
+    const Manifest& m = *document_.manifest;
+    TensorReader reader(m);
+    Census whole;
+    for (const Chunk& chunk : tensor.chunks) {
+      LB_TRY(stored, m.container->stored(tensor, chunk));
+      Hash hash;
+      for (const auto& [part, payload] : stored.parts) {
+        Census own;
+        Census& census = part.empty() ? whole : own;
+        if (!part.empty()) hash.add(part.c_str(), part.size() + 1);
+        LB_CHECK(values(reader, tensor, chunk, payload, hash, census));
+        if (!part.empty())
+          judge(tensor.name + " at " + shape_text(chunk.offset) + "." + part, payload.shape,
+                *payload.dtype, own);
+      }
+      if (recorded != nullptr) hold(tensor, chunk, *recorded, hash.hex());
+    }
+    judge(tensor.name, tensor.shape, *tensor.dtype, whole);
+    return fine();
+  }
+
+  /// Reads a part of a chunk, row-major.
+  Status values(TensorReader& reader, const Tensor& tensor, const Chunk& chunk,
+                const Payload& payload, Hash& hash, Census& census) {
+    const auto width = static_cast<uint64_t>(payload.dtype->bytes);
+    const bool plain = payload.dtype == tensor.dtype && payload.shape == chunk.shape;
+    const Shape strides = row_major(plain ? tensor.shape : payload.shape);
+    const std::string what = printable(tensor.name) + " at " + shape_text(chunk.offset);
+    std::string buffer;
+    return for_pieces(Box{Shape(payload.shape.size(), 0), payload.shape}, kPiece / width,
+                      [&](const Box& piece) -> Status {
+                        const uint64_t n = volume(piece.shape);
+                        buffer.resize(n * width);
+                        if (const Status got = reader.read(payload, piece, buffer.data(), what);
+                            !got.ok())
+                          return Error(got.error()).at(printable(tensor.name), "", "");
+                        hash.add(buffer.data(), buffer.size());
+                        uint64_t first = 0;
+                        for (size_t d = 0; d < piece.offset.size(); ++d) {
+                          const int64_t at = piece.offset[d] + (plain ? chunk.offset[d] : 0);
+                          first += static_cast<uint64_t>(at * strides[d]);
+                        }
+                        take(*payload.dtype, buffer.data(), first, n, census);
+                        bytes += buffer.size();
+                        return fine();
+                      });
+  }
+
+  void hold(const Tensor& tensor, const Chunk& chunk, const Recorded::Entry& recorded,
+            const std::string& digest) {
+    const auto known = recorded.chunks.find(chunk_key(chunk.offset));
+    const std::string where = "the chunk at " + shape_text(chunk.offset);
+    const std::string file = printable(document_.manifest->file_names[chunk.place.file]);
+    if (known == recorded.chunks.end()) {
+      find(tensor.name, where + " has no digest in lowbit.json", file);
+    } else if (known->second != digest) {
+      find(tensor.name, where + " is not what lowbit-ckpt wrote: its digest is another", file);
+    }
+  }
+
+  void judge(const std::string& name, const Shape& shape, const Dtype& dtype, const Census& c) {
+    if (c.odd > 0)
+      warnings.push_back(printable(name) + ": " + std::to_string(c.odd) +
+                         " values of bool are neither 0 nor 1");
+    if (!options_.finite || !has_floats(dtype)) return;
+    const Role role = role_of(name);
+    const auto found = [&](uint64_t n, const char* what, uint64_t first) {
+      const std::string text = std::to_string(n) + " of " + std::to_string(c.count) + " values " +
+                               what + ", the first at " + shape_text(place_of(shape, first));
+      if (role == Role::kWeight) {
+        warnings.push_back(printable(name) + ": " + text);
+      } else {
+        find(name, text);
+      }
+    };
+    if (c.nan + c.infinite > 0) found(c.nan + c.infinite, "are not finite", c.first);
+    if (role == Role::kPositiveState && c.negative > 0)
+      found(c.negative, "are negative", c.first_negative);
+  }
+
+  static Shape place_of(const Shape& shape, uint64_t element) {
+    Shape at;
+    for (const int64_t s : row_major(shape)) {
+      at.push_back(static_cast<int64_t>(element / static_cast<uint64_t>(s)));
+      element %= static_cast<uint64_t>(s);
+    }
+    return at;
+  }
+
+  const Document& document_;
+  const VerifyOptions& options_;
+};
+
+/// What is recorded of tensors and values as a whole.
+Status hold_recorded(const Document& document, const Recorded& recorded, TensorCheck& out) {
+  const Manifest& m = *document.manifest;
+  size_t met = 0;
+  for (const Tensor& t : m.tensors) {
+    const auto known = recorded.tensors.find(t.name);
+    if (known == recorded.tensors.end()) {
+      if (is_utf8(t.name, false)) out.find(t.name, "is not in lowbit.json: it was added later");
+      continue;
+    }
+    ++met;
+    if (known->second.dtype != t.dtype->name || known->second.shape != t.shape)
+      out.find(t.name, "has another dtype or shape than lowbit-ckpt wrote");
+    if (known->second.chunks.size() > t.chunks.size())
+      out.find(t.name, "has fewer chunks than lowbit-ckpt wrote");
+  }
+  if (met < recorded.tensors.size())
+    out.find("lowbit.json", "names tensors that the checkpoint does not have");
+  std::string buffer;
+  for (const Blob& b : m.blobs) {
+    const auto known = recorded.values.find(b.name);
+    if (known == recorded.values.end()) continue;
+    LB_TRY(file, m.container->files().open(b.place.file));
+    Hash hash;
+    for (uint64_t at = 0; at < b.place.length; at += buffer.size()) {
+      buffer.resize(std::min(kPiece, b.place.length - at));
+      LB_CHECK(file->read(b.place.offset + at, buffer.data(), buffer.size()));
+      hash.add(buffer.data(), buffer.size());
+    }
+    if (hash.hex() != known->second)
+      out.find(b.name, "is not what lowbit-ckpt wrote: its digest is another", file->name());
+  }
+  return fine();
+}
+
+}  // namespace
+
+Result<Json> verify(const std::string& path, const VerifyOptions& options) {
+  LB_TRY(document, open_checkpoint(path));
+  LB_CHECK(check_selection(document, options.select));
+  LB_TRY(recorded, read_recorded(*document.manifest));
+  std::vector<const Leaf*> tensors;
+  uint64_t total = 0, done = 0, values = 0;
+  for (const Leaf& leaf : document.leaves) {
+    if (!selected(options.select, leaf.name())) continue;
+    if (leaf.kind == Leaf::Kind::kTensor || leaf.kind == Leaf::Kind::kSubclass) {
+      tensors.push_back(&leaf);
+      total += leaf.bytes();
+    } else {
+      ++values;
+      if (leaf.kind == Leaf::Kind::kOpaque && !options.opaque) {
+        LB_TRY(value, document.manifest->container->value(*leaf.blob));  // says what it holds
+        static_cast<void>(value);
+      }
+    }
+  }
+  std::vector<TensorCheck> checks(tensors.size() + 1, TensorCheck(document, options));
+  if (recorded) LB_CHECK(hold_recorded(document, *recorded, checks.back()));
+  std::mutex lock;
+  LB_CHECK(parallel(tensors.size(), options.threads, [&](size_t i) -> Status {
+    const Recorded::Entry* entry = nullptr;
+    if (recorded && tensors[i]->stored != nullptr) {
+      const auto known = recorded->tensors.find(tensors[i]->stored->name);
+      if (known != recorded->tensors.end()) entry = &known->second;
+    }
+    LB_CHECK(checks[i].check(*tensors[i], entry));
+    const std::lock_guard guard(lock);
+    done += tensors[i]->bytes();
+    return options.progress(done, total) ? fine() : Status(interrupted());
+  }));
+  LB_CHECK(document.finish());
+  Json out{{"path", printable(path)},
+           {"container", container_name(document.manifest->kind)},
+           {"ok", true},
+           {"checked",
+            {{"tensors", tensors.size()},
+             {"values", values},
+             {"bytes", 0},
+             {"digests", recorded.has_value()}}},
+           {"warnings", document.manifest->warnings},
+           {"findings", Json::array()}};
+  uint64_t bytes = 0;
+  for (const TensorCheck& check : checks) {
+    bytes += check.bytes;
+    for (const std::string& w : check.warnings) out["warnings"].push_back(w);
+    for (const Json& f : check.findings) out["findings"].push_back(f);
+  }
+  if (const uint64_t unchecked = document.manifest->container->reader().unchecked();
+      unchecked > 0 && document.manifest->kind != ContainerKind::kSafetensors &&
+      document.manifest->kind != ContainerKind::kLegacy)
+    out["warnings"].push_back(std::to_string(unchecked) +
+                              " records have no checksums: their writer computed none");
+  out["checked"]["bytes"] = bytes;
+  out["ok"] = out["findings"].empty();
+  return out;
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,61 @@
+// A checkpoint that Python reads piece by piece.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "container/document.h"
+#include "container/tensor_reader.h"
+#include "dialect/model.h"
+
+namespace lowbit::ckpt::python {
+
+/// Everything may be called from any thread; one reads at a time.
+class Reader {
+ public:
+  explicit Reader(const std::string& path);
+
+  std::string container() const;
+  /// [(name, path, dtype, shape, bytes, class, [(part, dtype, shape)])]
+  pybind11::list tensors() const;
+  /// [(name, path, value)] of what is plain data.
+  pybind11::list values() const;
+  /// Names of what is not.
+  pybind11::list opaque() const;
+  /// A box of a tensor (or of a part of a subclass), row-major bytes.
+  pybind11::bytearray read(size_t tensor, int part, const Shape& offset, const Shape& shape);
+
+  /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see checkpoint.py.
+  pybind11::dict model();
+  /// Values [first, first + count) of a state, float32.
+  pybind11::bytearray read_state(size_t param, size_t state, uint64_t first, uint64_t count);
+  /// A box of them.
+  pybind11::bytearray read_state_box(size_t param, size_t state, const Shape& offset,
+                                     const Shape& shape);
+  /// Rows of a state's codes, or of their scales.
+  pybind11::bytearray read_codes(size_t param, size_t state, int64_t begin, int64_t end,
+                                 bool scales);
+
+  /// Holds the checksums of what was read in part.
+  void finish();
+
+ private:
+  const State& state(size_t param, size_t state) const;
+  pybind11::bytearray read_floats(size_t param, size_t state, uint64_t count,
+                                  const std::function<Status(float*)>& read);
+
+  std::mutex lock_;
+  std::shared_ptr<const Document> document_;
+  std::vector<const Leaf*> tensors_;
+  std::unique_ptr<TensorReader> reader_;
+  std::unique_ptr<Model> model_;
+};
+
+/// A plain value as Python has it: dtypes and devices are text, torch.Size is a tuple.
+pybind11::object to_python(const Value& value);
+
+}  // namespace lowbit::ckpt::python
