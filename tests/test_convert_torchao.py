@@ -291,18 +291,6 @@ def test_what_torchao_has_not_is_refused(tmp_path):
     saved = made("8bit", [(64, 256)])[1].state_dict()
     message = convert(tmp_path, saved, "torchao", "--state-format", "log8", code=2, name="no.pt")
     assert "8bit, 4bit, fp8 or float32" in message
-    torch.save(saved, tmp_path / "in.pt")
-    done = run(
-        "convert",
-        tmp_path / "in.pt",
-        tmp_path / "no",
-        "--to",
-        "torchao",
-        "--container",
-        "dcp",
-        code=1,
-    )
-    assert "is not written to a directory" in done.stderr and not (tmp_path / "no").exists()
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
