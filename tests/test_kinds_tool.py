@@ -20,31 +20,10 @@ need(
 DIRECTORIES = of(container="dcp")
 FILES = of(container=("torch", "legacy", "safetensors"))
 
-# What the tool cannot do yet: take a line out when it can.
-NOT_YET = {
-    "verify": "there is no command verify yet",
-    "files": "files of torch.save and safetensors are not read yet",
-    "zstd": "items compressed by the zstd extension are not read yet",
-    "subclasses": "tensor subclasses of torchao are not cut yet",
-}
 
-
-def coming(*what):
-    """Expected to fail for as long as one of these is to come."""
-    reasons = [NOT_YET[name] for name in what if name in NOT_YET]
-    return pytest.mark.xfail(bool(reasons), reason="; ".join(reasons), strict=False)
-
-
-def cases(pairs, *what):
-    """Pairs as parameters; what is to come for some of them is marked there."""
-    made = []
-    for kind, world in pairs:
-        more = ["zstd"] if kind == "zstd" else []
-        more += ["subclasses"] if kind.startswith("torchao") and "cut" in what else []
-        names = [name for name in (*what, *more) if name in NOT_YET]
-        marks = [coming(*names)] if names else []
-        made.append(pytest.param(kind, world, marks=marks, id=f"{kind}-{world}"))
-    return made
+def cases(pairs):
+    """Pairs of a kind and a number of ranks as parameters."""
+    return [pytest.param(kind, world, id=f"{kind}-{world}") for kind, world in pairs]
 
 
 def run(*arguments, code=0):
@@ -85,7 +64,7 @@ def test_inspect_of_directories(made, kind, world):
         assert said[name]["dtype"] == str(t.dtype).removeprefix("torch.")
 
 
-@pytest.mark.parametrize("kind, world", cases(FILES, "files"))
+@pytest.mark.parametrize("kind, world", cases(FILES))
 def test_inspect_of_files(made, kind, world):
     said = tensors(made(kind, world))
     shapes = {tuple(t["shape"]) for t in said.values()}
@@ -101,12 +80,12 @@ def test_the_digest_is_the_same_for_every_world(made, kind):
 # Verify
 
 
-@pytest.mark.parametrize("kind, world", cases(DIRECTORIES, "verify"))
+@pytest.mark.parametrize("kind, world", cases(DIRECTORIES))
 def test_verify_of_directories(made, kind, world):
     run("verify", made(kind, world))
 
 
-@pytest.mark.parametrize("kind, world", cases(FILES, "verify", "files"))
+@pytest.mark.parametrize("kind, world", cases(FILES))
 def test_verify_of_files(made, kind, world):
     run("verify", made(kind, world))
 
@@ -116,7 +95,7 @@ def test_verify_of_files(made, kind, world):
 TO = {1: (4,), 2: (3,), 4: (1, 2, 3, 4, 7)}
 
 
-@pytest.mark.parametrize("kind, world", cases(DIRECTORIES, "cut"))
+@pytest.mark.parametrize("kind, world", cases(DIRECTORIES))
 def test_reshard_keeps_every_bit(made, tmp_path, kind, world):
     """torch loads what was resharded: the same bits of every tensor and the same values, and the same meaning."""
     source = made(kind, world)

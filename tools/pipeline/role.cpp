@@ -13,6 +13,17 @@ std::string last_key(const std::string& name) {
   return leaf.size() > 100 ? "" : leaf;
 }
 
+/// Whether the name lies in an optimizer's state: state.., optim.state.., and so on. Short keys such
+/// as "scale" and "step" are a state's only there; elsewhere they are a module's parameters.
+bool in_state(const std::string& name) {
+  for (size_t at = 0, end; (end = name.find('.', at)) != std::string::npos; at = end + 1) {
+    const std::string_view key(name.data() + at, end - at);
+    if (key == "state") return true;
+    if (key == "model") return false;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string kind_of(const std::string& name) {
@@ -25,34 +36,39 @@ std::string kind_of(const std::string& name) {
   static const std::regex wide(
       "\\.(?:exp_avg|exp_avg_sq|max_exp_avg_sq|exp_avg_slow|momentum_buffer|square_avg|grad_avg|"
       "sum|variance|update_norm|projection)(_bfloat16)?$");
+  static const std::regex short_key("\\.(?:sum|variance|projection)$");
   const std::string leaf = last_key(name);
   std::smatch match;
   if (std::regex_search(leaf, match, coded))
     return (match[2].matched ? "scales, " : "codes, ") + match[1].str();
   if (std::regex_search(leaf, beside)) return "kept beside weights";
   if (std::regex_search(leaf, factored)) return "factored moments, float32";
-  if (std::regex_search(leaf, match, wide))
+  if (std::regex_search(leaf, match, wide) &&
+      (!std::regex_search(leaf, short_key) || in_state(name)))
     return match[1].matched ? "wide state, bfloat16" : "wide state, float32";
-  if (leaf == ".step") return "step counters";
-  if (leaf == ".stream") return "random streams";
+  if (leaf == ".step" && in_state(name)) return "step counters";
+  if (leaf == ".stream" && in_state(name)) return "random streams";
   return "weights and other tensors";
 }
 
 Role role_of(const std::string& name) {
   static const std::regex logarithmic("_log[0-9_a-z]*_scale$");
   static const std::regex positive(
-      "(?:_scale(?:_row|_column|_tensor|_rank1_[0-9])?|^\\.absmax[12]?|^\\.scale|"
-      "^\\.(?:exp_avg_sq|max_exp_avg_sq|max_exp_avg_sqs|square_avg|sum|variance|row_var|col_var|"
-      "state2|step)"
-      "(?:_bfloat16|_row|_col)?)$");
+      "^\\.(?:exp_avg_sq|max_exp_avg_sq|max_exp_avg_sqs|square_avg)(?:_bfloat16|_row|_col)?$");
+  static const std::regex positive_in_state(
+      "(?:_scale(?:_row|_column|_tensor|_rank1_[0-9])?|^\\.(?:absmax[12]?|scale|step|state2)|"
+      "^\\.(?:sum|variance|row_var|col_var)(?:_bfloat16|_row|_col)?)$");
   static const std::regex state(
-      "^\\.(?:exp_avg|exp_avg_slow|momentum_buffer|grad_avg|update_norm|state1|m1_m2|"
+      "^\\.(?:exp_avg|exp_avg_slow|momentum_buffer|grad_avg|update_norm|m1_m2|"
       "exp_avg_res_(?:row|col)|param_[a-z0-9_]+)(?:_bfloat16)?$");
   const std::string leaf = last_key(name);
   if (std::regex_search(leaf, logarithmic)) return Role::kState;
   if (std::regex_search(leaf, positive)) return Role::kPositiveState;
   if (std::regex_search(leaf, state)) return Role::kState;
-  return Role::kWeight;
+  if (kind_of(name).starts_with("scales, ")) return Role::kPositiveState;
+  if (!in_state(name)) return Role::kWeight;
+  if (std::regex_search(leaf, positive_in_state)) return Role::kPositiveState;
+  return leaf == ".state1" ? Role::kState : Role::kWeight;
 }
 
 }  // namespace lowbit::ckpt
