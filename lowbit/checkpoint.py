@@ -157,7 +157,7 @@ def reshard(
         target: the folder to write; it appears whole or not at all.
         world_size: number of ranks, cut as FSDP2 cuts: `mesh={0: world_size}`.
         mesh: instead, parts along each tensor dimension, such as `{0: 4, 1: 2}` for FSDP over 4 and tensor parallelism over 2.
-        requantize: allow it where a cut falls inside a block of another library's quantized state.
+        requantize: make new codes where a cut falls inside a block of torchao's quantized state; otherwise that is an error.
         dry_run: only the plan.
         force: replace the target where it exists.
         manifest: leave digests of what was written, for `verify`.

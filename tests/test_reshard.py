@@ -451,3 +451,40 @@ def test_torchao_state_is_cut_between_blocks(tmp_path, bits):
     assert torch.equal(read(tmp_path / "same"), wanted)
     error = run("reshard", tmp_path / "a", tmp_path / "columns", "--mesh", "1x2", code=3).stderr
     assert "dimension 0" in error
+
+
+@pytest.mark.parametrize("bits, block", [("8bit", 256), ("4bit", 128), ("fp8", 256)])
+def test_torchao_state_is_requantized_inside_blocks_when_asked(tmp_path, bits, block):
+    """Three ranks cut inside blocks; the parts are what torchao makes of the same numbers on a rank of that size."""
+    need("torchao", bool(find_spec("torchao")), "torchao is not installed")
+    from torchao.optim.subclass_4bit import OptimState4bit
+    from torchao.optim.subclass_8bit import OptimState8bit
+    from torchao.optim.subclass_fp8 import OptimStateFp8
+
+    kind = {"8bit": OptimState8bit, "4bit": OptimState4bit, "fp8": OptimStateFp8}[bits]
+
+    def zeros(shape):
+        return kind.zeros(shape, block_size=block) if bits == "fp8" else kind.zeros(shape, True, block)  # fmt: skip
+
+    shape = (290, block // 2)  # 97, 97 and 96 rows: 48.5, 48.5 and 48 blocks
+    state = zeros(shape)
+    state.copy_(torch.randn(shape))
+    numbers = state.dequantize()
+    saved(tmp_path / "a", {"exp_avg": state, "step": torch.tensor(3.0)})
+    refused = run("reshard", tmp_path / "a", tmp_path / "b", "--world-size", 3, code=3)
+    assert "--requantize" in refused.stderr and not (tmp_path / "b").exists()
+    done = run("reshard", tmp_path / "a", tmp_path / "b", "--world-size", 3, "--requantize")
+    assert "2 chunks" in done.stderr  # the third begins at a block
+    run("verify", tmp_path / "b")
+
+    got = torch.zeros(shape)
+    dcp.load({"exp_avg": got}, checkpoint_id=tmp_path / "b", no_dist=True)
+    assert torch.equal(got, numbers)  # parts that are no multiple of a block are plain
+    # And together again: what was plain gets codes, what has codes keeps its meaning.
+    run("reshard", tmp_path / "b", tmp_path / "c", "--world-size", 1, code=3)
+    run("reshard", tmp_path / "b", tmp_path / "c", "--world-size", 1, "--requantize")
+    whole, wanted = zeros(shape), zeros(shape)
+    wanted.copy_(got)
+    dcp.load({"exp_avg": whole}, checkpoint_id=tmp_path / "c", no_dist=True)
+    assert torch.equal(whole.codes.view(torch.uint8), wanted.codes.view(torch.uint8))
+    assert torch.equal(whole.scale, wanted.scale)

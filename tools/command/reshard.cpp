@@ -69,6 +69,9 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
                    "The tensor dimension that each mesh dimension cuts, such as 0,1 (the default)")
       ->type_name("D,E");
   add_selection(*command, given->options.select);
+  command->add_flag("--requantize", given->options.requantize,
+                    "Where a cut falls inside a block of torchao's quantized state: make new codes "
+                    "(by default that is an error)");
   command->add_flag("--dry-run", given->options.dry_run,
                     "Say what would be done and write nothing");
   given->write.add(*command, given->options.write);

@@ -1,11 +1,9 @@
 // A document into a DCP directory. Where every item lies is computed first; then threads take one
 // leaf after the other, read it once in row-major order, and hand each chunk its elements.
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "container/dcp.h"
 #include "container/dcp_cut.h"
@@ -15,6 +13,7 @@
 #include "container/subclass_cut.h"
 #include "container/torch_archive.h"
 #include "container/writer.h"
+#include "io/parallel.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -25,9 +24,10 @@ constexpr uint64_t kMostPiece = 1u << 20;  // that a core's cache holds
 class DcpWriter {
  public:
   DcpWriter(const Document& from, const WriteOptions& options) : from_(from), options_(options) {
-    threads_ = static_cast<uint64_t>(std::clamp(options.threads, 1, 256));
+    threads_ = std::clamp(options.threads, 1, 256);
     // A thread holds one piece, a cut of it, and what waits in the items that are open.
-    piece_ = std::clamp<uint64_t>(options.memory / threads_ / 4, 1u << 16, kMostPiece);
+    share_ = options.memory / static_cast<uint64_t>(threads_) / 4;
+    piece_ = std::clamp<uint64_t>(share_, 1u << 16, kMostPiece);
     mixed_ = from.manifest != nullptr && from.manifest->kind == ContainerKind::kDcp;
   }
 
@@ -55,9 +55,9 @@ class DcpWriter {
     }
     LB_CHECK(write_values());
     place_items();
-    LB_CHECK(in_threads(to_.tensors.size(), [this](size_t i) { return write_tensor(i); }));
+    LB_CHECK(parallel(to_.tensors.size(), threads_, [this](size_t i) { return write_tensor(i); }));
     LB_CHECK(from_.finish());
-    LB_CHECK(in_threads(files_.size(), [this](size_t i) -> Status {
+    LB_CHECK(parallel(files_.size(), threads_, [this](size_t i) -> Status {
       LB_CHECK(files_[i]->sync());
       return options_.progress(done_, total_) ? fine() : Status(interrupted());
     }));
@@ -98,6 +98,7 @@ class DcpWriter {
         LB_TRY(item, subclass_item(leaf, box));
         LB_TRY(length, archive_length(item.archive));
         chunk.place.length = length;
+        report_.requantized += item.requantized;
         anew = true;
       } else {
         LB_TRY(length, length_of(*leaf.dtype, chunk.shape));
@@ -120,12 +121,17 @@ class DcpWriter {
   struct SubclassItem {
     std::shared_ptr<Document> document;  // the archive points into it
     TorchArchive archive;
+    bool requantized;
   };
   Result<SubclassItem> subclass_item(const Leaf& leaf, const Box& box) const {
-    LB_TRY(part, cut_subclass(from_, leaf, box));
-    SubclassItem item{std::make_shared<Document>(), {}};
+    bool inside = false;
+    auto part = cut_subclass(from_, leaf, box, inside);
+    const bool anew = inside && options_.requantize;
+    if (anew) part = options_.requantize(from_, leaf, box);
+    if (!part.ok()) return part.error();
+    SubclassItem item{std::make_shared<Document>(), {}, anew};
     item.document->manifest = from_.manifest;
-    item.document->leaves.push_back(std::move(part));
+    item.document->leaves.push_back(std::move(part).value());
     LB_TRY(archive, torch_archive(*item.document));
     item.archive = std::move(archive);
     return item;
@@ -135,11 +141,13 @@ class DcpWriter {
   Status write_subclass(size_t i, size_t c) {
     const Chunk& chunk = to_.tensors[i].chunks[c];
     LB_TRY(item, subclass_item(*leaf_of_[i], {chunk.offset, chunk.shape}));
-    // The digest is that of its parts, each after its name and a zero byte.
+    // The digest is that of its parts, each after its name and a zero byte; of a plain one, its own.
     Hash hash;
-    for (const Leaf& part : item.document->leaves[0].parts) {
-      const std::string name = part.path[0].text();
-      hash.add(name.c_str(), name.size() + 1);
+    const Leaf& whole = item.document->leaves[0];
+    const bool plain = whole.kind == Leaf::Kind::kTensor;
+    for (const Leaf& part : plain ? std::span(&whole, 1) : std::span(whole.parts)) {
+      const std::string name = plain ? "" : part.path[0].text();
+      if (!plain) hash.add(name.c_str(), name.size() + 1);
       const auto width = static_cast<uint64_t>(part.dtype->bytes);
       LB_CHECK(for_elements(part, 0, volume(part.shape), piece_,
                             [&](const char* data, uint64_t, uint64_t n) -> Status {
@@ -203,34 +211,6 @@ class DcpWriter {
     }
   }
 
-  /// Calls `work` with 0, 1, ... count - 1, in all threads; stops at the first error.
-  template <class Work>
-  Status in_threads(size_t count, const Work& work) {
-    std::atomic<size_t> next = 0;
-    std::atomic<bool> stop = false;
-    std::mutex lock;
-    Status result = fine();
-    const auto run = [&] {
-      for (size_t i; !stop && (i = next++) < count;) {
-        Status status = fine();
-        try {
-          status = work(i);
-        } catch (const std::bad_alloc&) {
-          status = failed("not enough memory");
-        }
-        if (status.ok()) continue;
-        const std::lock_guard held(lock);
-        if (result.ok()) result = status;
-        stop = true;
-      }
-    };
-    std::vector<std::thread> others;
-    for (uint64_t t = 1; t < std::min<uint64_t>(threads_, count); ++t) others.emplace_back(run);
-    run();
-    for (std::thread& t : others) t.join();
-    return result;
-  }
-
   Status count(uint64_t bytes) {
     const std::lock_guard held(progress_lock_);
     done_ = std::min(total_, done_ + bytes);
@@ -281,8 +261,7 @@ class DcpWriter {
     const Leaf& leaf = *leaf_of_[i];
     const Tensor& to = to_.tensors[i];
     const auto width = static_cast<uint64_t>(leaf.dtype->bytes);
-    const uint64_t buffer =
-        std::clamp<uint64_t>(options_.memory / threads_ / 4 / chunks.size(), 512, 1u << 18);
+    const uint64_t buffer = std::clamp<uint64_t>(share_ / chunks.size(), 512, 1u << 18);
     std::vector<std::unique_ptr<TensorItem>> items;
     for (const size_t c : chunks) {
       const Chunk& chunk = to.chunks[c];
@@ -358,7 +337,8 @@ class DcpWriter {
   const Document& from_;
   const WriteOptions& options_;
   bool mixed_ = false;  // the source has items that may be copied
-  uint64_t threads_ = 1, piece_ = kMostPiece;
+  int threads_ = 1;
+  uint64_t share_ = 0, piece_ = kMostPiece;  // of the memory
   Manifest to_;
   std::vector<const Leaf*> leaf_of_;               // of to_.tensors
   std::vector<std::vector<std::string>> digests_;  // of their chunks

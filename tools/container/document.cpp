@@ -134,11 +134,9 @@ Status check_opaque(const Manifest& manifest, const Blob& blob) {
   return fine();
 }
 
-/// Whether a DCP tensor's items are tensor subclasses: items of another size than the values tell
+/// Whether an item of a DCP tensor is a tensor subclass: items of another size than the values tell
 /// are looked into.
-Result<bool> is_subclass(const Manifest& manifest, const Tensor& t) {
-  if (manifest.kind != ContainerKind::kDcp || t.chunks.empty()) return false;
-  const Chunk& c = t.chunks[0];
+Result<bool> is_subclass(const Manifest& manifest, const Tensor& t, const Chunk& c) {
   const uint64_t bytes = volume(c.shape) * static_cast<uint64_t>(t.dtype->bytes);
   // A large one's length tells: codes and scales take another part of the values' bytes.
   if (c.place.transform == 0 && bytes >= 1u << 16 && c.place.length >= bytes + 512 &&
@@ -148,6 +146,21 @@ Result<bool> is_subclass(const Manifest& manifest, const Tensor& t) {
   if (!seen) return false;
   LB_TRY(stored, manifest.container->stored(t, c));
   return !stored.cls.empty();
+}
+
+/// Whether any item of a DCP tensor is one. Libraries keep small parts plain, so the first tells
+/// nothing of the others; but parts of one shape are kept in one way, so one of each is enough.
+constexpr size_t kShapes = 8;
+Result<bool> has_subclass(const Manifest& manifest, const Tensor& t) {
+  std::vector<const Shape*> seen;
+  for (const Chunk& c : t.chunks) {
+    const auto same = [&](const Shape* shape) { return *shape == c.shape; };
+    if (std::any_of(seen.begin(), seen.end(), same)) continue;
+    LB_TRY(subclass, is_subclass(manifest, t, c));
+    if (subclass) return true;
+    if (seen.size() < kShapes) seen.push_back(&c.shape);
+  }
+  return false;
 }
 
 }  // namespace
@@ -170,7 +183,7 @@ Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
       leaf.shape = t.shape;
       leaf.stored = &t;
       if (manifest->kind == ContainerKind::kDcp) {
-        LB_TRY(subclass, is_subclass(*manifest, t));
+        LB_TRY(subclass, has_subclass(*manifest, t));
         if (!subclass) leaf.source = source_of(manifest, t);
       } else {
         LB_TRY(stored, manifest->container->stored(t, t.chunks[0]));

@@ -67,7 +67,8 @@ struct Whole {
   Leaf leaf;
 };
 
-Result<std::vector<Whole>> wholes(const Document& document, const Leaf& leaf, const Box& box) {
+Result<std::vector<Whole>> wholes(const Document& document, const Leaf& leaf, const Box& box,
+                                  bool& plain) {
   std::vector<Whole> out;
   if (leaf.kind == Leaf::Kind::kSubclass) {
     out.push_back({{Shape(leaf.shape.size(), 0), leaf.shape}, leaf});
@@ -78,10 +79,12 @@ Result<std::vector<Whole>> wholes(const Document& document, const Leaf& leaf, co
     if (volume(common_box(mine, box).shape) == 0) continue;
     const std::string what = printable(leaf.name()) + " at " + shape_text(chunk.offset);
     LB_TRY(stored, document.manifest->container->stored(*leaf.stored, chunk));
-    if (stored.cls.empty())
+    if (stored.cls.empty()) {
+      plain = true;
       return bad(what +
-                 ": is a plain tensor, others of its chunks are quantized; they cannot be "
-                 "put together without requantizing");
+                 ": is a plain tensor, others of its chunks are quantized; --requantize makes new "
+                 "codes of both");
+    }
     Leaf part;
     part.kind = Leaf::Kind::kSubclass;
     part.dtype = leaf.dtype;
@@ -123,9 +126,11 @@ bool is_subclass(const Leaf& leaf) {
          (leaf.kind == Leaf::Kind::kTensor && leaf.source == nullptr);
 }
 
-Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box& box) {
+Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box& box,
+                          bool& inside) {
+  inside = false;
   const std::string name = printable(leaf.name());
-  LB_TRY(sources, wholes(document, leaf, box));
+  LB_TRY(sources, wholes(document, leaf, box, inside));
   if (sources.empty()) return bad(name + ": has no elements that could be cut");
   Leaf out = sources[0].leaf;
   out.path = {};
@@ -154,6 +159,7 @@ Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box&
     const int64_t row = static_cast<int64_t>(volume(leaf.shape)) / leaf.shape[0];
     const int64_t first = (common.offset[0] - w.box.offset[0]) * row, count = common.shape[0] * row;
     if (first % block != 0 || count % block != 0) {
+      inside = true;
       const int64_t step = block / std::gcd(block, row);
       const int64_t at = first % block != 0 ? common.offset[0] : common.offset[0] + common.shape[0];
       const int64_t low = w.box.offset[0] + (at - w.box.offset[0]) / step * step;

@@ -1,6 +1,6 @@
 // Parts of tensor subclasses: quantized state of torchao, whose codes and scales are rows of blocks.
-// A cut between two blocks moves them and changes no bit; a cut inside a block would have to make
-// new codes, and is refused.
+// A cut between two blocks moves them and changes no bit; a cut inside a block has to make new codes,
+// which only a dialect can.
 #pragma once
 
 #include "container/box.h"
@@ -12,9 +12,10 @@ namespace lowbit::ckpt {
 /// Whether the leaf is a subclass, whole (kSubclass) or in a directory's chunks.
 bool is_subclass(const Leaf& leaf);
 
-/// The box of such a leaf as a kSubclass of its own, without a path. Where a cut falls inside a
-/// block, the error names the nearest rows at which none does.
-Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box& box);
+/// The box of such a leaf as a kSubclass of its own, without a path. `inside` tells an error that new
+/// codes would mend: a cut falls inside a block (the error names the nearest rows at which none does),
+/// or some chunks are plain.
+Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box& box, bool& inside);
 
 /// Bytes of the item that `write_archive` makes of it.
 Result<uint64_t> archive_length(const TorchArchive& archive);

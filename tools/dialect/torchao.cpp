@@ -28,8 +28,11 @@ Result<std::string> class_of(const Document& document, const Leaf& leaf) {
   if (leaf.kind != Leaf::Kind::kTensor || leaf.source != nullptr || leaf.stored == nullptr ||
       leaf.stored->chunks.empty())
     return std::string();
-  LB_TRY(stored, document.manifest->container->stored(*leaf.stored, leaf.stored->chunks[0]));
-  return stored.cls;
+  for (const Chunk& chunk : leaf.stored->chunks) {
+    LB_TRY(stored, document.manifest->container->stored(*leaf.stored, chunk));
+    if (!stored.cls.empty()) return stored.cls;
+  }
+  return std::string();
 }
 
 Result<int> recognize(const Document& document) {
@@ -197,121 +200,110 @@ class Tiled : public Floats {
   const std::vector<Piece> pieces_;
 };
 
+Result<std::vector<Piece>> pieces_of(const Document& document, const Leaf& leaf, State& s) {
+  std::vector<Piece> out;
+  const std::string what = printable(leaf.name());
+  if (leaf.kind == Leaf::Kind::kSubclass) {
+    Subclass subclass{leaf.cls, {}, &leaf.attributes, what};
+    for (const Leaf& part : leaf.parts) {
+      subclass.parts.emplace_back(part.name(), Inner{part.dtype, part.shape, part.source});
+      s.bytes += part.bytes();
+    }
+    LB_TRY(piece, subclass.piece(Shape(leaf.shape.size(), 0), leaf.shape, s.is_signed));
+    out.push_back(std::move(piece));
+    return out;
+  }
+  const auto& manifest = document.manifest;
+  if (manifest == nullptr || manifest->kind != ContainerKind::kDcp || leaf.stored == nullptr) {
+    if (leaf.source == nullptr) return bad(what + ": has no values");
+    return out;
+  }
+  bool any = false;
+  for (const Chunk& chunk : leaf.stored->chunks) {
+    if (volume(chunk.shape) == 0) continue;
+    LB_TRY(stored, manifest->container->stored(*leaf.stored, chunk));
+    Subclass subclass{stored.cls, {}, &stored.attributes, what};
+    for (const auto& [name, payload] : stored.parts) {
+      if (payload.stride != row_major(payload.shape) && volume(payload.shape) > 1)
+        return bad(what + ": its " + (name.empty() ? "values" : printable(name)) +
+                   " do not lie row-major");
+      Inner inner{payload.dtype, payload.shape,
+                  std::make_shared<PayloadSource>(manifest, payload, what)};
+      s.bytes += volume(payload.shape) * static_cast<uint64_t>(payload.dtype->bytes);
+      subclass.parts.emplace_back(name, std::move(inner));
+    }
+    if (stored.cls.empty()) {
+      Leaf plain;
+      plain.path = leaf.path;
+      plain.dtype = subclass.parts[0].second.dtype;
+      plain.source = subclass.parts[0].second.source;
+      out.push_back({.offset = chunk.offset, .shape = chunk.shape, .values = floats_of(plain)});
+    } else {
+      any = true;
+      LB_TRY(piece, subclass.piece(chunk.offset, chunk.shape, s.is_signed));
+      out.push_back(std::move(piece));
+    }
+  }
+  if (!any && leaf.source != nullptr) {
+    out.clear();
+    s.bytes = 0;
+  }
+  return out;
+}
+
+/// What the pieces are for people, and their codes as one run where their blocks follow one
+/// another.
+void describe(TorchaoState& out, const std::vector<Piece>& pieces) {
+  State& s = out.state;
+  const auto coded =
+      std::find_if(pieces.begin(), pieces.end(), [](const Piece& p) { return p.kind != nullptr; });
+  bool one = coded != pieces.end(), plain = false;
+  int64_t row = 0;
+  std::vector<Run> codes, scales;
+  for (const Piece& p : pieces) {
+    plain |= p.kind == nullptr;
+    one = one && p.kind == coded->kind && p.block == coded->block && p.format == coded->format &&
+          !p.format.empty();
+    for (size_t d = 1; one && d < s.shape.size(); ++d) one = p.shape[d] == s.shape[d];
+    if (!one) continue;
+    one = s.shape.empty() || p.offset[0] == row;
+    row += s.shape.empty() ? 1 : p.shape[0];
+    const uint64_t n = volume(p.shape);
+    codes.push_back({p.codes, n * static_cast<uint64_t>(p.kind->bits) / 8});
+    scales.push_back({p.scales, n / static_cast<uint64_t>(p.block)});
+  }
+  if (coded != pieces.end()) out.kind = coded->kind, out.block = coded->block;
+  s.stored_as = coded == pieces.end() ? "float32"
+                                      : std::string("torchao ") + coded->kind->name +
+                                            ", blocks of " + std::to_string(coded->block) +
+                                            coded->note + (plain ? ", parts of it plain" : "");
+  if (!one || volume(s.shape) == 0) return;
+  s.codes = Codes{.format = coded->format,
+                  .bits = coded->kind->bits,
+                  .rows = 1,
+                  .cols = static_cast<int64_t>(volume(s.shape)),
+                  .block = coded->block,
+                  .codes = joined(std::move(codes), 1),
+                  .scales = joined(std::move(scales), 4)};
+}
+
 class Reader {
  public:
   Reader(const Document& document, Param& param) : document_(document), param_(param) {}
 
   Status state(const std::string& name, const Leaf& leaf) {
-    State s;
-    s.name = name;
-    s.shape = leaf.shape;
-    s.is_signed = name == "exp_avg";
-    s.leaves = {&leaf};
     if (param_.known_shape && param_.shape != leaf.shape)
       return bad(printable(leaf.name()) + ": has the shape " + shape_text(leaf.shape) +
                  ", another state of its parameter " + shape_text(param_.shape));
     param_.shape = leaf.shape;
     param_.known_shape = true;
-    LB_TRY(pieces, pieces_of(leaf, s));
-    if (pieces.empty()) {  // plain, all of it
-      s.stored_as = leaf.dtype->name;
-      s.bytes = leaf.bytes();
-      s.values = floats_of(leaf);
-    } else {
-      describe(s, pieces);
-      s.values = pieces.size() == 1 ? pieces[0].values
-                                    : std::make_shared<Tiled>(leaf.shape, std::move(pieces));
-    }
-    param_.states.push_back(std::move(s));
+    LB_TRY(read, torchao_state(document_, leaf));
+    read.state.name = name;
+    param_.states.push_back(std::move(read.state));
     return fine();
   }
 
  private:
-  Result<std::vector<Piece>> pieces_of(const Leaf& leaf, State& s) const {
-    std::vector<Piece> out;
-    const std::string what = printable(leaf.name());
-    if (leaf.kind == Leaf::Kind::kSubclass) {
-      Subclass subclass{leaf.cls, {}, &leaf.attributes, what};
-      for (const Leaf& part : leaf.parts) {
-        subclass.parts.emplace_back(part.name(), Inner{part.dtype, part.shape, part.source});
-        s.bytes += part.bytes();
-      }
-      LB_TRY(piece, subclass.piece(Shape(leaf.shape.size(), 0), leaf.shape, s.is_signed));
-      out.push_back(std::move(piece));
-      return out;
-    }
-    const auto& manifest = document_.manifest;
-    if (manifest == nullptr || manifest->kind != ContainerKind::kDcp || leaf.stored == nullptr) {
-      if (leaf.source == nullptr) return bad(what + ": has no values");
-      return out;
-    }
-    bool any = false;
-    for (const Chunk& chunk : leaf.stored->chunks) {
-      if (volume(chunk.shape) == 0) continue;
-      LB_TRY(stored, manifest->container->stored(*leaf.stored, chunk));
-      Subclass subclass{stored.cls, {}, &stored.attributes, what};
-      for (const auto& [name, payload] : stored.parts) {
-        if (payload.stride != row_major(payload.shape) && volume(payload.shape) > 1)
-          return bad(what + ": its " + (name.empty() ? "values" : printable(name)) +
-                     " do not lie row-major");
-        Inner inner{payload.dtype, payload.shape,
-                    std::make_shared<PayloadSource>(manifest, payload, what)};
-        s.bytes += volume(payload.shape) * static_cast<uint64_t>(payload.dtype->bytes);
-        subclass.parts.emplace_back(name, std::move(inner));
-      }
-      if (stored.cls.empty()) {
-        Leaf plain;
-        plain.path = leaf.path;
-        plain.dtype = subclass.parts[0].second.dtype;
-        plain.source = subclass.parts[0].second.source;
-        out.push_back({.offset = chunk.offset, .shape = chunk.shape, .values = floats_of(plain)});
-      } else {
-        any = true;
-        LB_TRY(piece, subclass.piece(chunk.offset, chunk.shape, s.is_signed));
-        out.push_back(std::move(piece));
-      }
-    }
-    if (!any && leaf.source != nullptr) {
-      out.clear();
-      s.bytes = 0;
-    }
-    return out;
-  }
-
-  /// What the pieces are for people, and their codes as one run where their blocks follow one
-  /// another.
-  void describe(State& s, const std::vector<Piece>& pieces) const {
-    const auto coded = std::find_if(pieces.begin(), pieces.end(),
-                                    [](const Piece& p) { return p.kind != nullptr; });
-    bool one = coded != pieces.end(), plain = false;
-    int64_t row = 0;
-    std::vector<Run> codes, scales;
-    for (const Piece& p : pieces) {
-      plain |= p.kind == nullptr;
-      one = one && p.kind == coded->kind && p.block == coded->block && p.format == coded->format &&
-            !p.format.empty();
-      for (size_t d = 1; one && d < s.shape.size(); ++d) one = p.shape[d] == s.shape[d];
-      if (!one) continue;
-      one = s.shape.empty() || p.offset[0] == row;
-      row += s.shape.empty() ? 1 : p.shape[0];
-      const uint64_t n = volume(p.shape);
-      codes.push_back({p.codes, n * static_cast<uint64_t>(p.kind->bits) / 8});
-      scales.push_back({p.scales, n / static_cast<uint64_t>(p.block)});
-    }
-    s.stored_as = coded == pieces.end() ? "float32"
-                                        : std::string("torchao ") + coded->kind->name +
-                                              ", blocks of " + std::to_string(coded->block) +
-                                              coded->note + (plain ? ", parts of it plain" : "");
-    if (!one || volume(s.shape) == 0) return;
-    s.codes = Codes{.format = coded->format,
-                    .bits = coded->kind->bits,
-                    .rows = 1,
-                    .cols = static_cast<int64_t>(volume(s.shape)),
-                    .block = coded->block,
-                    .codes = joined(std::move(codes), 1),
-                    .scales = joined(std::move(scales), 4)};
-  }
-
   const Document& document_;
   Param& param_;
 };
@@ -329,6 +321,26 @@ Value as_written(const Value& value) {
 }
 
 }  // namespace
+
+Result<TorchaoState> torchao_state(const Document& document, const Leaf& leaf) {
+  TorchaoState out;
+  State& s = out.state;
+  s.shape = leaf.shape;
+  const std::string name = leaf.name();
+  s.is_signed = name == "exp_avg" || name.ends_with(".exp_avg");
+  s.leaves = {&leaf};
+  LB_TRY(pieces, pieces_of(document, leaf, s));
+  if (pieces.empty()) {  // plain, all of it
+    s.stored_as = leaf.dtype->name;
+    s.bytes = leaf.bytes();
+    s.values = floats_of(leaf);
+    return out;
+  }
+  describe(out, pieces);
+  s.values = pieces.size() == 1 ? pieces[0].values
+                                : std::make_shared<Tiled>(leaf.shape, std::move(pieces));
+  return out;
+}
 
 const TorchaoKind* torchao_kind(const std::string& cls) {
   if (!cls.starts_with("torchao.")) return nullptr;

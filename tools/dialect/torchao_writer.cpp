@@ -19,6 +19,23 @@ const TorchaoKind* kind_of_format(const std::string& format) {
   return nullptr;
 }
 
+bool is_fp8(const TorchaoKind& kind) { return std::string_view(kind.name) == "fp8"; }
+const char* format_of(const TorchaoKind& kind, bool is_signed) {
+  return is_signed ? kind.with_sign : kind.without;
+}
+std::shared_ptr<const BlockRule> rule_of(const TorchaoKind& kind, bool is_signed) {
+  return is_fp8(kind) ? torchao_float8_rule() : torchao_rule(map_of(format_of(kind, is_signed)));
+}
+std::shared_ptr<Source> table_of(const TorchaoKind& kind, bool is_signed) {
+  return is_fp8(kind) ? nullptr : held_floats(map_of(format_of(kind, is_signed)));
+}
+
+/// A tensor's blocks, one behind the other.
+BlockLayout layout_of(const TorchaoKind& kind, uint64_t n, int64_t block) {
+  return {
+      .count = n, .block = block, .bits = kind.bits, .high_first = true, .coded = n, .stored = n};
+}
+
 /// What --state-format asks for. Null: floats.
 Result<const TorchaoKind*> kind_of(const Model& model, const std::string& said) {
   if (said.empty()) {
@@ -50,14 +67,9 @@ class Writer {
       : model_(model), wanted_(wanted), kind_(kind), report_(report) {
     if (kind == nullptr) return;
     for (const bool is_signed : {true, false}) {
-      formats_[is_signed] = is_signed ? kind->with_sign : kind->without;
-      if (std::string_view(kind->name) == "fp8") {
-        rules_[is_signed] = torchao_float8_rule();
-        continue;
-      }
-      const std::vector<float> map = map_of(formats_[is_signed]);
-      maps_[is_signed] = held_floats(map);
-      rules_[is_signed] = torchao_rule(map);
+      formats_[is_signed] = format_of(*kind, is_signed);
+      rules_[is_signed] = rule_of(*kind, is_signed);
+      maps_[is_signed] = table_of(*kind, is_signed);
     }
   }
 
@@ -152,12 +164,7 @@ class Writer {
       codes = kind_->bits == 4 ? swapped_nibbles(flat->codes) : flat->codes;
       scales = flat->scales;
     } else {
-      BlockLayout layout{.count = n,
-                         .block = block,
-                         .bits = kind_->bits,
-                         .high_first = true,
-                         .coded = n,
-                         .stored = n};
+      const BlockLayout layout = layout_of(*kind_, n, block);
       const auto values = shared(s.values);
       codes = block_codes(rules_[is_signed], layout, values, entry);
       scales = float32_source(block_scales(rules_[is_signed], layout, values, 0));
@@ -176,32 +183,10 @@ class Writer {
 
   void subclass(const Param& p, const State& s, int64_t block, std::shared_ptr<Source> codes,
                 std::shared_ptr<Source> scales) {
-    const bool fp8 = std::string_view(kind_->name) == "fp8";
-    const auto n = static_cast<int64_t>(volume(s.shape));
-    Leaf leaf;
-    leaf.kind = Leaf::Kind::kSubclass;
-    leaf.path = state_path(model_, p, s.name);
     // torchao takes the dtype of the parameter for it when it loads.
-    leaf.dtype = find_dtype("float32");
-    leaf.shape = s.shape;
-    leaf.cls = std::string(kind_->module) + "." + kind_->cls;
-    leaf.attributes.kind = Value::Kind::kDict;
-    const Shape codes_shape = kind_->bits == 4 ? Shape{n / 2} : s.shape;
-    leaf.parts.push_back(tensor_leaf({Key("codes")}, find_dtype(fp8 ? "float8_e4m3fn" : "uint8"),
-                                     codes_shape, std::move(codes)));
-    leaf.parts.push_back(
-        tensor_leaf({Key("scale")}, find_dtype("float32"), {n / block}, std::move(scales)));
-    if (!fp8) {
-      leaf.parts.push_back(tensor_leaf({Key("qmap")}, find_dtype("float32"),
-                                       {int64_t{1} << kind_->bits}, maps_[s.is_signed]));
-      leaf.attributes.set("signed", Value::boolean(s.is_signed));
-    }
-    if (kind_->bits == 4) {
-      Value shape{.kind = Value::Kind::kSize};
-      for (const int64_t d : s.shape) shape.items.push_back(Value::number(d));
-      leaf.attributes.set("_shape", std::move(shape));
-    }
-    leaf.attributes.set("block_size", Value::number(block));
+    Leaf leaf = torchao_leaf(*kind_, find_dtype("float32"), s.shape, s.is_signed, block,
+                             std::move(codes), std::move(scales), maps_[s.is_signed]);
+    leaf.path = state_path(model_, p, s.name);
     out_.leaves.push_back(std::move(leaf));
   }
 
@@ -235,7 +220,77 @@ class Writer {
   Document out_;
 };
 
+/// A run of values.
+class FloatsFrom : public Floats {
+ public:
+  FloatsFrom(std::shared_ptr<Floats> values, uint64_t begin)
+      : values_(std::move(values)), begin_(begin) {}
+  Status read(uint64_t first, uint64_t count, float* out) override {
+    return values_->read(begin_ + first, count, out);
+  }
+
+ private:
+  const std::shared_ptr<Floats> values_;
+  const uint64_t begin_;
+};
+
 }  // namespace
+
+Leaf torchao_leaf(const TorchaoKind& kind, const Dtype* dtype, const Shape& shape, bool is_signed,
+                  int64_t block, std::shared_ptr<Source> codes, std::shared_ptr<Source> scales,
+                  std::shared_ptr<Source> map) {
+  const auto n = static_cast<int64_t>(volume(shape));
+  Leaf leaf;
+  leaf.kind = Leaf::Kind::kSubclass;
+  leaf.dtype = dtype;
+  leaf.shape = shape;
+  leaf.cls = std::string(kind.module) + "." + kind.cls;
+  leaf.attributes.kind = Value::Kind::kDict;
+  leaf.parts.push_back(tensor_leaf({Key("codes")},
+                                   find_dtype(is_fp8(kind) ? "float8_e4m3fn" : "uint8"),
+                                   kind.bits == 4 ? Shape{n / 2} : shape, std::move(codes)));
+  leaf.parts.push_back(
+      tensor_leaf({Key("scale")}, find_dtype("float32"), {n / block}, std::move(scales)));
+  if (map != nullptr) {
+    leaf.parts.push_back(tensor_leaf({Key("qmap")}, find_dtype("float32"),
+                                     {int64_t{1} << kind.bits}, std::move(map)));
+    leaf.attributes.set("signed", Value::boolean(is_signed));
+  }
+  if (kind.bits == 4) {
+    Value sizes{.kind = Value::Kind::kSize};
+    for (const int64_t d : shape) sizes.items.push_back(Value::number(d));
+    leaf.attributes.set("_shape", std::move(sizes));
+  }
+  leaf.attributes.set("block_size", Value::number(block));
+  return leaf;
+}
+
+Result<Leaf> requantize_torchao(const Document& document, const Leaf& leaf, const Box& box) {
+  const std::string name = printable(leaf.name());
+  LB_TRY(read, torchao_state(document, leaf));
+  const auto& [state, kind, block] = read;
+  if (kind == nullptr) return bad(name + ": " + state.stored_as + " has no codes of torchao's");
+  for (size_t d = 1; d < box.shape.size(); ++d) {
+    if (box.shape[d] != leaf.shape[d]) return bad(name + ": can only be cut along dimension 0");
+  }
+  const uint64_t n = volume(box.shape);
+  uint64_t begin = 0;
+  if (n > 0 && !box.shape.empty())
+    begin = static_cast<uint64_t>(box.offset[0]) * (n / static_cast<uint64_t>(box.shape[0]));
+  const auto values = shared(std::make_shared<FloatsFrom>(state.values, begin));
+  if (n < kTorchaoLeast || n % static_cast<uint64_t>(block) != 0) {
+    const bool narrow = std::string_view(leaf.dtype->name) == "bfloat16";
+    Leaf plain = tensor_leaf({}, find_dtype(narrow ? "bfloat16" : "float32"), box.shape,
+                             narrow ? bfloat16_source(values, nullptr) : float32_source(values));
+    return plain;
+  }
+  const auto rule = rule_of(*kind, state.is_signed);
+  const BlockLayout layout = layout_of(*kind, n, block);
+  return torchao_leaf(*kind, leaf.dtype, box.shape, state.is_signed, block,
+                      block_codes(rule, layout, values, nullptr),
+                      float32_source(block_scales(rule, layout, values, 0)),
+                      table_of(*kind, state.is_signed));
+}
 
 Result<Document> write_torchao(const Model& model, const Wanted& wanted, DialectReport& report) {
   if (wanted.block < 0 || wanted.block % 2 != 0)

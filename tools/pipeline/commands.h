@@ -65,9 +65,11 @@ Result<Json> convert(const std::string& source, const std::string& target,
 struct ReshardOptions {
   Selection select;
   bool dry_run = false;
-  bool requantize = false;  // where a cut falls inside a block of a peer's quantized state
+  bool requantize = false;  // new codes where a cut falls inside a block of torchao's state
   WriteOptions write;
 };
+/// {"source", "target", "dry_run", "ranks", "mesh", "dims", "tensors", "recut", "requantized",
+/// "values", "chunks", "copied", "bytes", "unchecked", "warnings"}
 Result<Json> reshard(const std::string& source, const std::string& target,
                      const ReshardOptions& options);
 

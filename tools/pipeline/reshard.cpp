@@ -1,4 +1,5 @@
 #include "container/open.h"
+#include "dialect/torchao.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
@@ -12,20 +13,32 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   const Document document = select(std::move(whole), options.select);
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
-  LB_TRY(report, options.dry_run ? plan_dcp(document, options.write)
-                                 : write_dcp(document, target, options.write));
+  WriteOptions write = options.write;
+  if (options.requantize) write.requantize = requantize_torchao;
+  LB_TRY(report, options.dry_run ? plan_dcp(document, write) : write_dcp(document, target, write));
   std::vector<std::string> warnings = document.manifest->warnings;
   if (report.unchecked > 0)
     warnings.push_back(std::to_string(report.unchecked) +
                        " records of the source have no checksums: whether they are damaged cannot "
                        "be told");
-  return Json{{"source", printable(source)},      {"target", printable(target)},
-              {"dry_run", options.dry_run},       {"ranks", options.write.mesh.ranks()},
-              {"mesh", options.write.mesh.parts}, {"dims", options.write.mesh.dims},
-              {"tensors", report.tensors},        {"recut", report.recut},
-              {"values", report.values},          {"chunks", report.chunks},
-              {"copied", report.copied},          {"bytes", report.bytes},
-              {"unchecked", report.unchecked},    {"warnings", warnings}};
+  if (report.requantized > 0)
+    warnings.push_back(std::to_string(report.requantized) +
+                       " chunks were made anew, because a cut falls inside their blocks");
+  return Json{{"source", printable(source)},
+              {"target", printable(target)},
+              {"dry_run", options.dry_run},
+              {"ranks", options.write.mesh.ranks()},
+              {"mesh", options.write.mesh.parts},
+              {"dims", options.write.mesh.dims},
+              {"tensors", report.tensors},
+              {"recut", report.recut},
+              {"requantized", report.requantized},
+              {"values", report.values},
+              {"chunks", report.chunks},
+              {"copied", report.copied},
+              {"bytes", report.bytes},
+              {"unchecked", report.unchecked},
+              {"warnings", warnings}};
 }
 
 }  // namespace lowbit::ckpt

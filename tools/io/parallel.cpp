@@ -1,29 +1,32 @@
-// The same work on many things, on some threads.
-#pragma once
+#include "io/parallel.h"
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <thread>
 #include <vector>
 
-#include "io/status.h"
-
 namespace lowbit::ckpt {
 
-/// Calls work(i) for i in [0, count) on `threads` threads, in rising order as far as they allow.
-/// Returns the error of the smallest i that failed; after a failure nothing new is begun.
-inline Status parallel(size_t count, int threads, const std::function<Status(size_t)>& work) {
+Status parallel(size_t count, int threads, const std::function<Status(size_t)>& work) {
   std::atomic<size_t> next{0};
   std::atomic<bool> stop{false};
   std::mutex lock;
   size_t failed_at = count;
   std::optional<Error> first;
+  const auto one = [&](size_t i) -> Status {
+    // An exception that leaves a thread ends the program.
+    try {
+      return work(i);
+    } catch (const std::bad_alloc&) {
+      return failed("not enough memory");
+    }
+  };
   const auto run = [&] {
     for (size_t i = next++; i < count && !stop; i = next++) {
-      const Status done = work(i);
+      const Status done = one(i);
       if (done.ok()) continue;
       stop = true;
       const std::lock_guard guard(lock);
