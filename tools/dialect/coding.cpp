@@ -5,6 +5,7 @@
 
 #include "catalog.h"
 #include "cpu/step.h"
+#include "io/lent.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -76,6 +77,8 @@ class Decoder : public Floats {
     };
     const Tile head = tile_at(begin), last = tile_at(end - 1);
     const int64_t from = byte(head.row, head.col), to = byte(last.row, last.col + last.n);
+    const Lent memory(bytes_, scales_);
+    alignas(64) float tile[kMostTile];
     bytes_.resize(static_cast<size_t>(to - from));
     LB_CHECK(codes_.codes->read(static_cast<uint64_t>(from), bytes_.size(), bytes_.data()));
     LB_CHECK(prepare(begin, end));
@@ -86,8 +89,8 @@ class Decoder : public Floats {
       if (start == at && stop == start + t.n) {
         decode(t, in, out + (at - begin));
       } else {
-        decode(t, in, tile_);
-        std::memcpy(out + (at - begin), tile_ + (at - start),
+        decode(t, in, tile);
+        std::memcpy(out + (at - begin), tile + (at - start),
                     static_cast<size_t>(stop - at) * sizeof(float));
       }
       at = stop;
@@ -99,7 +102,6 @@ class Decoder : public Floats {
   const int64_t row_bytes_, blocks_;
   int64_t first_scale_ = 0;
   std::vector<char> bytes_, scales_;
-  alignas(64) float tile_[kMostTile];
 };
 
 /// The same with maxima for scales.

@@ -9,6 +9,7 @@
 #include "core/bits.h"
 #include "cpu/step.h"
 #include "dialect/coding.h"
+#include "io/lent.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -39,6 +40,7 @@ class Encoder {
   Status read_codes(int64_t first, int64_t count, char* out) {
     if (count == 0) return fine();
     const std::lock_guard lock(mutex_);
+    const Lent memory(x_, after_, codes_, scales_);
     const auto block_at = [&](int64_t byte) {
       return byte / row_bytes_ * blocks_ + byte % row_bytes_ / block_bytes_;
     };
@@ -58,6 +60,7 @@ class Encoder {
   Status read_scales(int64_t first, int64_t count, char* out) {
     if (count == 0) return fine();
     const std::lock_guard lock(mutex_);
+    const Lent memory(x_, after_, codes_, scales_);
     const int64_t numbers = info_.scale_numbers, number = info_.scale_bytes / numbers;
     const int64_t begin = first / numbers, end = ceil_div(first + count, numbers);
     for (int64_t b = begin; b < end;) {

@@ -8,6 +8,7 @@
 #include "core/half.h"
 #include "core/param/bfloat16.h"
 #include "dialect/coding.h"
+#include "io/lent.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -23,6 +24,7 @@ class LeafFloats : public Floats {
     if (source_ == nullptr) return bad(name_ + ": is no plain tensor");
     if (dtype == "float32") return source_->read(first, count, out);
     const auto width = static_cast<uint64_t>(dtype_->bytes);
+    const Lent memory(bytes_);
     while (count > 0) {
       const uint64_t n = std::min(count, kPiece);
       bytes_.resize(n * width);
@@ -89,6 +91,7 @@ class BFloat16Source : public Source {
   }
   Status read(uint64_t first, uint64_t count, void* out) override {
     auto* to = static_cast<char*>(out);
+    const Lent memory(before_, after_);
     while (count > 0) {
       const uint64_t n = std::min(count, kPiece);
       before_.resize(n), after_.resize(n);

@@ -1,6 +1,7 @@
 // Writing to disk: a folder that appears whole or not at all.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -42,6 +43,7 @@ class OutputFile {
   std::string path_;
   std::shared_ptr<Handle> handle_;  // null while closed
   bool created_ = false;
+  std::atomic<uint64_t> begun_ = 0;  // bytes that were written and not yet sent to the disk
 };
 
 /// A place in a file where bytes are appended.
