@@ -4,9 +4,11 @@ import json
 import math
 import os
 import pathlib
+import random
 import re
 import shutil
 import subprocess
+import time
 
 import pytest
 import torch
@@ -458,3 +460,38 @@ def test_any_shape(tmp_path_factory, shape, state_format, world):
     for key, value in opt.state_dict()["state"][0].items():
         assert same(value, got[f"optim.state.w.{key}"]), key
     shutil.rmtree(path)
+
+
+def test_killed_at_any_moment(tmp_path):
+    """A convert that is killed leaves its source as it was, and nothing that `verify` takes for a checkpoint but a whole one."""
+    source, there, whole = tmp_path / "a", tmp_path / "b", tmp_path / "whole"
+    state = {f"l{i}.weight": {"step": torch.tensor(3.0), "exp_avg": torch.randn(1024, 512), "exp_avg_sq": torch.rand(1024, 512)} for i in range(6)}  # fmt: skip
+    groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(state)}]
+    dcp.save({"optim": {"state": state, "param_groups": groups}}, checkpoint_id=source, no_dist=True)  # fmt: skip
+    before = {f.name: f.read_bytes() for f in source.iterdir()}
+    command = ["--to", "lowbit", "--state-format", "8bit"]
+    begin = time.monotonic()
+    run(source, whole, *command)
+    duration = time.monotonic() - begin
+    wanted = {f.name: f.read_bytes() for f in whole.glob("*.distcp")}  # .metadata names its folder
+    moments, killed = random.Random(7), 0
+    for i in range(100):
+        # One file and a directory appear in different ways.
+        target = there if i % 2 else tmp_path / "b.pt"
+        process = subprocess.Popen([TOOL, "convert", source, target, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        time.sleep(moments.uniform(0, duration))
+        process.kill()
+        killed += process.wait() != 0
+        for left in tmp_path.iterdir():
+            if left in (source, whole):
+                continue
+            judged = subprocess.run([TOOL, "verify", left], capture_output=True).returncode
+            if left != target:
+                assert judged != 0, left.name
+            else:
+                assert judged == 0
+                if left.is_dir():
+                    assert {f.name: f.read_bytes() for f in left.glob("*.distcp")} == wanted
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    assert killed > 50  # most of them were in the middle of it
+    assert {f.name: f.read_bytes() for f in source.iterdir()} == before
