@@ -217,25 +217,11 @@ Status note_others(Manifest& m, const Directory& folder) {
   return fine();
 }
 
-/// Whether a path is a folder that one of our writers was still filling when it was killed.
-bool unfinished(const std::string& path) {
-  const size_t end = path.find_last_not_of('/');
-  if (end == std::string::npos) return false;
-  const size_t slash = path.find_last_of('/', end);
-  const std::string name =
-      path.substr(slash == std::string::npos ? 0 : slash + 1, end - (slash + 1) + 1);
-  const size_t mark = name.rfind(NewDirectory::kPartial);
-  return name[0] == '.' && mark != std::string::npos &&
-         name.size() == mark + NewDirectory::kPartial.size() + 6;
-}
-
 }  // namespace
 
 Result<Manifest> read_dcp(const std::string& given) {
   LB_TRY(folder, Directory::open(given));
   const std::string path = printable(given);
-  if (unfinished(given))
-    return bad(path + ": was left by a program that was killed while it wrote; delete it");
   Manifest m;
   if (folder->has(".metadata")) {
     LB_TRY(bytes, folder->content(".metadata", kMostMetadata));

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "container/archive.h"
+#include "io/output.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -46,6 +47,9 @@ Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) != 0)
     return bad("cannot open " + printable(path) + ": " + std::strerror(errno));
+  if (is_partial(path))
+    return bad(printable(path) +
+               ": was left by a program that was killed while it wrote; delete it");
   LB_TRY(manifest, S_ISDIR(info.st_mode) ? read_dcp(path) : read_file(path));
   return std::shared_ptr<const Manifest>(std::make_shared<Manifest>(std::move(manifest)));
 }

@@ -36,7 +36,7 @@ Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool r
         other.st_ino == info.st_ino)
       return Error{Exit::kUsage, printable(path) + " is what is read; choose another place"};
   }
-  std::string temporary = parent + "." + name + ".partial-XXXXXX";
+  std::string temporary = parent + partial_name(name);
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) return failed("cannot make a file beside " + printable(path) + ": " + reason());
   // mkostemp's file is private; a checkpoint has the mode that open() would give.

@@ -33,6 +33,7 @@ Status sync_folder(const std::string& path) {
   return done ? fine() : Status(failed("cannot sync " + printable(path) + ": " + why));
 }
 
+constexpr std::string_view kPartial = ".partial-";
 constexpr size_t kMostOpen = 200;
 constexpr uint64_t kBegin = 32u << 20;  // bytes that are written before the disk is told to begin
 
@@ -79,6 +80,19 @@ class OutputFile::Handle {
   ~Handle() { ::close(fd); }
   const int fd;
 };
+
+std::string partial_name(const std::string& name) {
+  return "." + name + std::string(kPartial) + "XXXXXX";
+}
+
+bool is_partial(const std::string& path) {
+  const size_t end = path.find_last_not_of('/') + 1;
+  const std::string whole = path.substr(0, end);
+  const std::string name = whole.substr(whole.find_last_of('/') + 1);
+  const size_t mark = name.rfind(kPartial);
+  return name.starts_with('.') && mark != std::string::npos &&
+         name.size() == mark + kPartial.size() + 6;
+}
 
 OutputFile::~OutputFile() {
   const std::lock_guard held(pool_->lock);
@@ -184,7 +198,7 @@ Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
       return Error{Exit::kUsage, printable(path) + " cannot be replaced: the source " +
                                      printable(source) + " is or lies in it"};
   }
-  std::string temporary = parent + "." + name + std::string(kPartial) + "XXXXXX";
+  std::string temporary = parent + partial_name(name);
   if (::mkdtemp(temporary.data()) == nullptr)
     return errno == ENOSPC || errno == EDQUOT
                ? full(path)

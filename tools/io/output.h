@@ -72,12 +72,17 @@ class Output {
   uint64_t most_ = 0;      // headers are collected up to here; longer pieces go past the buffer
 };
 
+/// The temporary name of what shall be NAME in its folder is .NAME.partial-XXXXXX.
+std::string partial_name(const std::string& name);
+/// Whether a path's last name is such a one: what lies there was being written when its program was
+/// killed.
+bool is_partial(const std::string& path);
+
 /// A folder that comes into being under a temporary name beside its place and takes its place when
 /// `commit` is called; removed where it never is. A killed process leaves only the temporary
 /// folder, `.NAME.partial-XXXXXX`.
 class NewDirectory {
  public:
-  static constexpr std::string_view kPartial = ".partial-";
   /// Refuses a place that exists, unless `replace` and what is there is an empty folder or a
   /// checkpoint. None of `sources` may be that place or lie in it.
   static Result<std::shared_ptr<NewDirectory>> create(const std::string& path, bool replace,
