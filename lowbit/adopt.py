@@ -85,7 +85,7 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> A
         state: dict[str, Tensor] = {
             # copies: torch hands out references, and two optimizers would count one step twice
             "step": torch.tensor(step, dtype=torch.float32, device=number_device),
-            "stream": torch.tensor(int(stream), dtype=torch.int64),
+            **lay.told(int(stream)),
         }
         for entries, fill in jobs:
             tensors = []

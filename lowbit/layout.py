@@ -182,6 +182,13 @@ class Layout:
             made += slot.entries(self.part)
         return made + self.others
 
+    def told(self, stream: int) -> dict[str, Tensor]:
+        """What state says of the parameter itself: its stream of random bits and, where codes would not tell it, its shape."""
+        said = {"stream": torch.tensor(stream, dtype=torch.int64)}
+        if any(slot.coded for slot in self.slots):
+            said["shape"] = torch.tensor(self.part.shape, dtype=torch.int64)
+        return said
+
     def plan_row(self, stream: int) -> list[int]:
         """The row that csrc/ops.cpp reads."""
         part = self.part

@@ -118,7 +118,7 @@ class LowbitOptimizer(Optimizer):
             "step": torch.zeros(
                 (), dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
             ),
-            "stream": torch.tensor(lay.stream, dtype=torch.int64),
+            **lay.told(lay.stream),
         }
         for entry in lay.entries():
             tensor = torch.zeros(entry.local, dtype=entry.dtype, device=device)

@@ -141,7 +141,7 @@ def _finish(tally: Mapping[str, float]) -> dict[str, float]:
 def _bytes(p: Tensor, lay: Layout, state: Mapping[str, Tensor]) -> dict[str, int]:
     """Bytes here, of each component."""
     made = dict.fromkeys(COMPONENTS, 0)
-    kinds = {"step": "numbers", "stream": "numbers"}
+    kinds = dict.fromkeys(("step", "stream", "shape"), "numbers")
     if lay.extra:
         kinds[lay.extra.key] = "beside"
     for slot in lay.slots:

@@ -158,7 +158,11 @@ def run_checkpoint(mode: str, ranks: int, path: pathlib.Path) -> dict[str, str]:
             set_optimizer_state_dict(model, opt, saved["optim"], options=options)
             for p in model.parameters():
                 for key, t in opt.state[p].items():
-                    wanted = {"step": torch.float32, "stream": torch.int64}.get(key)
+                    wanted = {
+                        "step": torch.float32,
+                        "stream": torch.int64,
+                        "shape": torch.int64,
+                    }.get(key)
                     wanted = wanted or (
                         torch.uint8 if key.endswith(("dynamic8", "unsigned")) else torch.float32
                     )

@@ -68,7 +68,7 @@ def _lowbit(state: State, shape: tuple[int, ...], weight: Tensor | None) -> Stat
             block = ops.state_format(slot[2])["block"]
             codes, scales = t.contiguous(), state[f"{key}_scale"].contiguous()
             made[slot[1]] = ops.decode(codes, scales, slot[2], block, cols).reshape(shape)
-        elif not key.endswith("_scale") and key != "stream":
+        elif not key.endswith("_scale") and key not in ("stream", "shape"):
             made[slot[1] if slot else key] = t
     return made
 

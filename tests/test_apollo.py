@@ -106,7 +106,7 @@ def test_a_loaded_state_continues(make, dtype, tmp_path):
 def test_state_is_small_and_named():
     run = Run(MAKERS["apollo"])
     wide, tall, square, vector, cube, small = (run.opt.state[p] for _, p in run.params)
-    assert sorted(wide) == ["exp_avg_dynamic8", "exp_avg_dynamic8_scale", "exp_avg_sq_dynamic8_unsigned", "exp_avg_sq_dynamic8_unsigned_scale", "step", "stream", "update_norm"]  # fmt: skip
+    assert sorted(wide) == ["exp_avg_dynamic8", "exp_avg_dynamic8_scale", "exp_avg_sq_dynamic8_unsigned", "exp_avg_sq_dynamic8_unsigned_scale", "shape", "step", "stream", "update_norm"]  # fmt: skip
     assert wide["exp_avg_dynamic8"].shape == (8, 640) and tall["exp_avg"].shape == (600, 8)
     assert square["exp_avg"].shape == (48, 8) and vector["exp_avg"].shape == (33,)
     assert "update_norm" not in cube and small["exp_avg"].shape == (5, 7)

@@ -219,22 +219,35 @@ def test_float32_comes_back_as_it_was(tmp_path, kind):
 
 
 def test_codes_come_back_as_their_values(tmp_path):
-    shapes = {"up.weight": (96, 130), "bias": (70,)}
+    shapes = {"up.weight": (96, 130), "conv.weight": (32, 8, 5, 7), "bias": (70,)}
     _, old = trained(shapes)
     save("nested", old, tmp_path / "torch")
     run(tmp_path / "torch", tmp_path / "lowbit", "--to", "lowbit", "--state-format", "8bit")
+    run(tmp_path / "lowbit", tmp_path / "back", "--to", "torch")
+    got = held(tmp_path / "back")
+    for i, name in enumerate(["up.weight", "conv.weight"]):
+        values = old.state_dict()["state"][i]["exp_avg"]
+        codes, scales = lowbit.ops.encode(values.flatten(1), "dynamic8", 256)
+        cols = math.prod(values.shape[1:])
+        wanted = lowbit.ops.decode(codes, scales, "dynamic8", 256, cols).reshape(values.shape)
+        assert same(got[f"optim.state.{name}.exp_avg"], wanted)
+    assert same(got["optim.state.bias.exp_avg"], old.state_dict()["state"][2]["exp_avg"])
+
+
+def test_shapes_that_nobody_tells(tmp_path):
+    """Codes without their shape: the weights tell it, by --model."""
+    shapes = {"up.weight": (96, 130)}
+    _, old = trained(shapes)
+    save("nested", old, tmp_path / "torch")
+    run(tmp_path / "torch", tmp_path / "told", "--to", "lowbit", "--state-format", "8bit")
+    run(tmp_path / "told", tmp_path / "lowbit", "--exclude", "*.shape")
     weights = {name: p.detach() for name, p in parameters(shapes).items()}
     dcp.save({"model": weights}, checkpoint_id=tmp_path / "model", no_dist=True)
     assert "--model" in run(tmp_path / "lowbit", tmp_path / "back", "--to", "torch", code=3)
     assert not (tmp_path / "back").exists()
     run(tmp_path / "lowbit", tmp_path / "back", "--to", "torch", "--model", tmp_path / "model")
-    got = held(tmp_path / "back")
-    values = old.state_dict()["state"][0]["exp_avg"]
-    codes, scales = lowbit.ops.encode(values, "dynamic8", 256)
-    assert same(
-        got["optim.state.up.weight.exp_avg"], lowbit.ops.decode(codes, scales, "dynamic8", 256, 130)
-    )
-    assert same(got["optim.state.bias.exp_avg"], old.state_dict()["state"][1]["exp_avg"])
+    run(tmp_path / "told", tmp_path / "other", "--to", "torch")
+    assert same(held(tmp_path / "back")["optim.state.up.weight.exp_avg"], held(tmp_path / "other")["optim.state.up.weight.exp_avg"])  # fmt: skip
 
 
 def test_relabelling_keeps_every_byte(tmp_path):

@@ -89,7 +89,7 @@ def test_bytes(name):
         expected = dict.fromkeys(COMPONENTS, 0)
         expected["parameter"] = p.nbytes
         for kept, t in state.items():
-            if kept in ("step", "stream"):
+            if kept in ("step", "stream", "shape"):
                 kind = "numbers"
             elif "_scale" in kept:
                 kind = "scales"

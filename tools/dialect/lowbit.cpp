@@ -37,6 +37,7 @@ class Reader {
   Status run() {
     LB_CHECK(learn_shape());
     for (const auto& [name, leaf] : entry_.leaves) {
+      if (name == "shape") continue;
       std::string state, format;
       if (leaf->kind == Leaf::Kind::kValue) {
         if (!leaf->value.is(Value::Kind::kNone)) out_.numbers.emplace_back(name, leaf->value);
@@ -78,7 +79,28 @@ class Reader {
     return out_.states.back();
   }
 
-  /// From a wide state, factors, the weight; else only the matrix is known, where codes are bytes.
+  /// The shape that is written beside codes; nothing where there is none.
+  Result<std::optional<Shape>> told() const {
+    const Leaf* leaf = entry_.find("shape");
+    if (leaf == nullptr || leaf->kind != Leaf::Kind::kTensor) return std::optional<Shape>();
+    const auto refused = [&](const char* what) {
+      return bad(printable(leaf->name()) + ": " + what);
+    };
+    if (std::string_view(leaf->dtype->name) != "int64" || leaf->shape.size() != 1 ||
+        leaf->shape[0] > 64 || leaf->source == nullptr)
+      return refused("is no shape, which is a row of at most 64 int64 numbers");
+    Shape shape(static_cast<size_t>(leaf->shape[0]));
+    LB_CHECK(leaf->source->read(0, shape.size(), shape.data()));
+    int64_t all = 1;
+    for (const int64_t size : shape) {
+      if (size < 0 || __builtin_mul_overflow(all, std::max<int64_t>(size, 1), &all))
+        return refused("is no shape that a tensor can have");
+    }
+    return std::optional(std::move(shape));
+  }
+
+  /// From a wide state, factors, what is told, the weight; else only the matrix is known, where codes
+  /// are bytes. The codes of low-rank states are of another matrix.
   Status learn_shape() {
     const Leaf *row = nullptr, *col = nullptr, *codes = nullptr;
     int bits = 0;
@@ -102,12 +124,19 @@ class Reader {
     if (codes != nullptr && codes->shape.size() != 2)
       return bad(printable(codes->name()) + ": codes have shape " + shape_text(codes->shape) +
                  "; they must be a matrix");
-    if (weight_ != nullptr) {
-      if (codes == nullptr) return learned(weight_->shape);
-      const auto [rows, cols] = matrix_of(weight_->shape);
-      if (rows == codes->shape[0] && code_bytes(cols, bits) == codes->shape[1])
-        return learned(weight_->shape);
+    const auto fits = [&](const Shape& shape) {
+      const auto [rows, cols] = matrix_of(shape);
+      return codes == nullptr ||
+             (rows == codes->shape[0] && code_bytes(cols, bits) == codes->shape[1]);
+    };
+    LB_TRY(said, told());
+    if (said && fits(*said)) return learned(*said);
+    if (said) {
+      Value sizes = Value::tuple({});
+      for (const int64_t size : *said) sizes.items.push_back(Value::number(size));
+      out_.numbers.emplace_back("shape", std::move(sizes));
     }
+    if (weight_ != nullptr && fits(weight_->shape)) return learned(weight_->shape);
     if (codes != nullptr && bits >= 8) out_.shape = {codes->shape[0], codes->shape[1] * 8 / bits};
     return fine();
   }

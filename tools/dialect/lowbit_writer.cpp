@@ -102,9 +102,11 @@ class Writer {
     if (const Value* said = number(p, "stream"); said != nullptr && model_.dialect == "lowbit")
       stream = said->integer;
     out_.leaves.push_back(scalar_leaf(at("stream"), stream));
+    coded_ = false;
     for (const State& s : p.states) {
       LB_CHECK(state(p, s, group));
     }
+    if (coded_) put_shape(p);
     if (model_.algorithm == "adafactor") {
       float norm = 0;
       if (const Value* said = number(p, "update_norm")) {
@@ -203,6 +205,7 @@ class Writer {
       return fine();
     }
     used_.emplace(s.name, spec);
+    coded_ = true;
     const FormatInfo& info = *find_format(spec.format);
     const auto [rows, cols] = matrix_of(p.shape);
     const std::string key = s.name + "_" + spec.format;
@@ -242,6 +245,21 @@ class Writer {
     out_.leaves.push_back(std::move(values));
     out_.leaves.push_back(std::move(scales));
     return fine();
+  }
+
+  /// What codes do not tell.
+  void put_shape(const Param& p) {
+    Shape shape = p.shape;
+    if (const Value* said = number(p, "shape")) {  // of a low-rank state, whose codes have another
+      shape.clear();
+      for (const Value& size : said->items) shape.push_back(size.integer);
+    } else if (!p.known_shape) {
+      return;
+    }
+    std::string bytes(reinterpret_cast<const char*>(shape.data()), shape.size() * sizeof(int64_t));
+    out_.leaves.push_back(tensor_leaf(state_path(model_, p, "shape"), find_dtype("int64"),
+                                      {static_cast<int64_t>(shape.size())},
+                                      constant_source(std::move(bytes), sizeof(int64_t))));
   }
 
   /// Whether the codes there are those that are wanted: rows may be cut out of one long one where
@@ -352,6 +370,7 @@ class Writer {
   bool keeps_formats_, warned_means_ = false;
   std::vector<const Group*> group_of_;
   std::map<std::string, Spec> used_;
+  bool coded_ = false;  // a state of the parameter at hand
 };
 
 }  // namespace

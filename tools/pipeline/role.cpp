@@ -48,6 +48,7 @@ std::string kind_of(const std::string& name) {
     return match[1].matched ? "wide state, bfloat16" : "wide state, float32";
   if (leaf == ".step" && in_state(name)) return "step counters";
   if (leaf == ".stream" && in_state(name)) return "random streams";
+  if (leaf == ".shape" && in_state(name)) return "shapes of parameters";
   return "weights and other tensors";
 }
 
