@@ -18,6 +18,7 @@
 #include <cstring>
 
 #include "dialect/adafactor8bit_rules.h"
+#include "dialect/adapters.h"
 #include "dialect/peer.h"
 #include "io/text.h"
 
@@ -156,30 +157,11 @@ struct Reader {
       c.rows = m.rows;
       c.cols = m.cols;
       c.block = layout.block;
-      c.codes = wide ? bytes_of(q->source) : q->source;
+      c.codes = wide ? bytes_of_words(q->source) : q->source;
       c.scales = adaptive ? interleaved(numbers[0], numbers[1]) : scale->source;
       s.codes = std::move(c);
     }
     return fine();
-  }
-
-  /// Elements of two bytes as bytes.
-  static std::shared_ptr<Source> bytes_of(std::shared_ptr<Source> source) {
-    class Bytes : public Source {
-     public:
-      explicit Bytes(std::shared_ptr<Source> s) : source_(std::move(s)) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        words_.resize((first + count + 1) / 2 - first / 2);
-        LB_CHECK(source_->read(first / 2, words_.size(), words_.data()));
-        std::memcpy(out, reinterpret_cast<const char*>(words_.data()) + first % 2, count);
-        return fine();
-      }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      std::vector<uint16_t> words_;
-    };
-    return std::make_shared<Bytes>(std::move(source));
   }
 
   /// Whether the first block can be what that generation wrote, and says more than its largest value.
@@ -265,15 +247,12 @@ struct Reader {
     const MatrixShape m = matrix_of(s.shape);
     if (param.known_shape && (m.rows == 1 || m.cols % length == 0) &&
         (kind == AdafactorMomentum::kDynamic4 || kind == AdafactorMomentum::kDynamic8)) {
-      std::array<uint8_t, 256> swapped{};
-      for (int b = 0; b < 256; ++b)
-        swapped[static_cast<size_t>(b)] = static_cast<uint8_t>(b << 4 | b >> 4);
       s.codes = Codes{.format = four ? "dynamic4" : "dynamic8",
                       .bits = layout.bits,
                       .rows = m.rows,
                       .cols = m.cols,
                       .block = length,
-                      .codes = four ? mapped_bytes(q->source, swapped) : q->source,
+                      .codes = four ? swapped_nibbles(q->source) : q->source,
                       .scales = scale->source};
     }
     param.states.push_back(std::move(s));
@@ -431,7 +410,7 @@ struct Writer {
     } else if (copied) {
       codes = s.leaves[0]->source, scales = s.leaves[1]->source, least = s.leaves[2]->source;
     } else {
-      const auto values = shared(s.values);
+      const auto values = locked(s.values);
       codes = block_codes(rule, layout, values, entry);
       scales = float32_source(block_scales(rule, layout, values, 0));
       least = float32_source(block_scales(rule, layout, values, 1));
@@ -442,26 +421,6 @@ struct Writer {
     leaves.push_back(tensor_leaf(at(x + "_min_log"), f32, {blocks}, least));
     shape_leaves(x, shape, layout.stored - layout.count);
     return fine();
-  }
-
-  /// Numbers that two scales take turns in.
-  static std::shared_ptr<Source> every_other(std::shared_ptr<Source> source, uint64_t k) {
-    class EveryOther : public Source {
-     public:
-      EveryOther(std::shared_ptr<Source> s, uint64_t k) : source_(std::move(s)), k_(k) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        both_.resize(2 * count);
-        LB_CHECK(source_->read(2 * first, 2 * count, both_.data()));
-        for (uint64_t i = 0; i < count; ++i) static_cast<float*>(out)[i] = both_[2 * i + k_];
-        return fine();
-      }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      const uint64_t k_;
-      std::vector<float> both_;
-    };
-    return std::make_shared<EveryOther>(std::move(source), k);
   }
 
   Status momentum(const State& s) {
@@ -485,7 +444,7 @@ struct Writer {
     StateReport* entry = report_of(
         report, param, s, std::string("adafactor-8bit ") + ckpt::name_of(kind) + ", blocks of 256",
         copied || own);
-    const auto values = shared(s.values);
+    const auto values = locked(s.values);
     const auto rule = momentum_rule(kind);
     leaves.push_back(tensor_leaf(at("m_q"), find_dtype("uint8"),
                                  {static_cast<int64_t>(layout.stored)},

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "dialect/adapters.h"
 #include "dialect/nearest.h"
 #include "dialect/peer.h"
 #include "io/text.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "dialect/adapters.h"
 #include "dialect/bitsandbytes.h"
-#include "dialect/lpmm_config.h"
 #include "dialect/nearest.h"
 #include "dialect/peer.h"
 #include "io/text.h"
@@ -190,7 +190,7 @@ class Writer {
         codes.push_back({flat->codes, n});
         scales.push_back({flat->scales, layout.blocks()});
       } else {
-        const auto values = shared(s->values);
+        const auto values = locked(s->values);
         codes.push_back({block_codes(rules_[is_signed], layout, values, entry), n});
         scales.push_back(
             {float32_source(block_scales(rules_[is_signed], layout, values, 0)), layout.blocks()});

@@ -16,6 +16,7 @@
 #include "core/half.h"
 #include "core/param/bfloat16.h"
 #include "core/state/companded8.h"
+#include "dialect/adapters.h"
 #include "dialect/peer.h"
 #include "io/text.h"
 
@@ -223,7 +224,7 @@ struct Reader {
     out.shape = leaf->shape;
     out.dtype = find_dtype(wide ? "uint8" : "int8");
     if (wide) out.shape.push_back(2);
-    out.source = wide ? bytes_of(leaf->source)
+    out.source = wide ? bytes_of_words(leaf->source)
                       : numbers_of(leaf->source, dtype == "bfloat16", what("error_bits"));
     State s;
     s.name = out.path[0].text();
@@ -236,26 +237,6 @@ struct Reader {
     param.shape = leaf->shape;
     param.known_shape = true;
     return fine();
-  }
-
-  /// Elements of two bytes as bytes.
-  static std::shared_ptr<Source> bytes_of(std::shared_ptr<Source> source) {
-    class Bytes : public Source {
-     public:
-      explicit Bytes(std::shared_ptr<Source> s) : source_(std::move(s)) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        const uint64_t begin = first / 2, end = (first + count + 1) / 2;
-        words_.resize(end - begin);
-        LB_CHECK(source_->read(begin, end - begin, words_.data()));
-        std::memcpy(out, reinterpret_cast<const char*>(words_.data()) + first % 2, count);
-        return fine();
-      }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      std::vector<uint16_t> words_;
-    };
-    return std::make_shared<Bytes>(std::move(source));
   }
 
   /// Whole numbers from -127 to 127 out of 16-bit floats.
@@ -411,7 +392,7 @@ struct Writer {
       codes = s.leaves[0]->source;
       scales = s.leaves[1]->source;
     } else {
-      const auto values = shared(s.values);
+      const auto values = locked(s.values);
       const auto layout = layout_of(n, is_signed(s.name));
       codes = block_codes(rule_of(is_signed(s.name)), layout, values, entry);
       scales = float16_source(block_scales(rule_of(is_signed(s.name)), layout, values, 0));
@@ -452,23 +433,10 @@ struct Writer {
     if (wide) shape.pop_back();
     leaves.push_back(
         tensor_leaf(at("error_bits"), find_dtype(bfloat16 ? "bfloat16" : "float16"), shape,
-                    wide ? words_of(from.source) : floats_from(from.source, bfloat16)));
+                    wide ? words_of_bytes(from.source) : floats_from(from.source, bfloat16)));
     return wide ? 4 : 3;
   }
 
-  static std::shared_ptr<Source> words_of(std::shared_ptr<Source> source) {
-    class Words : public Source {
-     public:
-      explicit Words(std::shared_ptr<Source> s) : source_(std::move(s)) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        return source_->read(2 * first, 2 * count, out);
-      }
-
-     private:
-      const std::shared_ptr<Source> source_;
-    };
-    return std::make_shared<Words>(std::move(source));
-  }
   static std::shared_ptr<Source> floats_from(std::shared_ptr<Source> source, bool bfloat16) {
     class FromNumbers : public Source {
      public:

@@ -9,7 +9,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "dialect/adapters.h"
 #include "dialect/lpmm_config.h"
+#include "dialect/lpmm_rank_one.h"
 #include "dialect/peer.h"
 #include "io/text.h"
 
@@ -49,57 +51,6 @@ std::string format_of(const std::vector<float>& map, int bits, bool is_signed) {
   }
   return "";
 }
-
-/// Codes whose scale is the least of the maxima of their indices.
-class RankOne : public Floats {
- public:
-  RankOne(std::vector<float> map, const BlockLayout& layout, std::shared_ptr<Source> codes,
-          Shape shape, std::vector<Maxima> maxima)
-      : map_(std::move(map)),
-        codes_(std::move(codes), layout),
-        shape_(std::move(shape)),
-        maxima_(std::move(maxima)),
-        most_(maxima_.size()) {}
-
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    for (size_t k = 0; k < maxima_.size(); ++k) {
-      if (!most_[k].empty()) continue;
-      most_[k].resize(maxima_[k].dim < 0
-                          ? 1
-                          : static_cast<size_t>(shape_[static_cast<size_t>(maxima_[k].dim)]));
-      LB_CHECK(maxima_[k].most->read(0, most_[k].size(), most_[k].data()));
-    }
-    while (count > 0) {
-      const uint64_t n = std::min<uint64_t>(count, 1u << 15);
-      buffer_.resize(n);
-      LB_CHECK(codes_.read(first, n, buffer_.data()));
-      for (uint64_t i = 0; i < n; ++i) {
-        float scale = std::numeric_limits<float>::infinity();
-        for (size_t k = 0; k < maxima_.size(); ++k)
-          scale = std::min(scale, most_[k][place(k, first + i)]);
-        out[i] = map_[std::min<size_t>(buffer_[i], map_.size() - 1)] * scale;
-      }
-      first += n, count -= n, out += n;
-    }
-    return fine();
-  }
-
- private:
-  size_t place(size_t k, uint64_t element) const {
-    if (maxima_[k].dim < 0) return 0;
-    uint64_t stride = 1;
-    for (size_t d = static_cast<size_t>(maxima_[k].dim) + 1; d < shape_.size(); ++d)
-      stride *= static_cast<uint64_t>(shape_[d]);
-    return element / stride % most_[k].size();
-  }
-
-  const std::vector<float> map_;
-  CodeReader codes_;
-  const Shape shape_;
-  const std::vector<Maxima> maxima_;
-  std::vector<std::vector<float>> most_;
-  std::vector<uint16_t> buffer_;
-};
 
 /// int32 codes, which lpmm writes where it does not pack them, as bytes.
 std::shared_ptr<Source> narrowed(std::shared_ptr<Source> source) {
@@ -293,7 +244,7 @@ struct Reader {
       return fine();
     }
     if (!maxima.empty()) {
-      s.values = std::make_shared<RankOne>(map, layout, codes, s.shape, std::move(maxima));
+      s.values = rank_one_floats(map, layout, codes, s.shape, std::move(maxima));
       return fine();
     }
     s.values = block_floats(std::make_shared<TableRule>(map), layout, codes, {floats_of(*most)});
@@ -458,50 +409,12 @@ struct Writer {
     for (const int64_t n : shape) size.items.push_back(Value::number(n));
     leaves.push_back(value_leaf(below(overhead, {"scaled_shape"}), std::move(size)));
   }
+  /// With the byte behind them, which means nothing.
   void codes_leaf(const State& s, const BlockLayout& layout, std::shared_ptr<Source> codes) {
     const auto bytes = static_cast<int64_t>(layout.elements());
     leaves.push_back(tensor_leaf(at(s.name), find_dtype("int8"), {bytes + 1},
-                                 padded(std::move(codes), layout.elements())));
+                                 filled_up(std::move(codes), layout.elements(), 0)));
   }
-  /// The byte behind the codes, which means nothing.
-  static std::shared_ptr<Source> padded(std::shared_ptr<Source> source, uint64_t elements) {
-    class Padded : public Source {
-     public:
-      Padded(std::shared_ptr<Source> s, uint64_t n) : source_(std::move(s)), n_(n) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        const uint64_t stop = std::clamp(n_, first, first + count);
-        std::memset(static_cast<char*>(out) + (stop - first), 0, first + count - stop);
-        return stop > first ? source_->read(first, stop - first, out) : fine();
-      }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      const uint64_t n_;
-    };
-    return std::make_shared<Padded>(std::move(source), elements);
-  }
-  /// Codes of lowbit's, with what lpmm puts behind them.
-  static std::shared_ptr<Source> filled(std::shared_ptr<Source> source, uint64_t bytes,
-                                        uint16_t filler) {
-    class Filled : public Source {
-     public:
-      Filled(std::shared_ptr<Source> s, uint64_t n, uint16_t f)
-          : source_(std::move(s)), n_(n), filler_(f) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        const uint64_t stop = std::clamp(n_, first, first + count);
-        std::memset(static_cast<char*>(out) + (stop - first), filler_ | filler_ << 4,
-                    first + count - stop);
-        return stop > first ? source_->read(first, stop - first, out) : fine();
-      }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      const uint64_t n_;
-      const uint16_t filler_;
-    };
-    return std::make_shared<Filled>(std::move(source), bytes, filler);
-  }
-
   Status groups(const State& s) {
     const std::string format = LpmmConfig::format(s.is_signed);
     const auto rule = std::make_shared<TableRule>(map_of(format));
@@ -521,10 +434,12 @@ struct Writer {
     const auto groups = static_cast<int64_t>(layout.blocks());
     std::shared_ptr<Source> codes, scales;
     if (own) {
-      codes = filled(s.codes->codes, n / 2, layout.filler);
+      // Codes of lowbit's, with what lpmm puts behind them.
+      codes = filled_up(s.codes->codes, n / 2,
+                        static_cast<uint8_t>(layout.filler | layout.filler << 4));
       scales = s.codes->scales;
     } else {
-      const auto values = shared(s.values);
+      const auto values = locked(s.values);
       codes = block_codes(rule, layout, values, entry);
       scales = float32_source(block_scales(rule, layout, values, 0));
     }
@@ -550,7 +465,7 @@ struct Writer {
     std::vector<int> dims(s.shape.size());
     for (size_t d = 0; d < dims.size(); ++d) dims[d] = static_cast<int>(d);
     // One row: lpmm's codes know nothing of rows.
-    auto [codes, most] = rank_one_codes(shared(s.values), s.shape, map_of(format), layout, entry);
+    auto [codes, most] = rank_one_codes(locked(s.values), s.shape, map_of(format), layout, entry);
     codes_leaf(s, layout, std::move(codes));
     const Path overhead = qstate(s.name, true);
     common(overhead, s);

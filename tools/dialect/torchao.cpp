@@ -13,6 +13,7 @@
 
 #include "container/record_reader.h"
 #include "container/tensor_reader.h"
+#include "dialect/adapters.h"
 #include "dialect/nearest.h"
 #include "dialect/peer.h"
 #include "io/text.h"

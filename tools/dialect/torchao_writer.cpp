@@ -2,7 +2,7 @@
 // elements and is a multiple of a block, plain float32 tensors elsewhere.
 #include <algorithm>
 
-#include "dialect/lpmm_config.h"
+#include "dialect/adapters.h"
 #include "dialect/nearest.h"
 #include "dialect/peer.h"
 #include "dialect/torchao.h"
@@ -158,7 +158,7 @@ class Writer {
                          .high_first = true,
                          .coded = n,
                          .stored = n};
-      const auto values = shared(s.values);
+      const auto values = locked(s.values);
       codes = block_codes(rules_[is_signed], layout, values, entry);
       scales = float32_source(block_scales(rules_[is_signed], layout, values, 0));
     }
