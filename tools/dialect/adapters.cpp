@@ -215,6 +215,11 @@ std::shared_ptr<Source> mapped_bytes(std::shared_ptr<Source> source,
                                      const std::array<uint8_t, 256>& table) {
   return std::make_shared<MappedBytes>(std::move(source), table);
 }
+std::array<uint8_t, 256> moved_bytes(int by) {
+  std::array<uint8_t, 256> table{};
+  for (int b = 0; b < 256; ++b) table[static_cast<size_t>(b)] = static_cast<uint8_t>(b + by);
+  return table;
+}
 std::shared_ptr<Source> interleaved(std::shared_ptr<Floats> first, std::shared_ptr<Floats> second) {
   return std::make_shared<Interleaved>(std::move(first), std::move(second));
 }

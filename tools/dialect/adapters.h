@@ -18,6 +18,8 @@ std::shared_ptr<Floats> float32_floats(std::shared_ptr<Source> source);
 /// Bytes of a source by a table: byte b becomes table[b].
 std::shared_ptr<Source> mapped_bytes(std::shared_ptr<Source> source,
                                      const std::array<uint8_t, 256>& table);
+/// The table for that by which `by` is added to a byte.
+std::array<uint8_t, 256> moved_bytes(int by);
 /// Two sources of float32, taking turns.
 std::shared_ptr<Source> interleaved(std::shared_ptr<Floats> first, std::shared_ptr<Floats> second);
 /// Float32 elements k, k + 2, k + 4, ... of a source: one of the two that were interleaved.

@@ -345,10 +345,7 @@ Result<Model> read_torchao(std::shared_ptr<const Document> document) {
   for (size_t i = 0; i < out.params.size(); ++i) {
     Param& param = out.params[i];
     const Entry& entry = skeleton.params[i];
-    if (const Leaf* step = entry.find("step")) {
-      LB_TRY(number, number_of(*step));
-      param.numbers.emplace_back("step", std::move(number));
-    }
+    LB_CHECK(read_step(entry, param));
     Reader reader(*document, param);
     for (const char* name : kStates) {
       if (const Leaf* leaf = entry.find(name)) LB_CHECK(reader.state(name, *leaf));

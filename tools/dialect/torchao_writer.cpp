@@ -66,24 +66,20 @@ class Writer {
       return bad("torchao has Adam and AdamW only, and these are states of " +
                  (model_.algorithm.empty() ? "an optimizer that is not known"
                                            : printable(model_.algorithm)));
-    out_.manifest = model_.document == nullptr ? nullptr : model_.document->manifest;
+    out_ = begun(model_);
     out_.leaves = model_.rest;
     for (const Param& p : model_.params) LB_CHECK(param(p));
-    groups();
+    LB_CHECK(groups());
     return std::move(out_);
   }
 
  private:
   Status param(const Param& p) {
     if (p.states.empty() && p.numbers.empty()) return fine();  // it was never stepped
-    bool counted = false;
-    for (const auto& [name, value] : p.numbers) {
-      if (name != "step") continue;
-      LB_TRY(real, real_of(value, shown(p) + ": step"));
-      out_.leaves.push_back(scalar_leaf(state_path(model_, p, "step"), static_cast<float>(real)));
-      counted = true;
-    }
-    if (!counted) return bad(shown(p) + ": has no step");
+    const Value* step = number_in(p, "step");
+    if (step == nullptr) return bad(shown(p) + ": has no step");
+    LB_TRY(real, real_of(*step, shown(p) + ": step"));
+    out_.leaves.push_back(scalar_leaf(state_path(model_, p, "step"), static_cast<float>(real)));
     for (const State& s : p.states) {
       const bool known =
           s.name == "exp_avg" || s.name == "exp_avg_sq" || s.name == "max_exp_avg_sq";
@@ -125,17 +121,7 @@ class Writer {
     }
     if (!fits || (wanted_.keep && !flat && s.stored_as == "float32")) {
       report_of(report_, p, s, "float32", true);
-      Leaf leaf =
-          tensor_leaf(state_path(model_, p, s.name), find_dtype("float32"), s.shape, nullptr);
-      const Leaf* from = s.leaves.size() == 1 ? s.leaves[0] : nullptr;
-      if (from != nullptr && from->source != nullptr && from->dtype == leaf.dtype &&
-          from->shape == leaf.shape) {
-        leaf.source = from->source;
-        leaf.stored = from->stored;
-      } else {
-        leaf.source = float32_source(s.values);
-      }
-      out_.leaves.push_back(std::move(leaf));
+      out_.leaves.push_back(float32_leaf(state_path(model_, p, s.name), s, s.shape));
       return fine();
     }
     if (!flat && wanted_.keep)
@@ -197,24 +183,21 @@ class Writer {
       leaf.attributes.set("signed", Value::boolean(s.is_signed));
     }
     if (kind_->bits == 4) {
-      Value shape{.kind = Value::Kind::kSize};
-      for (const int64_t d : s.shape) shape.items.push_back(Value::number(d));
-      leaf.attributes.set("_shape", std::move(shape));
+      leaf.attributes.set("_shape", size_value(s.shape));
     }
     leaf.attributes.set("block_size", Value::number(block));
     out_.leaves.push_back(std::move(leaf));
   }
 
-  void groups() {
+  Status groups() {
     const Settings table = {{"lr", Value::floating(1e-3)},
                             {"betas", Value::tuple({Value::floating(0.9), Value::floating(0.999)})},
                             {"eps", Value::floating(1e-8)},
                             {"weight_decay", Value::number(0)},
                             {"amsgrad", Value::boolean(false)}};
-    std::vector<Settings> settings;
-    for (const Group& group : model_.groups) settings.push_back(settings_of(group, table));
     const size_t first = out_.leaves.size();
-    add_groups(model_, settings, out_.leaves);
+    LB_CHECK(add_groups(
+        model_, [&](const Group& group) { return settings_of(group, table); }, out_.leaves));
     // torchao refuses a learning rate that is no tensor.
     for (size_t i = first; i < out_.leaves.size(); ++i) {
       Leaf& leaf = out_.leaves[i];
@@ -223,6 +206,7 @@ class Writer {
       const auto lr = real_of(leaf.value, last);
       if (lr.ok()) leaf = scalar_leaf(leaf.path, static_cast<float>(lr.value()));
     }
+    return fine();
   }
 
   const Model& model_;
