@@ -84,12 +84,13 @@ def inspect(
 
 def verify(
     path: Path, *, include: Sequence[str] = (), exclude: Sequence[str] = (), finite: bool = True,
-    threads: int = 1, progress: Progress | bool | None = None,
+    opaque: bool = False, threads: int = 1, progress: Progress | bool | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Whether a checkpoint is whole: structure, checksums, coverage, values.
 
     Args:
         finite: also look at values: NaN, infinity, second moments below 0.
+        opaque: let values pass that are no plain data; torch would run what they name.
         threads: that read.
         path, include, exclude, progress: as for `inspect`.
 
@@ -100,8 +101,8 @@ def verify(
         CheckpointError: the structure is not sound, or a checksum does not hold.
     """
     with _Shown(progress, "verify") as told:
-        text = _command("verify")(
-            _bytes(path), include=_names(include), exclude=_names(exclude), finite=finite, threads=threads, progress=told,
+        text = _module().verify(
+            _bytes(path), include=_names(include), exclude=_names(exclude), finite=finite, opaque=opaque, threads=threads, progress=told,
         )  # fmt: skip
     return json.loads(text)
 
@@ -136,7 +137,7 @@ def convert(
         CheckpointError: the source is not sound, or the target cannot say what the source does.
     """
     with _Shown(progress, "convert") as told:
-        text = _command("convert")(
+        text = _module().convert(
             _bytes(source), _bytes(target), to=to, from_=from_dialect, container=container, state_format=state_format, block=block, keep=keep,
             wide=_names(wide), include=_names(include), exclude=_names(exclude), dry_run=dry_run, lossy=lossy, weights=weights,
             seed=seed, model=_bytes(model), progress=told,
@@ -196,7 +197,7 @@ def diff(
         The report of `lowbit-ckpt diff --json`: "same", and the "differences" by name with the first element that differs.
     """
     with _Shown(progress, "diff") as told:
-        text = _command("diff")(
+        text = _module().diff(
             _bytes(a), _bytes(b), include=_names(include), exclude=_names(exclude), bytes=bytes, tolerance=tolerance, threads=threads,
             progress=told,
         )  # fmt: skip
@@ -433,13 +434,6 @@ def _module() -> Any:
             "pip install --no-build-isolation --force-reinstall --no-deps ."
         )
     return _checkpoint
-
-
-def _command(name: str) -> Any:
-    command = getattr(_module(), name, None)
-    if command is None:
-        raise NotImplementedError(f"this build of lowbit has no {name}")
-    return command
 
 
 def _bytes(path: Path) -> bytes:

@@ -67,6 +67,25 @@ def test_reports_are_those_of_the_command_line(saved, tmp_path):
     ]
 
 
+class Evil:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.marker}",))
+
+
+def test_values_that_are_no_plain_data_pass_where_that_is_asked_for(tmp_path):
+    path, marker = tmp_path / "run", tmp_path / "executed"
+    dcp.save({"x": torch.ones(3), "lr": Evil(marker)}, checkpoint_id=path, no_dist=True)
+    with pytest.raises(checkpoint.CheckpointError, match=r"posix\.system") as caught:
+        checkpoint.verify(path)
+    assert caught.value.code == 3
+    report = checkpoint.verify(path, opaque=True)
+    assert report["ok"] and report == command("verify", path, "--opaque", "--json")
+    assert not marker.exists()
+
+
 def test_what_differs_is_named(saved, tmp_path):
     path, _, _ = saved
     checkpoint.reshard(path, tmp_path / "b", world_size=2)

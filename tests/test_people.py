@@ -120,8 +120,6 @@ def test_every_example_in_help_runs(tmp_path):
 
 
 def test_lines_in_the_docs_are_those_of_help():
-    if "convert" not in commands():
-        pytest.skip("there is no command convert yet")
     known = lines_of_help()
     for page in ("README.md", "docs/ckpt.md"):
         text = (Path(__file__).parent.parent / page).read_text()
@@ -174,8 +172,6 @@ def test_bash_completes_commands_options_values_and_files(tmp_path, monkeypatch)
 
 
 def test_convert_offers_dialects_and_containers():
-    if "convert" not in commands():
-        pytest.skip("there is no command convert yet")
     assert {"torch", "lowbit"} <= complete("convert", "a", "b", "--to", "")
     assert {"dcp", "torch", "safetensors"} <= complete("convert", "--container", "")
 
@@ -326,15 +322,9 @@ def share(part, of):
     return f"{100 * part / of:.{4 if part and part / of < 0.001 else 2}f} %"
 
 
-def has_page():
-    if "--html" not in options("inspect"):
-        pytest.skip("inspect has no --html yet")
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """A page, and the JSON of the same checkpoint."""
-    has_page()
     folder = tmp_path_factory.mktemp("page")
     source = saved(folder / "run", **{NASTY: torch.arange(6.0), "note": NASTY, "state": {NASTY: 1}})
     out = folder / "page.html"

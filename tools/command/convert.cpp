@@ -17,8 +17,8 @@ namespace {
 struct Arguments {
   std::string source, target;
   int64_t ranks = 0;
-  bool json = false, quiet = false;
   WriteArguments write;
+  ReportArguments report;
   ConvertOptions options;
 };
 
@@ -70,19 +70,13 @@ Status run(Arguments& given) {
   write.mesh.parts.clear();
   if (given.ranks > 0) write.mesh.parts = {given.ranks};
   LB_CHECK(given.write.apply(write));
-  ProgressBar bar("convert", given.quiet);
+  ProgressBar bar("convert", given.report.quiet);
   write.progress = bar.function();
   const auto done = convert(given.source, given.target, given.options);
   bar.clear();
   if (!done.ok()) return done.error();
   const Json& report = done.value();
-  if (given.json) {
-    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
-    return fine();
-  }
-  if (given.quiet) return fine();
-  for (const Json& warning : report["warnings"])
-    fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+  if (!given.report.print(report)) return fine();
   const auto text = [&](const char* key) { return report[key].get<std::string>(); };
   const auto number = [&](const char* key) { return report[key].get<uint64_t>(); };
   const std::string way = text("to").empty() ? "" : ", " + text("from") + " to " + text("to");
@@ -153,8 +147,7 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
   add_selection(*command, options.select);
   command->add_flag("--dry-run", options.dry_run, "Say what would be done and write nothing");
   given->write.add(*command, options.write);
-  command->add_flag("--json", given->json, "A report for machines");
-  command->add_flag("--quiet", given->quiet, "Say nothing");
+  given->report.add(*command);
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }
 

@@ -22,7 +22,7 @@ Status run(Arguments& given) {
   bar.clear();
   const Json& differences = report["differences"];
   if (given.json) {
-    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_json(report);
   } else if (!given.quiet) {
     for (const Json& d : differences) {
       fmt::print("{}: {}", d["name"].get<std::string>(), d["what"].get<std::string>());

@@ -52,7 +52,7 @@ Status run(Arguments& given) {
     return page->commit();
   }
   if (given.json) {
-    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_json(out);
     return fine();
   }
   fmt::print("{}\n  {}, {} files, {} tensors, {} values, {}\n", out["path"].get<std::string>(),

@@ -115,4 +115,25 @@ Status WriteArguments::apply(WriteOptions& options) const {
   return fine();
 }
 
+void print_json(const Json& report) {
+  fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+void print_warnings(const Json& report) {
+  for (const Json& warning : report["warnings"])
+    fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+}
+
+void ReportArguments::add(CLI::App& command) {
+  command.add_flag("--json", json, "A report for machines");
+  command.add_flag("--quiet", quiet, "Say nothing");
+}
+
+bool ReportArguments::print(const Json& report) const {
+  if (json) print_json(report);
+  if (json || quiet) return false;
+  print_warnings(report);
+  return true;
+}
+
 }  // namespace lowbit::ckpt

@@ -27,4 +27,17 @@ struct WriteArguments {
   Status apply(WriteOptions& options) const;
 };
 
+/// A report for machines, on standard output.
+void print_json(const Json& report);
+/// Its warnings for people, on standard error.
+void print_warnings(const Json& report);
+
+/// --json and --quiet of the commands that write a checkpoint.
+struct ReportArguments {
+  bool json = false, quiet = false;
+  void add(CLI::App& command);
+  /// Prints the report for machines, or its warnings. Whether people are to be told more.
+  bool print(const Json& report) const;
+};
+
 }  // namespace lowbit::ckpt

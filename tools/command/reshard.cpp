@@ -12,8 +12,8 @@ namespace {
 struct Arguments {
   std::string source, target, mesh, dims;
   int64_t ranks = 0;
-  bool quiet = false, json = false;
   WriteArguments write;
+  ReportArguments report;
   ReshardOptions options;
 };
 
@@ -25,19 +25,13 @@ Status run(Arguments& given) {
          parse_mesh(given.mesh.empty() ? std::to_string(given.ranks) : given.mesh, given.dims));
   write.mesh = mesh;
   LB_CHECK(given.write.apply(write));
-  ProgressBar bar("reshard", given.quiet);
+  ProgressBar bar("reshard", given.report.quiet);
   write.progress = bar.function();
   const auto done = reshard(given.source, given.target, given.options);
   bar.clear();
   if (!done.ok()) return done.error();
   const Json& report = done.value();
-  if (given.json) {
-    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
-    return fine();
-  }
-  if (given.quiet) return fine();
-  for (const Json& warning : report["warnings"])
-    fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+  if (!given.report.print(report)) return fine();
   const auto number = [&](const char* key) { return report[key].get<uint64_t>(); };
   fmt::print(
       "{}{} -> {}: {} ranks, {} tensors in {} chunks ({} copied as they {}), {} values, {}\n",
@@ -75,8 +69,7 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
   command->add_flag("--dry-run", given->options.dry_run,
                     "Say what would be done and write nothing");
   given->write.add(*command, given->options.write);
-  command->add_flag("--json", given->json, "A report for machines");
-  command->add_flag("--quiet", given->quiet, "Say nothing");
+  given->report.add(*command);
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }
 

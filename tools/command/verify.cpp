@@ -23,10 +23,9 @@ Status run(Arguments& given) {
   bar.clear();
   const Json& findings = report["findings"];
   if (given.json) {
-    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_json(report);
   } else {
-    for (const Json& warning : report["warnings"])
-      fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+    print_warnings(report);
     for (const Json& f : findings)
       fmt::print("{}: {}\n", f["tensor"].get<std::string>(), f["what"].get<std::string>());
     if (!given.quiet && findings.empty()) {

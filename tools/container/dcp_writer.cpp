@@ -126,8 +126,8 @@ class DcpWriter {
   Result<SubclassItem> subclass_item(const Leaf& leaf, const Box& box) const {
     bool inside = false;
     auto part = cut_subclass(from_, leaf, box, inside);
-    const bool anew = inside && options_.requantize;
-    if (anew) part = options_.requantize(from_, leaf, box);
+    const bool anew = inside && leaf.recut;
+    if (anew) part = leaf.recut(box);
     if (!part.ok()) return part.error();
     SubclassItem item{std::make_shared<Document>(), {}, anew};
     item.document->manifest = from_.manifest;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "container/box.h"
 #include "container/manifest.h"
 
 namespace lowbit::ckpt {
@@ -36,6 +37,9 @@ struct Leaf {
   std::string cls;
   Value attributes;
   std::vector<Leaf> parts;  // named by a path of one name
+  // Where a directory's cut falls inside a block: the box as a leaf without a path, by new codes or
+  // plain, as its library would keep it there. None: such a cut is an error.
+  std::function<Result<Leaf>(const Box&)> recut = {};
   // kValue; kOpaque: a pickle that is no plain value, copied as it is
   Value value;
   const Blob* blob = nullptr;  // in Document::manifest, where it came from there unchanged

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "container/box.h"
 #include "container/document.h"
 
 namespace lowbit::ckpt {
@@ -28,18 +27,12 @@ struct Mesh {
   }
 };
 
-/// The box of a quantized tensor by new codes, as a leaf without a path: kSubclass, or a plain tensor
-/// where the library that wrote it keeps such parts plain.
-using Requantize =
-    std::function<Result<Leaf>(const Document& document, const Leaf& leaf, const Box& box)>;
-
 struct WriteOptions {
   bool replace = false;         // an existing target
   int threads = 1;              // that read, convert and write
   uint64_t memory = 64u << 20;  // bytes of buffers, all threads together
   Mesh mesh = {};               // kDcp only
   bool manifest = true;         // kDcp: leave digests of what was written (lowbit.json)
-  Requantize requantize = {};   // kDcp: where a cut falls inside a block; none: that is an error
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };
 
@@ -47,7 +40,7 @@ struct WriteReport {
   uint64_t tensors = 0, values = 0, chunks = 0, copied = 0;  // copied: items taken as they were
   uint64_t bytes = 0;                                        // of tensors
   uint64_t recut = 0;        // tensors of which some chunk is not copied
-  uint64_t requantized = 0;  // chunks that got new codes
+  uint64_t requantized = 0;  // chunks of `recut`
   uint64_t unchecked = 0;    // source records that had no checksum
 };
 

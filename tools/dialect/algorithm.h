@@ -10,8 +10,6 @@
 
 namespace lowbit::ckpt {
 
-using Settings = std::vector<std::pair<std::string, Value>>;
-
 /// Whether states of that name have an entry for each weight: "exp_avg", "momentum_buffer", ...
 bool is_moment(const std::string& name);
 /// Whether such a state has negative values. Names that are not known have.

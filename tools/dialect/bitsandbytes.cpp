@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "dialect/adapters.h"
 #include "dialect/nearest.h"
 #include "dialect/peer.h"
 #include "io/text.h"
@@ -94,10 +95,7 @@ struct Reader {
   }
 
   Status read() {
-    if (const Leaf* step = entry.find("step")) {
-      LB_TRY(number, number_of(*step));
-      param.numbers.emplace_back("step", std::move(number));
-    }
+    LB_CHECK(read_step(entry, param));
     if (leaf_in(entry, "state1") == nullptr) return fine();  // it was never stepped
     const BnbSlots slots = bnb_slots(algorithm);
     LB_CHECK(slot(1, slots.first));

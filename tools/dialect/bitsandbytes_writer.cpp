@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "dialect/adapters.h"
 #include "dialect/bitsandbytes.h"
-#include "dialect/lpmm_config.h"
 #include "dialect/nearest.h"
 #include "dialect/peer.h"
 #include "io/text.h"
@@ -52,12 +52,11 @@ class Writer {
 
   Result<Document> write() {
     if (slots_.first.empty()) return bad(no_optimizer());
-    out_.manifest = model_.document == nullptr ? nullptr : model_.document->manifest;
+    out_ = begun(model_);
     out_.leaves = model_.rest;
     for (const Param& p : model_.params) LB_CHECK(param(p));
-    std::vector<Settings> settings;
-    for (const Group& group : model_.groups) settings.push_back(settings_for(group));
-    add_groups(model_, settings, out_.leaves);
+    LB_CHECK(
+        add_groups(model_, [&](const Group& group) { return settings_for(group); }, out_.leaves));
     return std::move(out_);
   }
 
@@ -83,16 +82,14 @@ class Writer {
       report_.warnings.push_back(text + ": it is left out");
     }
     int64_t steps = 0;
-    bool counted = false;
-    for (const auto& [name, value] : p.numbers) {
-      if (name != "step") continue;
-      LB_TRY(whole, whole_of(value, shown(p) + ": step"));
+    if (const Value* step = number_in(p, "step")) {
+      LB_TRY(whole, whole_of(*step, shown(p) + ": step"));
       steps = whole;
-      counted = true;
+    } else if (model_.algorithm == "sgd" && !p.states.empty()) {
+      steps = 1;  // bitsandbytes takes the first gradient for the buffer, torch's SGD counts none
+    } else {
+      return bad(shown(p) + ": has no step");
     }
-    // bitsandbytes takes the first gradient for the buffer, and torch's SGD counts no steps.
-    if (model_.algorithm == "sgd" && !counted && !p.states.empty()) steps = 1, counted = true;
-    if (!counted) return bad(shown(p) + ": has no step");
     out_.leaves.push_back(value_leaf(state_path(model_, p, "step"), Value::number(steps)));
     if (p.states.empty()) return fine();
     std::vector<const State*> first;
@@ -190,7 +187,7 @@ class Writer {
         codes.push_back({flat->codes, n});
         scales.push_back({flat->scales, layout.blocks()});
       } else {
-        const auto values = shared(s->values);
+        const auto values = locked(s->values);
         codes.push_back({block_codes(rules_[is_signed], layout, values, entry), n});
         scales.push_back(
             {float32_source(block_scales(rules_[is_signed], layout, values, 0)), layout.blocks()});

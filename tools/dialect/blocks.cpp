@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <mutex>
-
-#include "core/half.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -192,101 +189,6 @@ class ScalesOf : public Floats {
   std::vector<uint16_t> codes_;
 };
 
-class SharedFloats : public Floats {
- public:
-  explicit SharedFloats(std::shared_ptr<Floats> values) : values_(std::move(values)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    const std::lock_guard lock(mutex_);
-    return values_->read(first, count, out);
-  }
-
- private:
-  std::mutex mutex_;
-  const std::shared_ptr<Floats> values_;
-};
-
-class HalfSource : public Source {
- public:
-  explicit HalfSource(std::shared_ptr<Floats> values) : values_(std::move(values)) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    x_.resize(count);
-    LB_CHECK(values_->read(first, count, x_.data()));
-    for (uint64_t i = 0; i < count; ++i) {
-      const uint16_t h = half_nearest(x_[i]);
-      std::memcpy(static_cast<char*>(out) + 2 * i, &h, 2);
-    }
-    return fine();
-  }
-
- private:
-  const std::shared_ptr<Floats> values_;
-  std::vector<float> x_;
-};
-
-class HalfBits : public Floats {
- public:
-  explicit HalfBits(std::shared_ptr<Source> source) : source_(std::move(source)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    bits_.resize(count);
-    LB_CHECK(source_->read(first, count, bits_.data()));
-    for (uint64_t i = 0; i < count; ++i) out[i] = half_to_float(bits_[i]);
-    return fine();
-  }
-
- private:
-  const std::shared_ptr<Source> source_;
-  std::vector<uint16_t> bits_;
-};
-
-class SourceFloats : public Floats {
- public:
-  explicit SourceFloats(std::shared_ptr<Source> source) : source_(std::move(source)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    return source_->read(first, count, out);
-  }
-
- private:
-  const std::shared_ptr<Source> source_;
-};
-
-class MappedBytes : public Source {
- public:
-  MappedBytes(std::shared_ptr<Source> source, const std::array<uint8_t, 256>& table)
-      : source_(std::move(source)), table_(table) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    LB_CHECK(source_->read(first, count, out));
-    auto* bytes = static_cast<uint8_t*>(out);
-    for (uint64_t i = 0; i < count; ++i) bytes[i] = table_[bytes[i]];
-    return fine();
-  }
-
- private:
-  const std::shared_ptr<Source> source_;
-  const std::array<uint8_t, 256> table_;
-};
-
-class Interleaved : public Source {
- public:
-  Interleaved(std::shared_ptr<Floats> a, std::shared_ptr<Floats> b)
-      : of_{std::move(a), std::move(b)} {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    const uint64_t begin = first / 2, end = (first + count + 1) / 2;
-    for (size_t k = 0; k < 2; ++k) {
-      x_[k].resize(end - begin);
-      LB_CHECK(of_[k]->read(begin, end - begin, x_[k].data()));
-    }
-    for (uint64_t i = 0; i < count; ++i) {
-      const uint64_t at = first + i;
-      std::memcpy(static_cast<char*>(out) + 4 * i, &x_[at % 2][at / 2 - begin], 4);
-    }
-    return fine();
-  }
-
- private:
-  const std::array<std::shared_ptr<Floats>, 2> of_;
-  std::array<std::vector<float>, 2> x_;
-};
-
 }  // namespace
 
 TableRule::TableRule(std::vector<float> table, Tie tie) : table_(std::move(table)), tie_(tie) {}
@@ -361,26 +263,6 @@ std::shared_ptr<Floats> block_scales(std::shared_ptr<const BlockRule> rule,
                                      const BlockLayout& layout, std::shared_ptr<Floats> values,
                                      int k) {
   return std::make_shared<ScalesOf>(std::move(rule), layout, std::move(values), k);
-}
-
-std::shared_ptr<Floats> shared(std::shared_ptr<Floats> values) {
-  return std::make_shared<SharedFloats>(std::move(values));
-}
-std::shared_ptr<Source> float16_source(std::shared_ptr<Floats> values) {
-  return std::make_shared<HalfSource>(std::move(values));
-}
-std::shared_ptr<Floats> float16_bits(std::shared_ptr<Source> source) {
-  return std::make_shared<HalfBits>(std::move(source));
-}
-std::shared_ptr<Floats> float32_floats(std::shared_ptr<Source> source) {
-  return std::make_shared<SourceFloats>(std::move(source));
-}
-std::shared_ptr<Source> mapped_bytes(std::shared_ptr<Source> source,
-                                     const std::array<uint8_t, 256>& table) {
-  return std::make_shared<MappedBytes>(std::move(source), table);
-}
-std::shared_ptr<Source> interleaved(std::shared_ptr<Floats> first, std::shared_ptr<Floats> second) {
-  return std::make_shared<Interleaved>(std::move(first), std::move(second));
 }
 
 }  // namespace lowbit::ckpt

@@ -79,23 +79,9 @@ std::shared_ptr<Floats> block_floats(std::shared_ptr<const BlockRule> rule,
 std::shared_ptr<Source> block_codes(std::shared_ptr<const BlockRule> rule,
                                     const BlockLayout& layout, std::shared_ptr<Floats> values,
                                     StateReport* report);
-/// Number k of each block's scale. `values` must be fit for several threads (`shared`).
+/// Number k of each block's scale. `values` must be fit for several threads (`locked`).
 std::shared_ptr<Floats> block_scales(std::shared_ptr<const BlockRule> rule,
                                      const BlockLayout& layout, std::shared_ptr<Floats> values,
                                      int k);
-
-/// Floats that several sources may read, each from its own thread.
-std::shared_ptr<Floats> shared(std::shared_ptr<Floats> values);
-/// Values rounded to float16, to the nearest.
-std::shared_ptr<Source> float16_source(std::shared_ptr<Floats> values);
-/// Float16 numbers by their bits, whatever dtype the leaf says they are.
-std::shared_ptr<Floats> float16_bits(std::shared_ptr<Source> source);
-/// Floats of a source of float32.
-std::shared_ptr<Floats> float32_floats(std::shared_ptr<Source> source);
-/// Bytes of a source by a table: byte b becomes table[b].
-std::shared_ptr<Source> mapped_bytes(std::shared_ptr<Source> source,
-                                     const std::array<uint8_t, 256>& table);
-/// Two sources of float32, taking turns.
-std::shared_ptr<Source> interleaved(std::shared_ptr<Floats> first, std::shared_ptr<Floats> second);
 
 }  // namespace lowbit::ckpt

@@ -178,4 +178,20 @@ std::shared_ptr<Floats> decoded_given(const Codes& codes, const Shape& shape,
   return std::make_shared<GivenDecoder>(codes, shape, std::move(maxima));
 }
 
+std::vector<float> map_of(const std::string& format) {
+  const FormatInfo* info = find_format(format);
+  const int count = 1 << info->bits;
+  // All codes in a block of their own, with a scale of 1.
+  std::vector<uint8_t> bytes(256);
+  for (int k = 0; k < count; ++k) {
+    const int bit = k * info->bits;
+    for (int b = 0; b < info->bits; ++b)
+      bytes[static_cast<size_t>((bit + b) / 8)] |=
+          static_cast<uint8_t>((k >> b & 1) << ((bit + b) % 8));
+  }
+  std::vector<float> map(static_cast<size_t>(count), 0.0f), scales(64, 1.0f);
+  cpu::leaves().decode[find_state(format)](bytes.data(), scales.data(), 256, map.data(), count);
+  return map;
+}
+
 }  // namespace lowbit::ckpt

@@ -21,6 +21,9 @@ struct FormatInfo {
 };
 const FormatInfo* find_format(const std::string& name);
 
+/// The values of the codes of a format, at a scale of 1.
+std::vector<float> map_of(const std::string& format);
+
 /// Decoded values of codes. Any block length, not only those that an optimizer here steps with.
 std::shared_ptr<Floats> decoded(const Codes& codes);
 /// The largest magnitudes that some dimensions' elements have: one number for each index of `dim`
@@ -68,7 +71,6 @@ class ErrorSum {
 
  private:
   StateReport* report_;
-  double squares_ = 0, differences_ = 0;
 };
 
 /// Rows and columns of the matrix that a parameter of this shape is coded as.

@@ -22,9 +22,10 @@ struct Wanted {
 /// What happened to one state on the way.
 struct StateReport {
   std::string param, state, from, to;
-  bool exact = true;          // relabelled or copied; else:
-  double max_error = 0;       // largest difference to the decoded source
-  double relative_error = 0;  // 2-norm of the difference over the 2-norm of the source
+  bool exact = true;                    // relabelled or copied; else:
+  double max_error = 0;                 // largest difference to the decoded source
+  double relative_error = 0;            // 2-norm of the difference over the 2-norm of the source
+  double squares = 0, differences = 0;  // what that is made of, over all that was read so far
 };
 
 struct DialectReport {

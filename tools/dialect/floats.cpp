@@ -181,9 +181,10 @@ void ErrorSum::add(const float* before, const float* after, uint64_t count) {
       }
     }
   }
-  squares_ += all_squares, differences_ += all_differences;
+  report_->squares += all_squares, report_->differences += all_differences;
   report_->max_error = std::max(report_->max_error, largest);
-  report_->relative_error = squares_ > 0 ? std::sqrt(differences_ / squares_) : 0;
+  report_->relative_error =
+      report_->squares > 0 ? std::sqrt(report_->differences / report_->squares) : 0;
   if (std::isinf(report_->max_error)) report_->relative_error = report_->max_error;
 }
 

@@ -6,6 +6,7 @@
 #include "core/layout.h"
 #include "dialect/algorithm.h"
 #include "dialect/coding.h"
+#include "dialect/numbers.h"
 #include "dialect/skeleton.h"
 #include "dialect/weights.h"
 #include "io/text.h"

@@ -7,7 +7,9 @@
 #include "core/layout.h"
 #include "dialect/algorithm.h"
 #include "dialect/coding.h"
+#include "dialect/leaves.h"
 #include "dialect/lowbit.h"
+#include "dialect/numbers.h"
 #include "dialect/presets.h"
 #include "dialect/skeleton.h"
 #include "dialect/weights.h"
@@ -18,13 +20,6 @@ namespace lowbit::ckpt {
 namespace {
 
 constexpr int64_t kLeastNumel = 4096, kLeastCols = 16;  // smaller ones keep wide state
-
-const Value* number(const Param& p, std::string_view name) {
-  for (const auto& [key, value] : p.numbers) {
-    if (key == name) return &value;
-  }
-  return nullptr;
-}
 
 /// The stream of random bits of a parameter of that name.
 int64_t stream_of(const std::string& name) { return crc32(0, name.data(), name.size()); }
@@ -43,16 +38,14 @@ class Writer {
   Result<Document> write() {
     if (lowbit_settings(model_.algorithm).empty())
       return bad("lowbit has no optimizer that keeps these states" + states_text());
-    out_.manifest = model_.document == nullptr ? nullptr : model_.document->manifest;
+    out_ = begun(model_);
     out_.leaves = model_.rest;
     for (size_t i = 0; i < model_.params.size(); ++i)
       LB_CHECK(param(model_.params[i], group_of_[i]));
-    std::vector<Settings> settings;
-    for (const Group& group : model_.groups) {
-      LB_TRY(made, group_settings(group));
-      settings.push_back(std::move(made));
-    }
-    add_groups(model_, settings, out_.leaves);
+    const auto settings = [&](const Group& group) {
+      return lowbit_group(model_, wanted_, group, used_);
+    };
+    LB_CHECK(add_groups(model_, settings, out_.leaves));
     return std::move(out_);
   }
 
@@ -89,7 +82,7 @@ class Writer {
   Status param(const Param& p, const Group* group) {
     const auto at = [&](const std::string& name) { return state_path(model_, p, name); };
     if (p.states.empty() && p.numbers.empty()) return fine();  // it never was stepped
-    const Value* step = number(p, "step");
+    const Value* step = number_in(p, "step");
     double steps = model_.algorithm == "sgd" && !p.states.empty() ? 1 : 0;  // SGD counts none
     if (step != nullptr) {
       LB_TRY(real, real_of(*step, shown(p) + ": step"));
@@ -99,7 +92,7 @@ class Writer {
     }
     out_.leaves.push_back(scalar_leaf(at("step"), static_cast<float>(steps)));
     int64_t stream = p.name.empty() ? p.index : stream_of(clean_name(p.name));
-    if (const Value* said = number(p, "stream"); said != nullptr && model_.dialect == "lowbit")
+    if (const Value* said = number_in(p, "stream"); said != nullptr && model_.dialect == "lowbit")
       stream = said->integer;
     out_.leaves.push_back(scalar_leaf(at("stream"), stream));
     coded_ = false;
@@ -109,7 +102,7 @@ class Writer {
     if (coded_) put_shape(p);
     if (model_.algorithm == "adafactor") {
       float norm = 0;
-      if (const Value* said = number(p, "update_norm")) {
+      if (const Value* said = number_in(p, "update_norm")) {
         LB_TRY(real, real_of(*said, shown(p) + ": update_norm"));
         norm = static_cast<float>(real);
       }
@@ -174,7 +167,7 @@ class Writer {
                  ", whose values cannot be recovered");
     }
     if (factor) {
-      put_float32(p, s, s.name, s.shape, s.values);
+      put_float32(p, s, s.shape);
       return fine();
     }
     if (!p.known_shape && !(s.codes && keeps_formats_ && wanted_.block == 0)) {
@@ -191,7 +184,7 @@ class Writer {
     }
     if (!spec.coded()) {
       if (spec.format == "float32") {
-        put_float32(p, s, s.name, p.shape, s.values);
+        put_float32(p, s, p.shape);
       } else if (s.stored_as == "bfloat16" && s.leaves.size() == 1) {
         put(p, s.name + "_bfloat16", *s.leaves[0]);
         note(p, s, "bfloat16");
@@ -250,7 +243,7 @@ class Writer {
   /// What codes do not tell.
   void put_shape(const Param& p) {
     Shape shape = p.shape;
-    if (const Value* said = number(p, "shape")) {  // of a low-rank state, whose codes have another
+    if (const Value* said = number_in(p, "shape")) {  // of a low-rank state, whose codes have another
       shape.clear();
       for (const Value& size : said->items) shape.push_back(size.integer);
     } else if (!p.known_shape) {
@@ -291,16 +284,8 @@ class Writer {
     out_.leaves.push_back(std::move(leaf));
   }
 
-  void put_float32(const Param& p, const State& s, const std::string& key, const Shape& shape,
-                   const std::shared_ptr<Floats>& values) {
-    const Leaf* from = s.leaves.size() == 1 ? s.leaves[0] : nullptr;
-    if (from != nullptr && from->source != nullptr && from->shape == shape &&
-        std::string_view(from->dtype->name) == "float32") {
-      put(p, key, *from);
-    } else {
-      out_.leaves.push_back(tensor_leaf(state_path(model_, p, key), find_dtype("float32"), shape,
-                                        float32_source(values)));
-    }
+  void put_float32(const Param& p, const State& s, const Shape& shape) {
+    out_.leaves.push_back(float32_leaf(state_path(model_, p, s.name), s, shape));
     note(p, s, "float32");
   }
 
@@ -318,49 +303,6 @@ class Writer {
                                         float32_source(means_of(values, p.shape, rows))));
     }
     note(p, s, "means of rows and columns").exact = false;
-  }
-
-  Result<Settings> group_settings(const Group& group) {
-    const bool own = model_.dialect == "lowbit";
-    const auto kept = [&](const char* name, Value otherwise) {
-      const Value* said = own ? setting(group, name) : nullptr;
-      return said == nullptr ? otherwise : *said;
-    };
-    Value format = Value::words(keeps_formats_ ? "8bit" : wanted_.state_format);
-    if (own && keeps_formats_ && wanted_.block == 0) {
-      format = kept("state_format", format);
-    } else if (keeps_formats_ || wanted_.block != 0) {
-      bool plain = wanted_.block == 0;  // whether it is what the preset says anyway
-      Value each{.kind = Value::Kind::kDict};
-      for (const auto& [name, spec] : used_) {
-        LB_TRY(usual, spec_of("8bit", is_signed_state(name), 0));
-        plain = plain && spec == usual;
-        each.set(name, spec.value());
-      }
-      if (!plain && !used_.empty()) format = std::move(each);
-    }
-    Value wide = Value::tuple({});
-    for (const std::string& pattern : wanted_.wide) wide.items.push_back(Value::words(pattern));
-    if (wanted_.wide.empty()) wide = kept("wide", wide);
-    Settings out = settings_of(group, lowbit_settings(model_.algorithm));
-    out.emplace_back("state_format", std::move(format));
-    out.emplace_back("param_format", kept("param_format", Value::words("auto")));
-    out.emplace_back("wide", std::move(wide));
-    out.emplace_back("seed", kept("seed", Value::number(0)));
-    out.emplace_back("lowbit_version", Value::number(1));
-    for (const char* name : {"overrides", "min_numel"}) {
-      if (own && setting(group, name) != nullptr) out.emplace_back(name, *setting(group, name));
-    }
-    // Parameters that are known by name have it here too, as where an optimizer was given names.
-    const bool named = std::all_of(group.params.begin(), group.params.end(),
-                                   [&](size_t p) { return !model_.params[p].name.empty(); });
-    if (named && !model_.flattened && setting(group, "param_names") == nullptr) {
-      Value names = Value::list({});
-      for (const size_t p : group.params)
-        names.items.push_back(Value::words(clean_name(model_.params[p].name)));
-      out.emplace_back("param_names", std::move(names));
-    }
-    return out;
   }
 
   const Model& model_;

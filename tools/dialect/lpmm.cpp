@@ -5,23 +5,17 @@
 // tensor (group), or one maximum for each index of each dimension, of which an element takes the
 // least (rank1). Codes are padded to 2048 and followed by a byte that means nothing. The parameter's
 // shape is nowhere as such: it follows from the strides where rows are longer than a group.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
+#include "dialect/lpmm.h"
 
-#include "dialect/lpmm_config.h"
+#include <algorithm>
+
+#include "dialect/adapters.h"
+#include "dialect/lpmm_rank_one.h"
 #include "dialect/peer.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
-
-constexpr uint64_t kPack = 2048;
-constexpr int64_t kGroup = 128;
-constexpr int64_t kThreshold = 4096;  // larger tensors are quantized
-constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq", "momentum_buffer"};
-
-bool is_signed(const std::string& state) { return state != "exp_avg_sq"; }
 
 Result<int> recognize(const Document& document) {
   if (!has_skeleton(document)) return 0;
@@ -50,57 +44,6 @@ std::string format_of(const std::vector<float>& map, int bits, bool is_signed) {
   return "";
 }
 
-/// Codes whose scale is the least of the maxima of their indices.
-class RankOne : public Floats {
- public:
-  RankOne(std::vector<float> map, const BlockLayout& layout, std::shared_ptr<Source> codes,
-          Shape shape, std::vector<Maxima> maxima)
-      : map_(std::move(map)),
-        codes_(std::move(codes), layout),
-        shape_(std::move(shape)),
-        maxima_(std::move(maxima)),
-        most_(maxima_.size()) {}
-
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    for (size_t k = 0; k < maxima_.size(); ++k) {
-      if (!most_[k].empty()) continue;
-      most_[k].resize(maxima_[k].dim < 0
-                          ? 1
-                          : static_cast<size_t>(shape_[static_cast<size_t>(maxima_[k].dim)]));
-      LB_CHECK(maxima_[k].most->read(0, most_[k].size(), most_[k].data()));
-    }
-    while (count > 0) {
-      const uint64_t n = std::min<uint64_t>(count, 1u << 15);
-      buffer_.resize(n);
-      LB_CHECK(codes_.read(first, n, buffer_.data()));
-      for (uint64_t i = 0; i < n; ++i) {
-        float scale = std::numeric_limits<float>::infinity();
-        for (size_t k = 0; k < maxima_.size(); ++k)
-          scale = std::min(scale, most_[k][place(k, first + i)]);
-        out[i] = map_[std::min<size_t>(buffer_[i], map_.size() - 1)] * scale;
-      }
-      first += n, count -= n, out += n;
-    }
-    return fine();
-  }
-
- private:
-  size_t place(size_t k, uint64_t element) const {
-    if (maxima_[k].dim < 0) return 0;
-    uint64_t stride = 1;
-    for (size_t d = static_cast<size_t>(maxima_[k].dim) + 1; d < shape_.size(); ++d)
-      stride *= static_cast<uint64_t>(shape_[d]);
-    return element / stride % most_[k].size();
-  }
-
-  const std::vector<float> map_;
-  CodeReader codes_;
-  const Shape shape_;
-  const std::vector<Maxima> maxima_;
-  std::vector<std::vector<float>> most_;
-  std::vector<uint16_t> buffer_;
-};
-
 /// int32 codes, which lpmm writes where it does not pack them, as bytes.
 std::shared_ptr<Source> narrowed(std::shared_ptr<Source> source) {
   class Narrow : public Source {
@@ -120,15 +63,6 @@ std::shared_ptr<Source> narrowed(std::shared_ptr<Source> source) {
   };
   return std::make_shared<Narrow>(std::move(source));
 }
-
-/// Of the settings that lpmm keeps beside state and groups.
-bool is_config(const Model& model, const Leaf& leaf) {
-  Path path = model.root;
-  path.emplace_back("qconfig");
-  return leaf.path.size() >= path.size() && std::equal(path.begin(), path.end(), leaf.path.begin());
-}
-
-// Reading
 
 struct Reader {
   const Entry& entry;
@@ -171,7 +105,7 @@ struct Reader {
       shape.push_back(col->shape.back());
       LB_CHECK(learn_shape(shape, "exp_avg_sq_row"));
     }
-    for (const std::string name : kStates) {
+    for (const std::string name : kLpmmStates) {
       const Leaf* leaf = tensor_in(entry, name);
       if (leaf == nullptr || placeholder(name, *leaf)) continue;
       const std::string_view dtype = leaf->dtype->name;
@@ -206,22 +140,15 @@ struct Reader {
   Status state(const std::string& name) {
     const Leaf* leaf = tensor_in(entry, name);
     if (leaf == nullptr || placeholder(name, *leaf)) return fine();
-    State s;
-    s.name = name;
-    s.is_signed = is_signed(name);
-    s.shape = param.shape;
-    s.bytes = leaf->bytes();
-    s.leaves = {leaf};
+    State s = plain_state(name, *leaf);
     for (const auto& [key, beside] : entry.leaves) {
       if (key.starts_with(name + "_qstate")) s.leaves.push_back(beside);
     }
     const std::string dtype = leaf->dtype->name;
     if (dtype == "int8" || dtype == "int32") {
+      s.shape = param.shape;
+      s.values = nullptr;
       LB_CHECK(coded(s, *leaf));
-    } else {
-      s.stored_as = dtype;
-      s.values = floats_of(*leaf);
-      s.shape = leaf->shape;
     }
     param.states.push_back(std::move(s));
     return fine();
@@ -257,7 +184,7 @@ struct Reader {
     const bool fused = most != nullptr && most->shape.size() == 1 && !scaled;
     std::vector<Maxima> maxima;
     if (fused) {
-      layout.block = kGroup;
+      layout.block = kLpmmGroup;
       layout.count = layout.stored =
           param.known_shape ? volume(param.shape) : 2 * volume(leaf.shape);
       if (most->shape[0] != static_cast<int64_t>(layout.blocks()) ||
@@ -272,7 +199,7 @@ struct Reader {
                    "codes lie");
       LB_TRY(stored, elements(*scaled, what(s.name)));
       layout.count = stored;
-      layout.stored = (stored + kPack - 1) / kPack * kPack;
+      layout.stored = (stored + kLpmmPack - 1) / kLpmmPack * kLpmmPack;
       const uint64_t bytes = packed ? layout.elements() + 1 : stored;
       if (volume(leaf.shape) != bytes)
         return bad(what(s.name) + ": has " + std::to_string(volume(leaf.shape)) +
@@ -293,7 +220,7 @@ struct Reader {
       return fine();
     }
     if (!maxima.empty()) {
-      s.values = std::make_shared<RankOne>(map, layout, codes, s.shape, std::move(maxima));
+      s.values = rank_one_floats(map, layout, codes, s.shape, std::move(maxima));
       return fine();
     }
     s.values = block_floats(std::make_shared<TableRule>(map), layout, codes, {floats_of(*most)});
@@ -349,13 +276,21 @@ struct Reader {
   }
 };
 
-Result<Model> read(std::shared_ptr<const Document> document) {
+}  // namespace
+
+bool is_lpmm_config(const Model& model, const Leaf& leaf) {
+  Path path = model.root;
+  path.emplace_back("qconfig");
+  return leaf.path.size() >= path.size() && std::equal(path.begin(), path.end(), leaf.path.begin());
+}
+
+Result<Model> read_lpmm(std::shared_ptr<const Document> document) {
   LB_TRY(skeleton, skeleton_of(*document));
   if (skeleton.flattened)
     return bad("lpmm's states cannot be flattened, and these are; take the file that lpmm wrote");
   Model model = model_of(skeleton, "lpmm", document);
   // Its settings are nobody else's; the document still has them.
-  std::erase_if(model.rest, [&](const Leaf& leaf) { return is_config(model, leaf); });
+  std::erase_if(model.rest, [&](const Leaf& leaf) { return is_lpmm_config(model, leaf); });
   for (size_t i = 0; i < model.params.size(); ++i) {
     Param& param = model.params[i];
     const Entry& entry = skeleton.params[i];
@@ -366,271 +301,25 @@ Result<Model> read(std::shared_ptr<const Document> document) {
       param.known_shape = true;
     }
     LB_CHECK(reader.shapes());
-    for (const char* name : kStates) LB_CHECK(reader.state(name));
+    for (const char* name : kLpmmStates) LB_CHECK(reader.state(name));
     for (const char* name : {"exp_avg_sq_row", "exp_avg_sq_col"}) {
       const Leaf* leaf = tensor_in(entry, name);
       if (leaf == nullptr) continue;
-      State s;
-      s.name = name;
-      s.shape = leaf->shape;
-      s.is_signed = false;
-      s.stored_as = leaf->dtype->name;
-      s.bytes = leaf->bytes();
-      s.values = floats_of(*leaf);
-      s.leaves = {leaf};
+      State s = plain_state(name, *leaf);
       for (const auto& [key, beside] : entry.leaves) {
         if (std::string_view(name).ends_with("row") && key.starts_with("exp_avg_sq_qstate"))
           s.leaves.push_back(beside);
       }
       param.states.push_back(std::move(s));
     }
-    if (const Leaf* step = entry.find("step")) {
-      LB_TRY(number, number_of(*step));
-      param.numbers.emplace_back("step", std::move(number));
-    }
+    LB_CHECK(read_step(entry, param));
   }
   model.algorithm = algorithm_of(model);
   return model;
 }
 
-// Writing
-
-struct Writer {
-  const Model& model;
-  const Param& param;
-  const LpmmConfig& config;
-  const Wanted& wanted;
-  DialectReport& report;
-  std::vector<Leaf>& leaves;
-
-  Path at(const std::string& key) const { return state_path(model, param, key); }
-  static Path below(Path path, std::initializer_list<Key> keys) {
-    path.insert(path.end(), keys);
-    return path;
-  }
-
-  Status state(const State& s) {
-    if (s.name == "exp_avg_sq_row" || s.name == "exp_avg_sq_col") {
-      report_of(report, param, s, "float32", true);
-      leaves.push_back(
-          tensor_leaf(at(s.name), find_dtype("float32"), s.shape, float32_source(s.values)));
-      if (s.name.ends_with("col")) qstate("exp_avg_sq", false);
-      return fine();
-    }
-    if (std::find(std::begin(kStates), std::end(kStates), s.name) == std::end(kStates))
-      return bad(shown(param) + ": lpmm keeps no " + printable(s.name) +
-                 "; it has exp_avg, exp_avg_sq and momentum_buffer");
-    const auto n = volume(s.shape);
-    const bool enable =
-        config.quantized && n > static_cast<uint64_t>(kThreshold) && !stays_wide(param, wanted);
-    if (!enable) {
-      report_of(report, param, s, "float32", true);
-      leaves.push_back(
-          tensor_leaf(at(s.name), find_dtype("float32"), s.shape, float32_source(s.values)));
-      qstate(s.name, false);
-      return fine();
-    }
-    return config.rank1 && !is_signed(s.name) && s.shape.size() > 1 ? rank_one(s) : groups(s);
-  }
-
-  Path qstate(const std::string& name, bool enable) {
-    const Path path = at(name + "_qstate");
-    leaves.push_back(value_leaf(below(path, {"enable"}), Value::boolean(enable)));
-    if (!enable)
-      leaves.push_back(value_leaf(below(path, {"overhead"}), Value{.kind = Value::Kind::kDict}));
-    const std::vector<float> map = map_of(LpmmConfig::format(is_signed(name)));
-    std::string bytes(reinterpret_cast<const char*>(map.data()), map.size() * sizeof(float));
-    leaves.push_back(tensor_leaf(below(path, {"qmap"}), find_dtype("float32"),
-                                 {static_cast<int64_t>(map.size())},
-                                 constant_source(std::move(bytes), 4)));
-    return below(path, {"overhead"});
-  }
-
-  void common(const Path& overhead, const State& s) {
-    Value stride = Value::tuple({});
-    for (const int64_t n : row_major(s.shape)) stride.items.push_back(Value::number(n));
-    leaves.push_back(value_leaf(below(overhead, {"dtype"}),
-                                Value{.kind = Value::Kind::kGlobal, .text = "torch float32"}));
-    leaves.push_back(value_leaf(below(overhead, {"stride"}), std::move(stride)));
-  }
-  void scaled_shape(const Path& overhead, const Shape& shape) {
-    Value size{.kind = Value::Kind::kSize};
-    for (const int64_t n : shape) size.items.push_back(Value::number(n));
-    leaves.push_back(value_leaf(below(overhead, {"scaled_shape"}), std::move(size)));
-  }
-  void codes_leaf(const State& s, const BlockLayout& layout, std::shared_ptr<Source> codes) {
-    const auto bytes = static_cast<int64_t>(layout.elements());
-    leaves.push_back(tensor_leaf(at(s.name), find_dtype("int8"), {bytes + 1},
-                                 padded(std::move(codes), layout.elements())));
-  }
-  /// The byte behind the codes, which means nothing.
-  static std::shared_ptr<Source> padded(std::shared_ptr<Source> source, uint64_t elements) {
-    class Padded : public Source {
-     public:
-      Padded(std::shared_ptr<Source> s, uint64_t n) : source_(std::move(s)), n_(n) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        const uint64_t stop = std::clamp(n_, first, first + count);
-        std::memset(static_cast<char*>(out) + (stop - first), 0, first + count - stop);
-        return stop > first ? source_->read(first, stop - first, out) : fine();
-      }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      const uint64_t n_;
-    };
-    return std::make_shared<Padded>(std::move(source), elements);
-  }
-  /// Codes of lowbit's, with what lpmm puts behind them.
-  static std::shared_ptr<Source> filled(std::shared_ptr<Source> source, uint64_t bytes,
-                                        uint16_t filler) {
-    class Filled : public Source {
-     public:
-      Filled(std::shared_ptr<Source> s, uint64_t n, uint16_t f)
-          : source_(std::move(s)), n_(n), filler_(f) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        const uint64_t stop = std::clamp(n_, first, first + count);
-        std::memset(static_cast<char*>(out) + (stop - first), filler_ | filler_ << 4,
-                    first + count - stop);
-        return stop > first ? source_->read(first, stop - first, out) : fine();
-      }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      const uint64_t n_;
-      const uint16_t filler_;
-    };
-    return std::make_shared<Filled>(std::move(source), bytes, filler);
-  }
-
-  Status groups(const State& s) {
-    const std::string format = LpmmConfig::format(s.is_signed);
-    const auto rule = std::make_shared<TableRule>(map_of(format));
-    const uint64_t n = volume(s.shape);
-    BlockLayout layout{.count = n, .block = kGroup, .bits = LpmmConfig::kBits};
-    layout.coded = layout.blocks() * kGroup;
-    layout.stored = (layout.coded + kPack - 1) / kPack * kPack;
-    layout.filler = rule->nearest(0.0f);
-    const bool own = s.codes && s.codes->format == format && s.codes->block == kGroup &&
-                     (s.codes->rows == 1 || s.codes->cols % kGroup == 0) && n % 2 == 0 &&
-                     n % kGroup == 0;
-    if (wanted.keep && !own)
-      return bad(shown(param) + ", " + s.name + ": " + s.stored_as +
-                 " cannot become lpmm's codes without rounding");
-    StateReport* entry =
-        report_of(report, param, s, "lpmm 4-bit " + format + ", groups of 128", own);
-    const auto groups = static_cast<int64_t>(layout.blocks());
-    std::shared_ptr<Source> codes, scales;
-    if (own) {
-      codes = filled(s.codes->codes, n / 2, layout.filler);
-      scales = s.codes->scales;
-    } else {
-      const auto values = shared(s.values);
-      codes = block_codes(rule, layout, values, entry);
-      scales = float32_source(block_scales(rule, layout, values, 0));
-    }
-    codes_leaf(s, layout, std::move(codes));
-    const Path overhead = qstate(s.name, true);
-    common(overhead, s);
-    leaves.push_back(tensor_leaf(below(overhead, {"max1"}), find_dtype("float32"), {groups, 1},
-                                 std::move(scales)));
-    scaled_shape(overhead, {groups, kGroup});
-    return fine();
-  }
-
-  Status rank_one(const State& s) {
-    const std::string format = LpmmConfig::format(s.is_signed);
-    if (wanted.keep)
-      return bad(shown(param) + ", " + s.name + ": " + s.stored_as +
-                 " cannot become lpmm's codes without rounding");
-    StateReport* entry =
-        report_of(report, param, s, "lpmm 4-bit " + format + ", rank-1 scales", false);
-    BlockLayout layout{.count = volume(s.shape), .bits = LpmmConfig::kBits};
-    layout.coded = layout.count;
-    layout.stored = (layout.count + kPack - 1) / kPack * kPack;
-    std::vector<int> dims(s.shape.size());
-    for (size_t d = 0; d < dims.size(); ++d) dims[d] = static_cast<int>(d);
-    // One row: lpmm's codes know nothing of rows.
-    auto [codes, most] = rank_one_codes(shared(s.values), s.shape, map_of(format), layout, entry);
-    codes_leaf(s, layout, std::move(codes));
-    const Path overhead = qstate(s.name, true);
-    common(overhead, s);
-    leaves.push_back(
-        value_leaf(below(overhead, {"dim"}), Value::number(static_cast<int64_t>(s.shape.size()))));
-    for (size_t d = 0; d < s.shape.size(); ++d) {
-      Shape shape(s.shape.size(), 1);
-      shape[d] = s.shape[d];
-      leaves.push_back(tensor_leaf(
-          below(overhead, {"max_dims", Key(Key::Kind::kIndex, static_cast<int64_t>(d))}),
-          find_dtype("float32"), shape, most[d]));
-    }
-    leaves.push_back(value_leaf(below(overhead, {"max1"}), Value::none()));
-    scaled_shape(overhead, s.shape);
-    return fine();
-  }
-};
-
-Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& report) {
-  if (model.flattened) return bad("lpmm's states cannot be flattened");
-  const bool copied = model.dialect == "lpmm" && wanted.state_format.empty();
-  LB_TRY(config, LpmmConfig::of(wanted));
-  Document out;
-  if (model.document != nullptr) out.manifest = model.document->manifest;
-  for (const Param& param : model.params) {
-    if (const State* beside = beside_of(param))
-      return bad(shown(param) + ": lpmm keeps nothing beside a weight, and here is " +
-                 printable(beside->name) + "; convert the weights to float32 first");
-    Writer writer{model, param, config, wanted, report, out.leaves};
-    for (const auto& [name, value] : param.numbers) {
-      if (name != "step") continue;
-      LB_TRY(step, real_of(value, shown(param) + ", step"));
-      out.leaves.push_back(scalar_leaf(writer.at("step"), static_cast<float>(step)));
-    }
-    for (const State& s : param.states) {
-      if (!param.known_shape && !copied)
-        return bad(shown(param) +
-                   ": its shape is nowhere in the checkpoint; give the weights with --model");
-      if (copied) {
-        report_of(report, param, s, s.stored_as, true);
-        for (const Leaf* leaf : s.leaves) out.leaves.push_back(*leaf);
-      } else {
-        LB_CHECK(writer.state(s));
-      }
-    }
-  }
-  std::vector<Settings> settings;
-  for (const Group& group : model.groups) {
-    Settings s = group.settings;
-    if (model.dialect != "lpmm" && model.algorithm == "adam") {
-      set_in(s, "fused", Value::boolean(false));
-      set_in(s, "use_first_moment", Value::boolean(true));
-      bool factored = false;
-      for (const size_t p : group.params) {
-        for (const State& state : model.params[p].states)
-          factored |= state.name == "exp_avg_sq_row";
-      }
-      set_in(s, "factor_second_moment", Value::boolean(factored));
-    }
-    settings.push_back(std::move(s));
-  }
-  add_groups(model, settings, out.leaves);
-  if (copied) {
-    for (const Leaf& leaf : model.document->leaves) {
-      if (is_config(model, leaf)) out.leaves.push_back(leaf);
-    }
-  } else {
-    Path qconfig = model.root;
-    qconfig.emplace_back("qconfig");
-    out.leaves.push_back(value_leaf(std::move(qconfig), config.value()));
-  }
-  for (const Leaf& leaf : model.rest) {
-    if (!is_config(model, leaf)) out.leaves.push_back(leaf);
-  }
-  return out;
-}
-
-}  // namespace
-
 extern const Dialect kLpmm;
-const Dialect kLpmm = {"lpmm", "lpmm: 4-bit states by groups or of rank 1", recognize, read, write};
+const Dialect kLpmm = {"lpmm", "lpmm: 4-bit states by groups or of rank 1", recognize, read_lpmm,
+                       write_lpmm};
 
 }  // namespace lowbit::ckpt

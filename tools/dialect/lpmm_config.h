@@ -1,12 +1,8 @@
-// How lpmm quantizes what this program writes for it: its qconfig, maps, and scales of rank 1.
+// How lpmm quantizes what this program writes for it: its qconfig.
 #pragma once
 
-#include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "dialect/blocks.h"
 #include "dialect/dialect.h"
 
 namespace lowbit::ckpt {
@@ -23,14 +19,5 @@ struct LpmmConfig {
   /// The tree of settings that lpmm keeps in its state dict and reads when it goes on.
   Value value() const;
 };
-
-/// The values of the codes of one of lowbit's maps.
-std::vector<float> map_of(const std::string& format);
-
-/// Codes by maxima for each index of each dimension, of which a value takes the least, and the
-/// maxima. One pass over the values finds them, when the first source is read.
-std::pair<std::shared_ptr<Source>, std::vector<std::shared_ptr<Source>>> rank_one_codes(
-    std::shared_ptr<Floats> values, const Shape& shape, std::vector<float> map,
-    const BlockLayout& layout, StateReport* report);
 
 }  // namespace lowbit::ckpt

@@ -58,9 +58,11 @@ struct Param {
       numbers;  // step, ...: plain numbers, whatever they were
 };
 
+using Settings = std::vector<std::pair<std::string, Value>>;
+
 struct Group {
-  std::vector<std::pair<std::string, Value>> settings;  // without "params"
-  std::vector<size_t> params;                           // places in Model::params
+  Settings settings;           // without "params"
+  std::vector<size_t> params;  // places in Model::params
 };
 
 struct Model {

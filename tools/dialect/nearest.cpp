@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <mutex>
 
 #include "core/state/float8.h"
-#include "dialect/lpmm_config.h"
 #include "dialect/skeleton.h"
 
 namespace lowbit::ckpt {
@@ -55,56 +52,6 @@ class Float8Rule : public BlockRule {
     }
     return {scale, 0};
   }
-};
-
-class Shared : public Source {
- public:
-  explicit Shared(std::shared_ptr<Source> source) : source_(std::move(source)) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    const std::lock_guard lock(mutex_);
-    return source_->read(first, count, out);
-  }
-
- private:
-  std::mutex mutex_;
-  const std::shared_ptr<Source> source_;
-};
-
-class Part : public Source {
- public:
-  Part(std::shared_ptr<Source> source, uint64_t first)
-      : source_(std::move(source)), first_(first) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    return source_->read(first_ + first, count, out);
-  }
-
- private:
-  const std::shared_ptr<Source> source_;
-  const uint64_t first_;
-};
-
-class Joined : public Source {
- public:
-  Joined(std::vector<Run> runs, int width)
-      : runs_(std::move(runs)), width_(static_cast<uint64_t>(width)) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    auto* to = static_cast<char*>(out);
-    uint64_t begin = 0;
-    for (const Run& run : runs_) {
-      const uint64_t end = begin + run.count;
-      if (count > 0 && first < end) {
-        const uint64_t n = std::min(count, end - first);
-        LB_CHECK(run.source->read(first - begin, n, to));
-        first += n, count -= n, to += n * width_;
-      }
-      begin = end;
-    }
-    return count == 0 ? fine() : Status(failed("more was asked for than there is"));
-  }
-
- private:
-  const std::vector<Run> runs_;
-  const uint64_t width_;
 };
 
 }  // namespace
@@ -200,31 +147,6 @@ Status check_shape(const Param& param, const State& state, DialectReport& report
   if (std::find(report.warnings.begin(), report.warnings.end(), text) == report.warnings.end())
     report.warnings.push_back(text);
   return fine();
-}
-
-std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source) {
-  std::array<uint8_t, 256> table;
-  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<uint8_t>(i >> 4 | i << 4);
-  return mapped_bytes(std::move(source), table);
-}
-
-std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t first) {
-  return std::make_shared<Part>(std::move(shared), first);
-}
-
-std::shared_ptr<Source> shared_source(std::shared_ptr<Source> source) {
-  return std::make_shared<Shared>(std::move(source));
-}
-
-std::shared_ptr<Source> joined(std::vector<Run> runs, int width) {
-  if (runs.size() == 1) return runs[0].source;
-  return std::make_shared<Joined>(std::move(runs), width);
-}
-
-std::shared_ptr<Source> held_floats(const std::vector<float>& numbers) {
-  return constant_source(
-      std::string(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float)),
-      sizeof(float));
 }
 
 }  // namespace lowbit::ckpt

@@ -1,7 +1,6 @@
 // How bitsandbytes and torchao round values to codes, and which of their codes are lowbit's.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,20 +45,5 @@ std::optional<Codes> flat_codes(const State& state, const std::string& format, i
 /// An error where nobody knows the state's shape. Where it is known as a matrix only, which is what
 /// lowbit's files tell, a warning says so.
 Status check_shape(const Param& param, const State& state, DialectReport& report);
-
-/// Bytes of two 4-bit codes with the codes exchanged.
-std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source);
-/// Elements [first, ...) of a source that several read, each from its own thread.
-std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t first);
-/// A source that several may read, each from its own thread.
-std::shared_ptr<Source> shared_source(std::shared_ptr<Source> source);
-/// Sources of elements of `width` bytes, one behind the other.
-struct Run {
-  std::shared_ptr<Source> source;
-  uint64_t count;
-};
-std::shared_ptr<Source> joined(std::vector<Run> runs, int width);
-/// Float32 numbers as a source that holds them.
-std::shared_ptr<Source> held_floats(const std::vector<float>& numbers);
 
 }  // namespace lowbit::ckpt

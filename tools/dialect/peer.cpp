@@ -53,24 +53,53 @@ std::optional<Shape> shape_in(const Entry& entry, std::string_view name) {
   return shape;
 }
 
+Status read_step(const Entry& entry, Param& param) {
+  const Leaf* step = entry.find("step");
+  if (step == nullptr) return fine();
+  LB_TRY(number, number_of(*step));
+  param.numbers.emplace_back("step", std::move(number));
+  return fine();
+}
+
+State plain_state(const std::string& name, const Leaf& leaf) {
+  State s;
+  s.name = name;
+  s.shape = leaf.shape;
+  s.is_signed = is_signed_state(name);
+  s.stored_as = leaf.dtype->name;
+  s.bytes = leaf.bytes();
+  s.values = floats_of(leaf);
+  s.leaves = {&leaf};
+  return s;
+}
+
+std::vector<const Group*> groups_by_param(const Model& model) {
+  static const Group kNone;
+  std::vector<const Group*> out(model.params.size(), &kNone);
+  for (const Group& group : model.groups) {
+    for (const size_t p : group.params) out[p] = &group;
+  }
+  return out;
+}
+
+Error no_shape(const Param& param) {
+  return bad(shown(param) +
+             ": its shape is nowhere in the checkpoint; give the weights with --model");
+}
+
+Error would_round(const Param& param, const State& state, const std::string& whose) {
+  return bad(shown(param) + ", " + state.name + ": " + state.stored_as + " cannot become " + whose +
+             " codes without rounding");
+}
+
 const Leaf* weight_of(const Model& model, const Param& param) {
   if (param.name.empty()) return nullptr;
-  const Leaf* found = nullptr;
-  size_t length = 0;
-  const std::string wanted = clean_name(param.name);
-  const auto look = [&](const Leaf& leaf) {
-    if (leaf.kind != Leaf::Kind::kTensor || leaf.path.empty()) return;
-    const std::string name = clean_name(leaf.name());
-    if (!name.ends_with(wanted)) return;
-    if (name.size() > wanted.size() && name[name.size() - wanted.size() - 1] != '.') return;
-    // Of "model.a.b" and "model.x.a.b" the first is a.b's.
-    if (found == nullptr || name.size() < length) found = &leaf, length = name.size();
-  };
-  for (const Leaf& leaf : model.rest) look(leaf);
+  TensorsByName names;
+  for (const Leaf& leaf : model.rest) names.add(leaf);
   if (model.document != nullptr && model.document->model != nullptr) {
-    for (const Leaf& leaf : model.document->model->leaves) look(leaf);
+    for (const Leaf& leaf : model.document->model->leaves) names.add(leaf);
   }
-  return found;
+  return names.find(param.name);
 }
 
 const State* beside_of(const Param& param) {

@@ -7,6 +7,8 @@
 
 #include "dialect/algorithm.h"
 #include "dialect/blocks.h"
+#include "dialect/leaves.h"
+#include "dialect/numbers.h"
 #include "dialect/skeleton.h"
 
 namespace lowbit::ckpt {
@@ -19,6 +21,11 @@ std::optional<Value> value_in(const Entry& entry, std::string_view name);
 /// A tuple, list or torch.Size of integers; nothing where it is something else.
 std::optional<Shape> shape_in(const Entry& entry, std::string_view name);
 
+/// The step of an entry, where it has one, as a number of the parameter.
+Status read_step(const Entry& entry, Param& param);
+/// A state that is one tensor of numbers.
+State plain_state(const std::string& name, const Leaf& leaf);
+
 /// What is kept beside the weight, a state named "param_..."; null where nothing is.
 const State* beside_of(const Param& param);
 /// The leaf of it.
@@ -26,6 +33,8 @@ const Leaf& raw_of(const State& beside);
 /// The weight of a parameter among the other leaves or in the checkpoint with the weights, by its
 /// name; null where it is in neither.
 const Leaf* weight_of(const Model& model, const Param& param);
+/// The group that each parameter is in; an empty one where it is in none.
+std::vector<const Group*> groups_by_param(const Model& model);
 /// A setting of a group as a number; nothing where it is none.
 std::optional<double> real_setting(const Group& group, std::string_view name);
 bool has_setting(const Group& group, std::string_view name);
@@ -37,6 +46,11 @@ std::optional<Value> take_from(Settings& settings, std::string_view name);
 /// Adds a state that a dialect has put into other codes, or left as it was (`to` == `from`).
 StateReport* report_of(DialectReport& report, const Param& param, const State& state,
                        const std::string& to, bool exact);
+
+/// What is wrong where a parameter's shape is needed and nothing tells it.
+Error no_shape(const Param& param);
+/// What is wrong where --keep was given and a state cannot become `whose` codes ("lpmm's") as it is.
+Error would_round(const Param& param, const State& state, const std::string& whose);
 
 /// Whether the name of a parameter fits one of the patterns that stay float32.
 bool stays_wide(const Param& param, const Wanted& wanted);

@@ -1,14 +1,12 @@
 #include "dialect/skeleton.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "core/half.h"
-#include "core/param/bfloat16.h"
+#include "dialect/numbers.h"
+#include "dialect/optimizer_root.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -16,78 +14,6 @@ namespace {
 
 bool digits(std::string_view s) {
   return !s.empty() && s.size() < 19 && s.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
-bool starts(std::string_view s, std::string_view with) { return s.substr(0, with.size()) == with; }
-
-/// A leaf's path as if it had one: where only flat names are known, the part before "state." or
-/// "param_groups." is taken for the root.
-Path path_of(const Document& document, const Leaf& leaf) {
-  if (document.manifest == nullptr || document.manifest->has_paths || leaf.path.size() != 1 ||
-      !leaf.path[0].is_name())
-    return leaf.path;
-  const std::string& name = leaf.path[0].name;
-  size_t at = std::string::npos;
-  for (const char* word : {"state.", "param_groups."}) {
-    size_t found = starts(name, word) ? 0 : name.find(std::string(".") + word);
-    if (found != std::string::npos && found != 0) ++found;
-    at = std::min(at, found);
-  }
-  if (at == std::string::npos) return leaf.path;
-  Path out;
-  for (size_t begin = 0; begin < at;) {
-    const size_t end = name.find('.', begin);
-    out.push_back(name.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  out.push_back(name.substr(at));
-  return out;
-}
-
-std::string id_of(const Path& path, size_t length) {
-  std::string s;
-  for (size_t i = 0; i < length; ++i) s += path[i].text() + '\x1f';
-  return s;
-}
-
-/// Names that only an optimizer's state has, where no groups tell that it is one.
-bool is_state_name(std::string_view name) {
-  for (const char* known : {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "sum",
-                            "state1", "row_var", "variance"}) {
-    if (name == known) return true;
-  }
-  return false;
-}
-
-struct Root {
-  Path path;
-  bool groups = false, states = false;
-};
-
-/// All places that may be an optimizer state dict.
-std::vector<Root> roots_of(const Document& document) {
-  std::map<std::string, Root> found;
-  for (const Leaf& leaf : document.leaves) {
-    const Path path = path_of(document, leaf);
-    for (size_t i = 0; i < path.size(); ++i) {
-      if (!path[i].is_name()) continue;
-      const std::string& key = path[i].name;
-      const bool groups = key == "param_groups" || starts(key, "param_groups.");
-      const bool state = (key == "state" && i + 2 < path.size()) || starts(key, "state.");
-      if (!groups && !state) continue;
-      Root& root = found[id_of(path, i)];
-      root.path.assign(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(i));
-      root.groups |= groups;
-      const std::string last = path.back().text();
-      root.states |= state && is_state_name(last.substr(last.rfind('.') + 1));
-    }
-  }
-  std::vector<Root> with_groups, others;
-  for (auto& [id, root] : found) {
-    if (root.groups) with_groups.push_back(root);
-    if (!root.groups && root.states) others.push_back(root);
-  }
-  return with_groups.empty() ? others : with_groups;
 }
 
 /// Puts a value at the end of a way of keys below `at`. Keys may come in any order, so a list grows
@@ -125,7 +51,7 @@ class Finder {
 
   Status run() {
     for (const Leaf& leaf : document_.leaves) {
-      const Path path = path_of(document_, leaf);
+      const Path path = nested_path(document_, leaf);
       const size_t n = out_.root.size();
       if (path.size() <= n || !std::equal(out_.root.begin(), out_.root.end(), path.begin()) ||
           !path[n].is_name()) {
@@ -136,9 +62,9 @@ class Finder {
       if (key == "state" && path.size() > n + 2) {
         Path name(path.begin() + static_cast<std::ptrdiff_t>(n) + 2, path.end());
         entry(path[n + 1].text()).leaves.emplace_back(flat_name(name), &leaf);
-      } else if (starts(key, "state.") && path.size() == n + 1) {
+      } else if (key.starts_with("state.") && path.size() == n + 1) {
         flat_states_.emplace_back(key.substr(6), &leaf);
-      } else if (key == "param_groups" || starts(key, "param_groups.")) {
+      } else if (key == "param_groups" || key.starts_with("param_groups.")) {
         LB_CHECK(group_leaf(path, n, leaf));
       } else {
         out_.rest.push_back(&leaf);
@@ -319,14 +245,14 @@ const Leaf* Entry::find(std::string_view leaf) const {
   return nullptr;
 }
 
-bool has_skeleton(const Document& document) { return !roots_of(document).empty(); }
+bool has_skeleton(const Document& document) { return !optimizer_roots(document).empty(); }
 
 Result<Skeleton> skeleton_of(const Document& document) {
-  const std::vector<Root> roots = roots_of(document);
+  const std::vector<OptimizerRoot> roots = optimizer_roots(document);
   if (roots.empty()) return bad("holds no optimizer state dict (no `state` and `param_groups`)");
   if (roots.size() > 1) {
     std::string all;
-    for (const Root& root : roots)
+    for (const OptimizerRoot& root : roots)
       all += (all.empty() ? "" : ", ") + ("'" + printable(flat_name(root.path)) + "'");
     return bad("holds " + std::to_string(roots.size()) + " optimizer state dicts, under " + all +
                "; choose one with --include or --exclude");
@@ -335,39 +261,6 @@ Result<Skeleton> skeleton_of(const Document& document) {
   out.root = roots[0].path;
   LB_CHECK(Finder(document, out).run());
   return out;
-}
-
-Result<Value> number_of(const Leaf& leaf) {
-  if (leaf.kind == Leaf::Kind::kValue) return leaf.value;
-  if (leaf.kind != Leaf::Kind::kTensor || leaf.source == nullptr || volume(leaf.shape) != 1)
-    return bad(printable(leaf.name()) + ": is no number");
-  char bytes[16] = {};
-  LB_CHECK(leaf.source->read(0, 1, bytes));
-  const std::string_view dtype = leaf.dtype->name;
-  const auto as = [&]<class T>(T x) {
-    std::memcpy(&x, bytes, sizeof x);
-    return x;
-  };
-  if (dtype == "float32") return Value::floating(static_cast<double>(as(float{})));
-  if (dtype == "float64") return Value::floating(as(double{}));
-  if (dtype == "bfloat16")
-    return Value::floating(static_cast<double>(bfloat16_to_float(as(uint16_t{}))));
-  if (dtype == "float16")
-    return Value::floating(static_cast<double>(half_to_float(as(uint16_t{}))));
-  if (dtype == "int64") return Value::number(as(int64_t{}));
-  if (dtype == "int32") return Value::number(as(int32_t{}));
-  if (dtype == "int16") return Value::number(as(int16_t{}));
-  if (dtype == "int8") return Value::number(as(int8_t{}));
-  if (dtype == "uint8") return Value::number(as(uint8_t{}));
-  if (dtype == "bool") return Value::boolean(as(uint8_t{}) != 0);
-  return bad(printable(leaf.name()) + ": is a number of dtype " + std::string(dtype));
-}
-
-Result<double> real_of(const Value& value, const std::string& what) {
-  if (value.is(Value::Kind::kFloat)) return value.real;
-  if (value.is(Value::Kind::kInt) || value.is(Value::Kind::kBool))
-    return static_cast<double>(value.integer);
-  return bad(what + ": is no number");
 }
 
 Model model_of(const Skeleton& skeleton, const std::string& dialect,
@@ -390,107 +283,8 @@ Model model_of(const Skeleton& skeleton, const std::string& dialect,
   return out;
 }
 
-Path state_path(const Model& model, const Param& param, const std::string& state) {
-  Path path = model.root;
-  if (model.flattened && param.index < 0) {
-    path.push_back("state." + param.name + "." + state);
-    return path;
-  }
-  path.push_back("state");
-  path.push_back(param.index >= 0 ? Key(Key::Kind::kNumber, param.index) : Key(param.name));
-  path.push_back(state);
-  return path;
-}
-
-Leaf value_leaf(Path path, Value value) {
-  Leaf leaf;
-  leaf.kind = Leaf::Kind::kValue;
-  leaf.path = std::move(path);
-  leaf.value = std::move(value);
-  return leaf;
-}
-
-Leaf tensor_leaf(Path path, const Dtype* dtype, Shape shape, std::shared_ptr<Source> source) {
-  Leaf leaf;
-  leaf.path = std::move(path);
-  leaf.dtype = dtype;
-  leaf.shape = std::move(shape);
-  leaf.source = std::move(source);
-  return leaf;
-}
-
-namespace {
-
-/// Few bytes that are held.
-class Held : public Source {
- public:
-  Held(const void* bytes, int width)
-      : bytes_(static_cast<const char*>(bytes), static_cast<size_t>(width)) {}
-  Status read(uint64_t, uint64_t count, void* out) override {
-    if (count > 0) std::memcpy(out, bytes_.data(), bytes_.size());
-    return fine();
-  }
-
- private:
-  const std::string bytes_;
-};
-
-void add_value(Path path, const Value& value, std::vector<Leaf>& leaves) {
-  if (!value.is_dict() || value.items.empty()) {
-    leaves.push_back(value_leaf(std::move(path), value));
-    return;
-  }
-  // As torch does, which enters dicts.
-  for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
-    Path below = path;
-    const Value& key = value.items[i];
-    below.push_back(key.is(Value::Kind::kText) ? Key(key.text)
-                                               : Key(Key::Kind::kNumber, key.integer));
-    add_value(std::move(below), value.items[i + 1], leaves);
-  }
-}
-
-}  // namespace
-
-Leaf scalar_leaf(Path path, float value) {
-  return tensor_leaf(std::move(path), find_dtype("float32"), {}, std::make_shared<Held>(&value, 4));
-}
-
-Leaf scalar_leaf(Path path, int64_t value) {
-  return tensor_leaf(std::move(path), find_dtype("int64"), {}, std::make_shared<Held>(&value, 8));
-}
-
-void add_groups(const Model& model,
-                const std::vector<std::vector<std::pair<std::string, Value>>>& settings,
-                std::vector<Leaf>& leaves) {
-  for (size_t g = 0; g < model.groups.size(); ++g) {
-    if (model.flattened) {
-      for (const size_t p : model.groups[g].params) {
-        for (const auto& [name, value] : settings[g]) {
-          Path path = model.root;
-          path.push_back("param_groups." + model.params[p].name + "." + name);
-          add_value(std::move(path), value, leaves);
-        }
-      }
-      continue;
-    }
-    Path path = model.root;
-    path.push_back("param_groups");
-    path.push_back(Key(Key::Kind::kIndex, static_cast<int64_t>(g)));
-    Value params = Value::list({});
-    for (const size_t p : model.groups[g].params) {
-      const Param& param = model.params[p];
-      params.items.push_back(param.index >= 0 ? Value::number(param.index)
-                                              : Value::words(param.name));
-    }
-    for (const auto& [name, value] : settings[g]) {
-      Path below = path;
-      below.push_back(name);
-      add_value(std::move(below), value, leaves);
-    }
-    path.push_back("params");
-    leaves.push_back(value_leaf(std::move(path), std::move(params)));
-  }
+std::string shown(const Entry& entry) {
+  return entry.name.empty() ? "parameter " + printable(entry.key) : printable(entry.name);
 }
 
 std::string shown(const Param& param) {

@@ -4,6 +4,8 @@
 #include "dialect/algorithm.h"
 #include "dialect/coding.h"
 #include "dialect/dialect.h"
+#include "dialect/leaves.h"
+#include "dialect/numbers.h"
 #include "dialect/skeleton.h"
 #include "io/text.h"
 
@@ -99,13 +101,6 @@ Result<Model> read(std::shared_ptr<const Document> document) {
   return out;
 }
 
-const Value* number(const Param& p, std::string_view name) {
-  for (const auto& [key, value] : p.numbers) {
-    if (key == name) return &value;
-  }
-  return nullptr;
-}
-
 /// The leaf of a state under torch's name, shape and dtype.
 Leaf state_leaf(const Model& model, const Param& p, const State& s) {
   std::string name = s.name;
@@ -117,20 +112,11 @@ Leaf state_leaf(const Model& model, const Param& p, const State& s) {
     name = "col_var";
     shape.insert(shape.end() - 1, 1);
   }
-  Leaf leaf = tensor_leaf(state_path(model, p, name), find_dtype("float32"), shape, nullptr);
-  if (s.leaves.size() == 1 && s.leaves[0]->source != nullptr && s.leaves[0]->dtype == leaf.dtype &&
-      s.leaves[0]->shape == shape) {
-    leaf.source = s.leaves[0]->source;
-    leaf.stored = s.leaves[0]->stored;
-  } else {
-    leaf.source = float32_source(s.values);
-  }
-  return leaf;
+  return float32_leaf(state_path(model, p, name), s, shape);
 }
 
 Result<Document> write(const Model& model, const Wanted&, DialectReport& report) {
-  Document out;
-  out.manifest = model.document == nullptr ? nullptr : model.document->manifest;
+  Document out = begun(model);
   out.leaves = model.rest;
   const Settings& table = torch_settings(model.algorithm);
   if (table.empty() && model.dialect != "torch")
@@ -138,7 +124,7 @@ Result<Document> write(const Model& model, const Wanted&, DialectReport& report)
         "torch has no optimizer with these states: they are kept in float32 under "
         "their names, and settings as they are");
   for (const Param& p : model.params) {
-    if (const Value* step = number(p, "step"); step != nullptr && model.algorithm != "sgd") {
+    if (const Value* step = number_in(p, "step"); step != nullptr && model.algorithm != "sgd") {
       LB_TRY(count, real_of(*step, shown(p) + ": step"));
       out.leaves.push_back(scalar_leaf(state_path(model, p, "step"), static_cast<float>(count)));
     }
@@ -163,10 +149,10 @@ Result<Document> write(const Model& model, const Wanted&, DialectReport& report)
       report.states.push_back({shown(p), s.name, s.stored_as, "float32"});
     }
   }
-  std::vector<Settings> settings;
-  for (const Group& group : model.groups)
-    settings.push_back(table.empty() ? group.settings : settings_of(group, table));
-  add_groups(model, settings, out.leaves);
+  const auto settings_for = [&](const Group& group) {
+    return table.empty() ? group.settings : settings_of(group, table);
+  };
+  LB_CHECK(add_groups(model, settings_for, out.leaves));
   return out;
 }
 

@@ -13,8 +13,9 @@
 
 #include "container/record_reader.h"
 #include "container/tensor_reader.h"
-#include "dialect/nearest.h"
+#include "dialect/adapters.h"
 #include "dialect/peer.h"
+#include "dialect/torchao_piece.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -71,142 +72,13 @@ class PayloadSource : public Source {
   TensorReader reader_;
 };
 
-struct Inner {
-  const Dtype* dtype;
-  Shape shape;
-  std::shared_ptr<Source> source;
-};
-
-/// A box of a state: a subclass, or plain numbers.
-struct Piece {
-  Shape offset, shape;
-  const TorchaoKind* kind = nullptr;
-  std::shared_ptr<Floats> values = {};
-  std::string format = {};  // of lowbit, where the codes are its
-  int64_t block = 0;
-  std::shared_ptr<Source> codes = {}, scales = {};
-  std::string note = {};
-};
-
-struct Subclass {
-  std::string cls;
-  std::vector<std::pair<std::string, Inner>> parts;
-  const Value* attributes;
-  std::string what;
-
-  Result<const Inner*> needed(const char* name, const char* dtype) const {
-    for (const auto& [key, inner] : parts) {
-      if (key != name) continue;
-      if (std::string_view(inner.dtype->name) != dtype)
-        return bad(what + ": its " + name + " are " + inner.dtype->name + ", not " + dtype);
-      return &inner;
-    }
-    return bad(what + ": is a " + cls + " without " + name);
-  }
-
-  Result<Piece> piece(const Shape& offset, const Shape& shape, bool is_signed) const {
-    Piece out{.offset = offset, .shape = shape, .kind = torchao_kind(cls)};
-    if (out.kind == nullptr)
-      return bad(what + ": is a " + printable(cls) + ", which is none of torchao's states");
-    const bool fp8 = out.kind->bits == 8 && std::string_view(out.kind->name) == "fp8";
-    LB_TRY(codes, needed("codes", fp8 ? "float8_e4m3fn" : "uint8"));
-    LB_TRY(scale, needed("scale", "float32"));
-    if (const Value* said = attributes->find("signed")) is_signed = said->integer != 0;
-    const uint64_t n = volume(shape), per = 8 / static_cast<uint64_t>(out.kind->bits);
-    const uint64_t blocks = volume(scale->shape);
-    if (volume(codes->shape) * per != n || (per == 1 && codes->shape != shape))
-      return bad(what + ": has codes of the shape " + shape_text(codes->shape) +
-                 " for values of the shape " + shape_text(shape));
-    if (scale->shape.size() != 1 || (n > 0 && (blocks == 0 || n % blocks != 0)))
-      return bad(what + ": " + shape_text(scale->shape) + " scales do not part " +
-                 std::to_string(n) + " values into blocks");
-    out.block = n == 0 ? out.kind->block : static_cast<int64_t>(n / blocks);
-    if (const Value* said = attributes->find("block_size");
-        said != nullptr && n > 0 && (!said->is(Value::Kind::kInt) || said->integer != out.block))
-      return bad(what + ": says that its blocks have " + std::to_string(said->integer) +
-                 " values, but there are " + std::to_string(blocks) + " scales for " +
-                 std::to_string(n));
-    if (per > 1 && out.block % 2 != 0)
-      return bad(what + ": blocks of " + std::to_string(out.block) + " values end inside a byte");
-    BlockLayout layout{.count = n,
-                       .block = std::max<int64_t>(1, out.block),
-                       .bits = out.kind->bits,
-                       .high_first = true,
-                       .coded = n,
-                       .stored = n};
-    out.format = is_signed ? out.kind->with_sign : out.kind->without;
-    std::shared_ptr<const BlockRule> rule;
-    if (fp8) {
-      rule = torchao_float8_rule();
-    } else {
-      LB_TRY(map_leaf, needed("qmap", "float32"));
-      const uint64_t entries = uint64_t{1} << out.kind->bits;
-      if (map_leaf->shape != Shape{static_cast<int64_t>(entries)})
-        return bad(what + ": has a table of the shape " + shape_text(map_leaf->shape) + ", not [" +
-                   std::to_string(entries) + "]");
-      std::vector<float> map(entries);
-      LB_CHECK(map_leaf->source->read(0, entries, map.data()));
-      rule = std::make_shared<TableRule>(map);
-      // Tables that were made under another default dtype, or on another machine.
-      out.format = format_of_table(map, is_signed);
-      if (out.format.empty()) out.note = ", by its own table";
-    }
-    out.values =
-        block_floats(std::move(rule), layout, codes->source, {float32_floats(scale->source)});
-    out.codes = per > 1 ? swapped_nibbles(codes->source) : codes->source;
-    out.scales = scale->source;
-    return out;
-  }
-};
-
-/// Values of a tensor that lies in boxes.
-class Tiled : public Floats {
- public:
-  Tiled(Shape shape, std::vector<Piece> pieces)
-      : shape_(std::move(shape)), stride_(row_major(shape_)), pieces_(std::move(pieces)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    Shape at(shape_.size());
-    while (count > 0) {
-      auto rest = static_cast<int64_t>(first);
-      for (size_t d = 0; d < at.size(); ++d) at[d] = rest / stride_[d], rest %= stride_[d];
-      const auto inside = [&](const Piece& p) {
-        for (size_t d = 0; d < at.size(); ++d) {
-          if (at[d] < p.offset[d] || at[d] >= p.offset[d] + p.shape[d]) return false;
-        }
-        return true;
-      };
-      const auto piece = std::find_if(pieces_.begin(), pieces_.end(), inside);
-      if (piece == pieces_.end()) return bad("an element is in no part");
-      const Shape local = row_major(piece->shape);
-      // Up to the end of the piece along the last dimension behind which it has all there is.
-      size_t d = shape_.size();
-      while (d > 1 && piece->shape[d - 1] == shape_[d - 1]) --d;
-      int64_t place = 0, run = 1;
-      for (size_t k = 0; k < at.size(); ++k) place += (at[k] - piece->offset[k]) * local[k];
-      if (!at.empty()) {
-        const size_t k = d - 1;
-        run = (piece->offset[k] + piece->shape[k] - at[k]) * stride_[k];
-        for (size_t j = k + 1; j < at.size(); ++j) run -= at[j] * stride_[j];
-      }
-      const uint64_t n = std::min(count, static_cast<uint64_t>(run));
-      LB_CHECK(piece->values->read(static_cast<uint64_t>(place), n, out));
-      first += n, count -= n, out += n;
-    }
-    return fine();
-  }
-
- private:
-  const Shape shape_, stride_;
-  const std::vector<Piece> pieces_;
-};
-
-Result<std::vector<Piece>> pieces_of(const Document& document, const Leaf& leaf, State& s) {
-  std::vector<Piece> out;
+Result<std::vector<TorchaoPiece>> pieces_of(const Document& document, const Leaf& leaf, State& s) {
+  std::vector<TorchaoPiece> out;
   const std::string what = printable(leaf.name());
   if (leaf.kind == Leaf::Kind::kSubclass) {
-    Subclass subclass{leaf.cls, {}, &leaf.attributes, what};
+    TorchaoSubclass subclass{leaf.cls, {}, &leaf.attributes, what};
     for (const Leaf& part : leaf.parts) {
-      subclass.parts.emplace_back(part.name(), Inner{part.dtype, part.shape, part.source});
+      subclass.parts.emplace_back(part.name(), TorchaoInner{part.dtype, part.shape, part.source});
       s.bytes += part.bytes();
     }
     LB_TRY(piece, subclass.piece(Shape(leaf.shape.size(), 0), leaf.shape, s.is_signed));
@@ -222,13 +94,13 @@ Result<std::vector<Piece>> pieces_of(const Document& document, const Leaf& leaf,
   for (const Chunk& chunk : leaf.stored->chunks) {
     if (volume(chunk.shape) == 0) continue;
     LB_TRY(stored, manifest->container->stored(*leaf.stored, chunk));
-    Subclass subclass{stored.cls, {}, &stored.attributes, what};
+    TorchaoSubclass subclass{stored.cls, {}, &stored.attributes, what};
     for (const auto& [name, payload] : stored.parts) {
       if (payload.stride != row_major(payload.shape) && volume(payload.shape) > 1)
         return bad(what + ": its " + (name.empty() ? "values" : printable(name)) +
                    " do not lie row-major");
-      Inner inner{payload.dtype, payload.shape,
-                  std::make_shared<PayloadSource>(manifest, payload, what)};
+      TorchaoInner inner{payload.dtype, payload.shape,
+                         std::make_shared<PayloadSource>(manifest, payload, what)};
       s.bytes += volume(payload.shape) * static_cast<uint64_t>(payload.dtype->bytes);
       subclass.parts.emplace_back(name, std::move(inner));
     }
@@ -253,14 +125,14 @@ Result<std::vector<Piece>> pieces_of(const Document& document, const Leaf& leaf,
 
 /// What the pieces are for people, and their codes as one run where their blocks follow one
 /// another.
-void describe(TorchaoState& out, const std::vector<Piece>& pieces) {
+void describe(TorchaoState& out, const std::vector<TorchaoPiece>& pieces) {
   State& s = out.state;
-  const auto coded =
-      std::find_if(pieces.begin(), pieces.end(), [](const Piece& p) { return p.kind != nullptr; });
+  const auto coded = std::find_if(pieces.begin(), pieces.end(),
+                                  [](const TorchaoPiece& p) { return p.kind != nullptr; });
   bool one = coded != pieces.end(), plain = false;
   int64_t row = 0;
   std::vector<Run> codes, scales;
-  for (const Piece& p : pieces) {
+  for (const TorchaoPiece& p : pieces) {
     plain |= p.kind == nullptr;
     one = one && p.kind == coded->kind && p.block == coded->block && p.format == coded->format &&
           !p.format.empty();
@@ -287,26 +159,19 @@ void describe(TorchaoState& out, const std::vector<Piece>& pieces) {
                   .scales = joined(std::move(scales), 4)};
 }
 
-class Reader {
- public:
-  Reader(const Document& document, Param& param) : document_(document), param_(param) {}
-
-  Status state(const std::string& name, const Leaf& leaf) {
-    if (param_.known_shape && param_.shape != leaf.shape)
-      return bad(printable(leaf.name()) + ": has the shape " + shape_text(leaf.shape) +
-                 ", another state of its parameter " + shape_text(param_.shape));
-    param_.shape = leaf.shape;
-    param_.known_shape = true;
-    LB_TRY(read, torchao_state(document_, leaf));
-    read.state.name = name;
-    param_.states.push_back(std::move(read.state));
-    return fine();
-  }
-
- private:
-  const Document& document_;
-  Param& param_;
-};
+/// A state of a parameter, whose shape it tells.
+Status add_state(const Document& document, const std::string& name, const Leaf& leaf,
+                 Param& param) {
+  if (param.known_shape && param.shape != leaf.shape)
+    return bad(printable(leaf.name()) + ": has the shape " + shape_text(leaf.shape) +
+               ", another state of its parameter " + shape_text(param.shape));
+  param.shape = leaf.shape;
+  param.known_shape = true;
+  LB_TRY(read, torchao_state(document, leaf));
+  read.state.name = name;
+  param.states.push_back(std::move(read.state));
+  return fine();
+}
 
 /// torchao keeps the learning rate in float32. The shortest decimal number of that float32 is what
 /// the user wrote, as far as anyone can tell.
@@ -337,8 +202,7 @@ Result<TorchaoState> torchao_state(const Document& document, const Leaf& leaf) {
     return out;
   }
   describe(out, pieces);
-  s.values = pieces.size() == 1 ? pieces[0].values
-                                : std::make_shared<Tiled>(leaf.shape, std::move(pieces));
+  s.values = pieces.size() == 1 ? pieces[0].values : tiled(leaf.shape, std::move(pieces));
   return out;
 }
 
@@ -356,13 +220,9 @@ Result<Model> read_torchao(std::shared_ptr<const Document> document) {
   for (size_t i = 0; i < out.params.size(); ++i) {
     Param& param = out.params[i];
     const Entry& entry = skeleton.params[i];
-    if (const Leaf* step = entry.find("step")) {
-      LB_TRY(number, number_of(*step));
-      param.numbers.emplace_back("step", std::move(number));
-    }
-    Reader reader(*document, param);
+    LB_CHECK(read_step(entry, param));
     for (const char* name : kStates) {
-      if (const Leaf* leaf = entry.find(name)) LB_CHECK(reader.state(name, *leaf));
+      if (const Leaf* leaf = entry.find(name)) LB_CHECK(add_state(*document, name, *leaf, param));
     }
   }
   for (Group& group : out.groups) {

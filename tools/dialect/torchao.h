@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "container/box.h"
 #include "dialect/dialect.h"
 
 namespace lowbit::ckpt {
@@ -37,15 +36,6 @@ struct TorchaoState {
   int64_t block = 0;
 };
 Result<TorchaoState> torchao_state(const Document& document, const Leaf& leaf);
-/// A tensor subclass of that kind, without a path. `map`: its table, null for fp8.
-Leaf torchao_leaf(const TorchaoKind& kind, const Dtype* dtype, const Shape& shape, bool is_signed,
-                  int64_t block, std::shared_ptr<Source> codes, std::shared_ptr<Source> scales,
-                  std::shared_ptr<Source> map);
-
-/// A part of a state as torchao would keep it on a rank that has just this part: new codes, or plain
-/// where it is small or no multiple of a block. Its table is torchao's own.
-Result<Leaf> requantize_torchao(const Document& document, const Leaf& leaf, const Box& box);
-
 Result<Model> read_torchao(std::shared_ptr<const Document> document);
 Result<Document> write_torchao(const Model& model, const Wanted& wanted, DialectReport& report);
 

@@ -2,10 +2,11 @@
 // elements and is a multiple of a block, plain float32 tensors elsewhere.
 #include <algorithm>
 
-#include "dialect/lpmm_config.h"
+#include "dialect/adapters.h"
 #include "dialect/nearest.h"
 #include "dialect/peer.h"
 #include "dialect/torchao.h"
+#include "dialect/torchao_leaf.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -17,23 +18,6 @@ const TorchaoKind* kind_of_format(const std::string& format) {
     if (format == kind.with_sign || format == kind.without) return &kind;
   }
   return nullptr;
-}
-
-bool is_fp8(const TorchaoKind& kind) { return std::string_view(kind.name) == "fp8"; }
-const char* format_of(const TorchaoKind& kind, bool is_signed) {
-  return is_signed ? kind.with_sign : kind.without;
-}
-std::shared_ptr<const BlockRule> rule_of(const TorchaoKind& kind, bool is_signed) {
-  return is_fp8(kind) ? torchao_float8_rule() : torchao_rule(map_of(format_of(kind, is_signed)));
-}
-std::shared_ptr<Source> table_of(const TorchaoKind& kind, bool is_signed) {
-  return is_fp8(kind) ? nullptr : held_floats(map_of(format_of(kind, is_signed)));
-}
-
-/// A tensor's blocks, one behind the other.
-BlockLayout layout_of(const TorchaoKind& kind, uint64_t n, int64_t block) {
-  return {
-      .count = n, .block = block, .bits = kind.bits, .high_first = true, .coded = n, .stored = n};
 }
 
 /// What --state-format asks for. Null: floats.
@@ -64,38 +48,27 @@ Result<const TorchaoKind*> kind_of(const Model& model, const std::string& said) 
 class Writer {
  public:
   Writer(const Model& model, const Wanted& wanted, const TorchaoKind* kind, DialectReport& report)
-      : model_(model), wanted_(wanted), kind_(kind), report_(report) {
-    if (kind == nullptr) return;
-    for (const bool is_signed : {true, false}) {
-      formats_[is_signed] = format_of(*kind, is_signed);
-      rules_[is_signed] = rule_of(*kind, is_signed);
-      maps_[is_signed] = table_of(*kind, is_signed);
-    }
-  }
+      : model_(model), wanted_(wanted), kind_(kind), report_(report) {}
 
   Result<Document> write() {
     if (model_.algorithm != "adam")
       return bad("torchao has Adam and AdamW only, and these are states of " +
                  (model_.algorithm.empty() ? "an optimizer that is not known"
                                            : printable(model_.algorithm)));
-    out_.manifest = model_.document == nullptr ? nullptr : model_.document->manifest;
+    out_ = begun(model_);
     out_.leaves = model_.rest;
     for (const Param& p : model_.params) LB_CHECK(param(p));
-    groups();
+    LB_CHECK(groups());
     return std::move(out_);
   }
 
  private:
   Status param(const Param& p) {
     if (p.states.empty() && p.numbers.empty()) return fine();  // it was never stepped
-    bool counted = false;
-    for (const auto& [name, value] : p.numbers) {
-      if (name != "step") continue;
-      LB_TRY(real, real_of(value, shown(p) + ": step"));
-      out_.leaves.push_back(scalar_leaf(state_path(model_, p, "step"), static_cast<float>(real)));
-      counted = true;
-    }
-    if (!counted) return bad(shown(p) + ": has no step");
+    const Value* step = number_in(p, "step");
+    if (step == nullptr) return bad(shown(p) + ": has no step");
+    LB_TRY(real, real_of(*step, shown(p) + ": step"));
+    out_.leaves.push_back(scalar_leaf(state_path(model_, p, "step"), static_cast<float>(real)));
     for (const State& s : p.states) {
       const bool known =
           s.name == "exp_avg" || s.name == "exp_avg_sq" || s.name == "max_exp_avg_sq";
@@ -118,7 +91,9 @@ class Writer {
     const bool wide = kind_ == nullptr || stays_wide(p, wanted_);
     const uint64_t n = volume(s.shape);
     const bool is_signed = s.is_signed;
-    const auto flat = wide ? std::nullopt : flat_codes(s, formats_[is_signed], wanted_.block);
+    const auto flat =
+        wide ? std::nullopt
+             : flat_codes(s, is_signed ? kind_->with_sign : kind_->without, wanted_.block);
     const int64_t block = flat                 ? flat->block
                           : wanted_.block != 0 ? wanted_.block
                           : wide               ? 1
@@ -137,17 +112,7 @@ class Writer {
     }
     if (!fits || (wanted_.keep && !flat && s.stored_as == "float32")) {
       report_of(report_, p, s, "float32", true);
-      Leaf leaf =
-          tensor_leaf(state_path(model_, p, s.name), find_dtype("float32"), s.shape, nullptr);
-      const Leaf* from = s.leaves.size() == 1 ? s.leaves[0] : nullptr;
-      if (from != nullptr && from->source != nullptr && from->dtype == leaf.dtype &&
-          from->shape == leaf.shape) {
-        leaf.source = from->source;
-        leaf.stored = from->stored;
-      } else {
-        leaf.source = float32_source(s.values);
-      }
-      out_.leaves.push_back(std::move(leaf));
+      out_.leaves.push_back(float32_leaf(state_path(model_, p, s.name), s, s.shape));
       return fine();
     }
     if (!flat && wanted_.keep)
@@ -159,17 +124,18 @@ class Writer {
         report_of(report_, p, s,
                   std::string("torchao ") + kind_->name + ", blocks of " + std::to_string(block),
                   flat.has_value());
-    std::shared_ptr<Source> codes, scales;
+    // torchao takes the dtype of the parameter for it when it loads.
+    const Dtype* dtype = find_dtype("float32");
+    Leaf leaf;
     if (flat) {
-      codes = kind_->bits == 4 ? swapped_nibbles(flat->codes) : flat->codes;
-      scales = flat->scales;
+      auto codes = kind_->bits == 4 ? swapped_nibbles(flat->codes) : flat->codes;
+      leaf = torchao_leaf(*kind_, dtype, s.shape, is_signed, block, std::move(codes), flat->scales);
     } else {
-      const BlockLayout layout = layout_of(*kind_, n, block);
-      const auto values = shared(s.values);
-      codes = block_codes(rules_[is_signed], layout, values, entry);
-      scales = float32_source(block_scales(rules_[is_signed], layout, values, 0));
+      leaf = torchao_coded(*kind_, dtype, s.shape, is_signed, block, s.values, entry);
     }
-    subclass(p, s, block, std::move(codes), std::move(scales));
+    leaf.path = state_path(model_, p, s.name);
+    leaf.recut = torchao_recut(*kind_, leaf, is_signed, block, s.values, entry, flat.has_value());
+    out_.leaves.push_back(std::move(leaf));
     return fine();
   }
 
@@ -181,25 +147,15 @@ class Writer {
     return 0;
   }
 
-  void subclass(const Param& p, const State& s, int64_t block, std::shared_ptr<Source> codes,
-                std::shared_ptr<Source> scales) {
-    // torchao takes the dtype of the parameter for it when it loads.
-    Leaf leaf = torchao_leaf(*kind_, find_dtype("float32"), s.shape, s.is_signed, block,
-                             std::move(codes), std::move(scales), maps_[s.is_signed]);
-    leaf.path = state_path(model_, p, s.name);
-    out_.leaves.push_back(std::move(leaf));
-  }
-
-  void groups() {
+  Status groups() {
     const Settings table = {{"lr", Value::floating(1e-3)},
                             {"betas", Value::tuple({Value::floating(0.9), Value::floating(0.999)})},
                             {"eps", Value::floating(1e-8)},
                             {"weight_decay", Value::number(0)},
                             {"amsgrad", Value::boolean(false)}};
-    std::vector<Settings> settings;
-    for (const Group& group : model_.groups) settings.push_back(settings_of(group, table));
     const size_t first = out_.leaves.size();
-    add_groups(model_, settings, out_.leaves);
+    LB_CHECK(add_groups(
+        model_, [&](const Group& group) { return settings_of(group, table); }, out_.leaves));
     // torchao refuses a learning rate that is no tensor.
     for (size_t i = first; i < out_.leaves.size(); ++i) {
       Leaf& leaf = out_.leaves[i];
@@ -208,89 +164,17 @@ class Writer {
       const auto lr = real_of(leaf.value, last);
       if (lr.ok()) leaf = scalar_leaf(leaf.path, static_cast<float>(lr.value()));
     }
+    return fine();
   }
 
   const Model& model_;
   const Wanted& wanted_;
   const TorchaoKind* const kind_;
   DialectReport& report_;
-  std::string formats_[2];
-  std::shared_ptr<Source> maps_[2];
-  std::shared_ptr<const BlockRule> rules_[2];
   Document out_;
 };
 
-/// A run of values.
-class FloatsFrom : public Floats {
- public:
-  FloatsFrom(std::shared_ptr<Floats> values, uint64_t begin)
-      : values_(std::move(values)), begin_(begin) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    return values_->read(begin_ + first, count, out);
-  }
-
- private:
-  const std::shared_ptr<Floats> values_;
-  const uint64_t begin_;
-};
-
 }  // namespace
-
-Leaf torchao_leaf(const TorchaoKind& kind, const Dtype* dtype, const Shape& shape, bool is_signed,
-                  int64_t block, std::shared_ptr<Source> codes, std::shared_ptr<Source> scales,
-                  std::shared_ptr<Source> map) {
-  const auto n = static_cast<int64_t>(volume(shape));
-  Leaf leaf;
-  leaf.kind = Leaf::Kind::kSubclass;
-  leaf.dtype = dtype;
-  leaf.shape = shape;
-  leaf.cls = std::string(kind.module) + "." + kind.cls;
-  leaf.attributes.kind = Value::Kind::kDict;
-  leaf.parts.push_back(tensor_leaf({Key("codes")},
-                                   find_dtype(is_fp8(kind) ? "float8_e4m3fn" : "uint8"),
-                                   kind.bits == 4 ? Shape{n / 2} : shape, std::move(codes)));
-  leaf.parts.push_back(
-      tensor_leaf({Key("scale")}, find_dtype("float32"), {n / block}, std::move(scales)));
-  if (map != nullptr) {
-    leaf.parts.push_back(tensor_leaf({Key("qmap")}, find_dtype("float32"),
-                                     {int64_t{1} << kind.bits}, std::move(map)));
-    leaf.attributes.set("signed", Value::boolean(is_signed));
-  }
-  if (kind.bits == 4) {
-    Value sizes{.kind = Value::Kind::kSize};
-    for (const int64_t d : shape) sizes.items.push_back(Value::number(d));
-    leaf.attributes.set("_shape", std::move(sizes));
-  }
-  leaf.attributes.set("block_size", Value::number(block));
-  return leaf;
-}
-
-Result<Leaf> requantize_torchao(const Document& document, const Leaf& leaf, const Box& box) {
-  const std::string name = printable(leaf.name());
-  LB_TRY(read, torchao_state(document, leaf));
-  const auto& [state, kind, block] = read;
-  if (kind == nullptr) return bad(name + ": " + state.stored_as + " has no codes of torchao's");
-  for (size_t d = 1; d < box.shape.size(); ++d) {
-    if (box.shape[d] != leaf.shape[d]) return bad(name + ": can only be cut along dimension 0");
-  }
-  const uint64_t n = volume(box.shape);
-  uint64_t begin = 0;
-  if (n > 0 && !box.shape.empty())
-    begin = static_cast<uint64_t>(box.offset[0]) * (n / static_cast<uint64_t>(box.shape[0]));
-  const auto values = shared(std::make_shared<FloatsFrom>(state.values, begin));
-  if (n < kTorchaoLeast || n % static_cast<uint64_t>(block) != 0) {
-    const bool narrow = std::string_view(leaf.dtype->name) == "bfloat16";
-    Leaf plain = tensor_leaf({}, find_dtype(narrow ? "bfloat16" : "float32"), box.shape,
-                             narrow ? bfloat16_source(values, nullptr) : float32_source(values));
-    return plain;
-  }
-  const auto rule = rule_of(*kind, state.is_signed);
-  const BlockLayout layout = layout_of(*kind, n, block);
-  return torchao_leaf(*kind, leaf.dtype, box.shape, state.is_signed, block,
-                      block_codes(rule, layout, values, nullptr),
-                      float32_source(block_scales(rule, layout, values, 0)),
-                      table_of(*kind, state.is_signed));
-}
 
 Result<Document> write_torchao(const Model& model, const Wanted& wanted, DialectReport& report) {
   if (wanted.block < 0 || wanted.block % 2 != 0)

@@ -19,6 +19,23 @@ std::string clean_name(const std::string& name) {
   return out;
 }
 
+void TensorsByName::add(const Leaf& leaf) {
+  if (leaf.kind == Leaf::Kind::kTensor && !leaf.path.empty())
+    named_.emplace_back(clean_name(leaf.name()), &leaf);
+}
+
+const Leaf* TensorsByName::find(const std::string& param) const {
+  const std::string name = clean_name(param);
+  const Leaf* found = nullptr;
+  size_t length = 0;
+  for (const auto& [full, leaf] : named_) {
+    if (!full.ends_with(name)) continue;
+    if (full.size() > name.size() && full[full.size() - name.size() - 1] != '.') continue;
+    if (found == nullptr || full.size() < length) found = leaf, length = full.size();
+  }
+  return found;
+}
+
 Weights::Weights(const Document& document, const Skeleton& skeleton) {
   for (const Leaf* leaf : skeleton.rest) add(*leaf);
   if (document.model == nullptr) return;

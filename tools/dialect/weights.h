@@ -3,6 +3,8 @@
 
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "dialect/skeleton.h"
 
@@ -11,6 +13,19 @@ namespace lowbit::ckpt {
 /// A parameter's name without what wrappers put into it (lowbit.overrides.clean_name).
 std::string clean_name(const std::string& name);
 
+/// Tensors by the end of their name: of "model.a.b" and "model.x.a.b" the first is a.b's.
+class TensorsByName {
+ public:
+  /// Passed over where it is no tensor.
+  void add(const Leaf& leaf);
+  /// The shortest name that ends with the parameter's at a dot; null where there is none.
+  const Leaf* find(const std::string& param) const;
+
+ private:
+  std::vector<std::pair<std::string, const Leaf*>> named_;
+};
+
+/// The same by whole names, or what follows their first or second dot.
 class Weights {
  public:
   /// Those among the leaves that are no optimizer's, and in document.model.

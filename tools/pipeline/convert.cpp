@@ -7,6 +7,7 @@
 #include "container/open.h"
 #include "dialect/dialect.h"
 #include "dialect/master.h"
+#include "dialect/rounding.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"

@@ -1,5 +1,6 @@
 #include "container/open.h"
-#include "dialect/torchao.h"
+#include "container/subclass_cut.h"
+#include "dialect/torchao_leaf.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
@@ -10,12 +11,16 @@ Result<Json> reshard(const std::string& source, const std::string& target,
                      const ReshardOptions& options) {
   LB_TRY(whole, open_checkpoint(source));
   LB_CHECK(check_selection(whole, options.select));
-  const Document document = select(std::move(whole), options.select);
+  Document document = select(std::move(whole), options.select);
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
-  WriteOptions write = options.write;
-  if (options.requantize) write.requantize = requantize_torchao;
-  LB_TRY(report, options.dry_run ? plan_dcp(document, write) : write_dcp(document, target, write));
+  for (Leaf& leaf : document.leaves) {
+    if (!options.requantize || !is_subclass(leaf)) continue;
+    LB_TRY(recut, torchao_recut(document, leaf));
+    leaf.recut = std::move(recut);
+  }
+  LB_TRY(report, options.dry_run ? plan_dcp(document, options.write)
+                                 : write_dcp(document, target, options.write));
   std::vector<std::string> warnings = document.manifest->warnings;
   if (report.unchecked > 0)
     warnings.push_back(std::to_string(report.unchecked) +

@@ -96,18 +96,19 @@ PYBIND11_MODULE(_checkpoint, m) {
   m.def(
       "verify",
       [](const std::string& path, const Names& include, const Names& exclude, bool finite,
-         int threads, const py::object& callback) {
+         bool opaque, int threads, const py::object& callback) {
         return report(callback, [&](const Progress& progress) {
           VerifyOptions options;
           options.select = {include, exclude};
           options.finite = finite;
+          options.opaque = opaque;
           options.threads = threads;
           options.progress = progress;
           return verify(path, options);
         });
       },
       py::arg("path"), py::kw_only(), py::arg("include"), py::arg("exclude"), py::arg("finite"),
-      py::arg("threads"), py::arg("progress"));
+      py::arg("opaque"), py::arg("threads"), py::arg("progress"));
 
   m.def(
       "convert",

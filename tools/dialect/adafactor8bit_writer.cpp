@@ -1,0 +1,173 @@
+// Writing state as the newest generation of adafactor-8bit keeps it: second moments as al8, momentum
+// as uf8, or d8 where it is that already.
+#include "dialect/adafactor8bit.h"
+#include "dialect/adafactor8bit_rules.h"
+#include "dialect/adapters.h"
+#include "dialect/nearest.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr int64_t kBlock = 2048, kMomentumBlock = 256;
+constexpr int64_t kLeastQuantized = 4096;
+
+struct Writer {
+  const Model& model;
+  const Param& param;
+  const Wanted& wanted;
+  DialectReport& report;
+  std::vector<Leaf>& leaves;
+  bool quantized = false;
+
+  Path at(const std::string& key) const { return state_path(model, param, key); }
+
+  void plain(const State& s, const std::string& x, const Shape& shape) {
+    report_of(report, param, s, "float32", true);
+    leaves.push_back(tensor_leaf(at(x), find_dtype("float32"), shape, float32_source(s.values)));
+  }
+
+  void shape_leaves(const std::string& x, const Shape& shape, uint64_t pad) {
+    leaves.push_back(value_leaf(at(x + "_shape"), size_value(shape)));
+    leaves.push_back(value_leaf(at(x + "_pad"), Value::number(static_cast<int64_t>(pad))));
+  }
+
+  Status second(const State& s, const std::string& x, const Shape& shape) {
+    if (!quantized) {
+      plain(s, x, shape);
+      return fine();
+    }
+    BlockLayout layout{.count = volume(shape), .block = kBlock};
+    layout.coded = layout.stored = layout.blocks() * kBlock;
+    const auto blocks = static_cast<int64_t>(layout.blocks());
+    const bool own = flat_codes(s, "log8", kBlock) && layout.stored == layout.count;
+    const bool copied = !own && model.dialect == "adafactor8bit" && s.leaves.size() == 3 &&
+                        s.leaves[0]->dtype->bytes == 1 &&
+                        volume(s.leaves[0]->shape) == layout.stored;
+    if (wanted.keep && !own && !copied) return would_round(param, s, "adafactor-8bit's");
+    StateReport* entry =
+        report_of(report, param, s, "adafactor-8bit al8, blocks of 2048", own || copied);
+    const auto rule = second_moment_rule(AdafactorFiles::kAdaptive8);
+    std::shared_ptr<Source> codes, scales, least;
+    if (own) {
+      codes = s.codes->codes;
+      scales = every_other(s.codes->scales, 0);
+      least = every_other(s.codes->scales, 1);
+    } else if (copied) {
+      codes = s.leaves[0]->source, scales = s.leaves[1]->source, least = s.leaves[2]->source;
+    } else {
+      const auto values = locked(s.values);
+      codes = block_codes(rule, layout, values, entry);
+      scales = float32_source(block_scales(rule, layout, values, 0));
+      least = float32_source(block_scales(rule, layout, values, 1));
+    }
+    const Dtype* f32 = find_dtype("float32");
+    leaves.push_back(tensor_leaf(at(x + "_q"), find_dtype("uint8"), {blocks, kBlock}, codes));
+    leaves.push_back(tensor_leaf(at(x + "_scale"), f32, {blocks}, scales));
+    leaves.push_back(tensor_leaf(at(x + "_min_log"), f32, {blocks}, least));
+    shape_leaves(x, shape, layout.stored - layout.count);
+    return fine();
+  }
+
+  Status momentum(const State& s) {
+    if (!quantized) {
+      plain(s, "m", s.shape);
+      return fine();
+    }
+    BlockLayout layout{.count = volume(s.shape), .block = kMomentumBlock};
+    layout.coded = layout.stored = layout.blocks() * kMomentumBlock;
+    const bool copied = model.dialect == "adafactor8bit" && s.leaves.size() == 2 &&
+                        s.stored_as.find("uf8") != std::string::npos &&
+                        s.leaves[0]->shape == Shape{static_cast<int64_t>(layout.stored)};
+    // d8 is lowbit's dynamic8.
+    const bool own =
+        !copied && flat_codes(s, "dynamic8", kMomentumBlock) && layout.stored == layout.count;
+    if (wanted.keep && !copied && !own) return would_round(param, s, "adafactor-8bit's");
+    const auto kind = own ? AdafactorMomentum::kDynamic8 : AdafactorMomentum::kUniform8;
+    StateReport* entry = report_of(
+        report, param, s, std::string("adafactor-8bit ") + name_of(kind) + ", blocks of 256",
+        copied || own);
+    const auto values = locked(s.values);
+    const auto rule = momentum_rule(kind);
+    leaves.push_back(tensor_leaf(at("m_q"), find_dtype("uint8"),
+                                 {static_cast<int64_t>(layout.stored)},
+                                 copied ? s.leaves[0]->source
+                                 : own  ? s.codes->codes
+                                        : block_codes(rule, layout, values, entry)));
+    leaves.push_back(tensor_leaf(at("m_scale"), find_dtype("float32"),
+                                 {static_cast<int64_t>(layout.blocks())},
+                                 copied ? s.leaves[1]->source
+                                 : own  ? s.codes->scales
+                                        : float32_source(block_scales(rule, layout, values, 0))));
+    leaves.push_back(value_leaf(at("m_block_size"), Value::number(kMomentumBlock)));
+    leaves.push_back(value_leaf(at("m_quant_type"), Value::words(name_of(kind))));
+    return fine();
+  }
+};
+
+}  // namespace
+
+Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
+                                     DialectReport& report) {
+  const std::string& f = wanted.state_format;
+  if (!f.empty() && f != "8bit" && f != "log8" && f != "float32")
+    return Error{Exit::kUsage, "adafactor-8bit's states are not written as " + printable(f) +
+                                   "; take 8bit (of 0.4.0 and later) or float32"};
+  if (wanted.block != 0 && wanted.block != kBlock)
+    return Error{Exit::kUsage, "adafactor-8bit's blocks are written with 2048 values"};
+  if (model.flattened) return bad("adafactor-8bit loads no flattened state");
+  Document out = begun(model);
+  for (const Param& param : model.params) {
+    if (param.states.empty()) continue;
+    if (const State* beside = beside_of(param))
+      return bad(shown(param) + ": adafactor-8bit keeps nothing beside a weight, and here is " +
+                 printable(beside->name));
+    if (!param.known_shape) return no_shape(param);
+    const uint64_t n = volume(param.shape);
+    Writer writer{model,      param,
+                  wanted,     report,
+                  out.leaves, f != "float32" && n >= kLeastQuantized && !stays_wide(param, wanted)};
+    int64_t step = 0;
+    if (const Value* said = number_in(param, "step")) {
+      LB_TRY(whole, whole_of(*said, shown(param) + ", step"));
+      step = whole;
+    }
+    out.leaves.push_back(value_leaf(writer.at("step"), Value::number(step)));
+    out.leaves.push_back(value_leaf(writer.at("is_quantized"), Value::boolean(writer.quantized)));
+    out.leaves.push_back(value_leaf(writer.at("block_size"), Value::number(kBlock)));
+    for (const State& s : param.states) {
+      Shape shape = s.shape;
+      if (s.name == "exp_avg") {
+        LB_CHECK(writer.momentum(s));
+      } else if (s.name == "variance" || s.name == "exp_avg_sq") {
+        LB_CHECK(writer.second(s, "variance", shape));
+      } else if (s.name.ends_with("_row") || s.name.ends_with("_col")) {
+        const bool row = s.name.ends_with("_row");
+        if (row) shape.push_back(1);
+        if (!row) shape.insert(shape.end() - 1, 1);
+        const std::string base = s.name.starts_with("exp_avg_res") ? "conf" : "";
+        const char* x =
+            base.empty() ? (row ? "row_var" : "col_var") : (row ? "conf_row" : "conf_col");
+        LB_CHECK(writer.second(s, x, shape));
+      } else {
+        return bad(shown(param) + ": adafactor-8bit keeps no " + printable(s.name) +
+                   "; it has variance, its rows and columns, and momentum");
+      }
+    }
+    if (writer.quantized)
+      out.leaves.push_back(value_leaf(writer.at("v_quant_type"), Value::words("al8")));
+  }
+  const auto settings_for = [&](const Group& group) {
+    Settings s = group.settings;
+    if (model.dialect == "adafactor8bit") return s;
+    set_in(s, "quantize", Value::boolean(f != "float32"));
+    set_in(s, "block_size", Value::number(kBlock));
+    set_in(s, "min_8bit_size", Value::number(kLeastQuantized));
+    return s;
+  };
+  LB_CHECK(add_groups(model, settings_for, out.leaves));
+  out.leaves.insert(out.leaves.end(), model.rest.begin(), model.rest.end());
+  return out;
+}
+
+}  // namespace lowbit::ckpt
