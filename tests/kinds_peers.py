@@ -542,7 +542,7 @@ def adafactor_content(generation: str) -> dict[str, Any]:
         said["m_block_size"] = 128 if generation == "F2" else 256
     ordered = {**{name: model[name] for name in run.order(net)}, "table": model["table"]}
     saved: dict[str, Any] = {"state": state, "param_groups": [{**said, "params": list(state)}]}
-    if generation in ("al8", "al16"):
+    if generation in ("F2", "al8", "al16"):  # of 0.2.6 and later
         saved |= {"_apollo_seed_counter": 1}
     return {"model": ordered, "optimizer": saved}
 

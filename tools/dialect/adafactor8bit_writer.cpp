@@ -158,8 +158,8 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
       out.leaves.push_back(value_leaf(writer.at("v_quant_type"), Value::words("al8")));
   }
   const auto settings_for = [&](const Group& group) {
-    Settings s = group.settings;
-    if (model.dialect == "adafactor8bit") return s;
+    if (model.dialect == "adafactor8bit") return group.settings;
+    Settings s = settings_elsewhere(group);
     set_in(s, "quantize", Value::boolean(f != "float32"));
     set_in(s, "block_size", Value::number(kBlock));
     set_in(s, "min_8bit_size", Value::number(kLeastQuantized));

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "core/half.h"
+#include "io/lent.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -13,6 +14,7 @@ class HalfSource : public Source {
  public:
   explicit HalfSource(std::shared_ptr<Floats> values) : values_(std::move(values)) {}
   Status read(uint64_t first, uint64_t count, void* out) override {
+    const Lent memory(x_);
     x_.resize(count);
     LB_CHECK(values_->read(first, count, x_.data()));
     for (uint64_t i = 0; i < count; ++i) {
@@ -31,6 +33,7 @@ class HalfBits : public Floats {
  public:
   explicit HalfBits(std::shared_ptr<Source> source) : source_(std::move(source)) {}
   Status read(uint64_t first, uint64_t count, float* out) override {
+    const Lent memory(bits_);
     bits_.resize(count);
     LB_CHECK(source_->read(first, count, bits_.data()));
     for (uint64_t i = 0; i < count; ++i) out[i] = half_to_float(bits_[i]);
@@ -75,6 +78,7 @@ class Interleaved : public Source {
       : of_{std::move(a), std::move(b)} {}
   Status read(uint64_t first, uint64_t count, void* out) override {
     const uint64_t begin = first / 2, end = (first + count + 1) / 2;
+    const Lent memory(x_[0], x_[1]);
     for (size_t k = 0; k < 2; ++k) {
       x_[k].resize(end - begin);
       LB_CHECK(of_[k]->read(begin, end - begin, x_[k].data()));
@@ -95,6 +99,7 @@ class EveryOther : public Source {
  public:
   EveryOther(std::shared_ptr<Source> source, uint64_t k) : source_(std::move(source)), k_(k) {}
   Status read(uint64_t first, uint64_t count, void* out) override {
+    const Lent memory(both_);
     both_.resize(2 * count);
     LB_CHECK(source_->read(2 * first, 2 * count, both_.data()));
     for (uint64_t i = 0; i < count; ++i) static_cast<float*>(out)[i] = both_[2 * i + k_];
@@ -112,6 +117,7 @@ class Bytes : public Source {
   explicit Bytes(std::shared_ptr<Source> words) : source_(std::move(words)) {}
   Status read(uint64_t first, uint64_t count, void* out) override {
     const uint64_t begin = first / 2, end = (first + count + 1) / 2;
+    const Lent memory(words_);
     words_.resize(end - begin);
     LB_CHECK(source_->read(begin, end - begin, words_.data()));
     std::memcpy(out, reinterpret_cast<const char*>(words_.data()) + first % 2, count);

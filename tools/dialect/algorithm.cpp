@@ -156,19 +156,26 @@ const std::map<std::string, Settings>& lowbit_tables() {
   return all;
 }
 
+/// Settings by which a library says how it keeps state: they are nothing to another one.
+const std::set<std::string>& keeping_settings() {
+  static const std::set<std::string> all = {
+      // lowbit
+      "state_format", "param_format", "wide", "seed", "overrides", "min_numel", "lowbit_version",
+      // bitsandbytes, torchao, FlashOptim, lpmm, adafactor-8bit
+      "block_size", "bf16_stochastic_round", "optim_bits", "percentile_clipping", "block_wise",
+      "max_unorm", "skip_zeros", "min_8bit_size", "is_paged", "quantize", "compress_state_dict",
+      "master_weight_bits", "master_bytewidth", "check_numerics", "qconfig", "q_bits"};
+  return all;
+}
+
 /// Settings of some optimizer library: not the user's.
 const std::set<std::string>& library_settings() {
   static const std::set<std::string> all = [] {
-    std::set<std::string> made = {
-        // lowbit's own
-        "state_format", "param_format", "wide", "seed", "overrides", "min_numel", "lowbit_version",
-        "rank", "update_proj_gap", "scale", "scale_type", "proj_type",
-        // bitsandbytes, torchao, FlashOptim, lpmm, adafactor-8bit
-        "block_size", "bf16_stochastic_round", "optim_bits", "percentile_clipping", "block_wise",
-        "max_unorm", "skip_zeros", "min_8bit_size", "is_paged", "quantize", "compress_state_dict",
-        "master_weight_bits", "check_numerics", "decouple_lr", "qconfig", "q_bits", "adam_w_mode",
-        "use_first_moment", "factor_second_moment", "clip_threshold", "decay_rate",
-        "scale_parameter", "relative_step", "warmup_init", "beta1", "bias_correction"};
+    std::set<std::string> made = keeping_settings();
+    made.insert({"rank", "update_proj_gap", "scale", "scale_type", "proj_type", "decouple_lr",
+                 "adam_w_mode", "use_first_moment", "factor_second_moment", "clip_threshold",
+                 "decay_rate", "scale_parameter", "relative_step", "warmup_init", "beta1",
+                 "bias_correction"});
     for (const auto* tables : {&torch_tables(), &lowbit_tables()}) {
       for (const auto& [name, table] : *tables) {
         for (const auto& [key, value] : table) made.insert(key);
@@ -232,6 +239,12 @@ const Settings& lowbit_settings(const std::string& algorithm) {
   static const Settings nothing;
   const auto table = lowbit_tables().find(algorithm);
   return table == lowbit_tables().end() ? nothing : table->second;
+}
+
+Settings settings_elsewhere(const Group& group) {
+  Settings out = group.settings;
+  std::erase_if(out, [](const auto& s) { return keeping_settings().contains(s.first); });
+  return out;
 }
 
 Settings settings_of(const Group& group, const Settings& table) {

@@ -21,6 +21,8 @@ std::string algorithm_of(const Model& model);
 const Settings& torch_settings(const std::string& algorithm);
 /// The same of lowbit, without state_format and what else depends on the user.
 const Settings& lowbit_settings(const std::string& algorithm);
+/// The group's settings but for those by which a library says how it keeps state.
+Settings settings_elsewhere(const Group& group);
 /// `table` with the group's values where it has them, and behind them what the user has put into the
 /// group: initial_lr, param_names, ... Settings that only some optimizer library knows are dropped.
 Settings settings_of(const Group& group, const Settings& table);

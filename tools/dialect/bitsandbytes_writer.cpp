@@ -286,6 +286,7 @@ class Writer {
 Result<Document> write_bitsandbytes(const Model& model, const Wanted& wanted,
                                     DialectReport& report) {
   LB_TRY(keeping, keeping_of(wanted));
+  if (model.flattened) return bad("bitsandbytes loads no flattened state");
   return Writer(model, wanted, keeping, report).write();
 }
 

@@ -1,4 +1,5 @@
 #include "dialect/blocks.h"
+#include "io/lent.h"
 
 #include <algorithm>
 #include <cmath>
@@ -28,6 +29,7 @@ class Decoded : public Floats {
   Status read(uint64_t first, uint64_t count, float* out) override {
     const auto block = static_cast<uint64_t>(layout_.block);
     while (count > 0) {
+      const Lent memory(buffer_);
       const uint64_t begin = first / block, n = std::min(count, piece_of(layout_) - first % block);
       const uint64_t end = (first + n + block - 1) / block;
       for (size_t k = 0; k < scales_.size(); ++k) {
@@ -97,6 +99,7 @@ class CodesOf : public Source {
 
   Status read(uint64_t first, uint64_t count, void* out) override {
     const uint64_t per = layout_.per_element();
+    const Lent memory(codes_, own_, back_, blocks_.x);
     auto* to = static_cast<uint8_t*>(out);
     while (count > 0) {
       const uint64_t n = std::min(count, std::max<uint64_t>(1, piece_of(layout_) / per));
@@ -169,6 +172,7 @@ class ScalesOf : public Floats {
   Status read(uint64_t first, uint64_t count, float* out) override {
     const auto block = static_cast<uint64_t>(layout_.block);
     const uint64_t at_once = piece_of(layout_) / block;
+    const Lent memory(codes_, blocks_.x);
     codes_.resize(block);
     while (count > 0) {
       const uint64_t n = std::min(count, at_once);
@@ -228,6 +232,7 @@ TableRule::Scale TableRule::encode(const float* x, int64_t n, uint16_t* codes) c
 Status CodeReader::read(uint64_t first, uint64_t count, uint16_t* out) {
   const uint64_t per = layout_.per_element(), width = layout_.bits == 16 ? 2 : 1;
   const uint64_t begin = first / per, end = (first + count + per - 1) / per;
+  const Lent memory(bytes_);
   bytes_.resize((end - begin) * width);
   LB_CHECK(source_->read(begin, end - begin, bytes_.data()));
   const auto mask = static_cast<uint16_t>(layout_.bits == 16 ? 0xffff : (1 << layout_.bits) - 1);

@@ -15,6 +15,7 @@
 #include "core/param/bfloat16.h"
 #include "dialect/adapters.h"
 #include "dialect/peer.h"
+#include "io/lent.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -173,6 +174,7 @@ struct Reader {
       Numbers(std::shared_ptr<Source> s, bool b, std::string w)
           : source_(std::move(s)), bfloat16_(b), what_(std::move(w)) {}
       Status read(uint64_t first, uint64_t count, void* out) override {
+        const Lent memory(words_);
         words_.resize(count);
         LB_CHECK(source_->read(first, count, words_.data()));
         for (uint64_t i = 0; i < count; ++i) {

@@ -8,6 +8,7 @@
 #include "dialect/flashoptim.h"
 #include "dialect/nearest.h"
 #include "dialect/peer.h"
+#include "io/lent.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -146,6 +147,7 @@ struct Writer {
      public:
       FromNumbers(std::shared_ptr<Source> s, bool b) : source_(std::move(s)), bfloat16_(b) {}
       Status read(uint64_t first, uint64_t count, void* out) override {
+        const Lent memory(numbers_);
         numbers_.resize(count);
         LB_CHECK(source_->read(first, count, numbers_.data()));
         for (uint64_t i = 0; i < count; ++i) {
@@ -168,7 +170,8 @@ struct Writer {
 /// `widths` has how many bytes are beside the weight of each parameter, -1 where nothing is kept.
 Result<Settings> settings_for(const Model& model, const Group& group,
                               const std::vector<int>& widths) {
-  Settings s = group.settings;
+  const bool own = model.dialect == "flashoptim";
+  Settings s = own ? group.settings : settings_elsewhere(group);
   int width = -1;
   for (const size_t p : group.params) {
     const Dtype* dtype = dtype_of(model, model.params[p]);
@@ -181,9 +184,9 @@ Result<Settings> settings_for(const Model& model, const Group& group,
   }
   if (!has_setting(group, "initial_lr") && has_setting(group, "lr"))
     set_in(s, "initial_lr", *setting(group, "lr"));
-  if (!has_setting(group, "master_bytewidth") || width > 0)
+  if (!own || !has_setting(group, "master_bytewidth") || width > 0)
     set_in(s, "master_bytewidth", Value::number(std::max(0, width)));
-  if (!has_setting(group, "quantize")) set_in(s, "quantize", Value::boolean(true));
+  if (!own || !has_setting(group, "quantize")) set_in(s, "quantize", Value::boolean(true));
   return s;
 }
 

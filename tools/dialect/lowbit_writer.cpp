@@ -243,7 +243,8 @@ class Writer {
   /// What codes do not tell.
   void put_shape(const Param& p) {
     Shape shape = p.shape;
-    if (const Value* said = number_in(p, "shape")) {  // of a low-rank state, whose codes have another
+    if (const Value* said =
+            number_in(p, "shape")) {  // of a low-rank state, whose codes have another
       shape.clear();
       for (const Value& size : said->items) shape.push_back(size.integer);
     } else if (!p.known_shape) {

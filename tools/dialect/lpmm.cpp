@@ -12,6 +12,7 @@
 #include "dialect/adapters.h"
 #include "dialect/lpmm_rank_one.h"
 #include "dialect/peer.h"
+#include "io/lent.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -50,6 +51,7 @@ std::shared_ptr<Source> narrowed(std::shared_ptr<Source> source) {
    public:
     explicit Narrow(std::shared_ptr<Source> s) : source_(std::move(s)) {}
     Status read(uint64_t first, uint64_t count, void* out) override {
+      const Lent memory(codes_);
       codes_.resize(count);
       LB_CHECK(source_->read(first, count, codes_.data()));
       for (uint64_t i = 0; i < count; ++i)

@@ -1,4 +1,5 @@
 #include "dialect/lpmm_rank_one.h"
+#include "io/lent.h"
 
 #include <algorithm>
 #include <cmath>
@@ -30,6 +31,7 @@ class RankOne : public Floats {
     }
     while (count > 0) {
       const uint64_t n = std::min<uint64_t>(count, 1u << 15);
+      const Lent memory(buffer_);
       buffer_.resize(n);
       LB_CHECK(codes_.read(first, n, buffer_.data()));
       for (uint64_t i = 0; i < n; ++i) {
@@ -137,6 +139,7 @@ class RankOneCodes : public Source {
     while (count > 0) {
       const uint64_t n = std::min<uint64_t>(count, 1u << 14), begin = first * per;
       const uint64_t end = std::min((first + n) * per, layout_.count);
+      const Lent memory(x_, back_);
       x_.resize(end > begin ? end - begin : 0), back_.resize(x_.size());
       if (!x_.empty()) LB_CHECK(measured_->values().read(begin, x_.size(), x_.data()));
       std::memset(to, 0, n);

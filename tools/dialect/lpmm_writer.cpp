@@ -145,8 +145,9 @@ struct Writer {
 };
 
 Settings settings_for(const Model& model, const Group& group) {
-  Settings s = group.settings;
-  if (model.dialect == "lpmm" || model.algorithm != "adam") return s;
+  if (model.dialect == "lpmm") return group.settings;
+  Settings s = settings_elsewhere(group);
+  if (model.algorithm != "adam") return s;
   set_in(s, "fused", Value::boolean(false));
   set_in(s, "use_first_moment", Value::boolean(true));
   bool factored = false;

@@ -14,6 +14,7 @@
 #include "dialect/skeleton.h"
 #include "dialect/weights.h"
 #include "io/crc32.h"
+#include "io/lent.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -42,6 +43,7 @@ class Rounded : public Source {
 
   Status read(uint64_t first, uint64_t count, void* out) override {
     auto* to = static_cast<char*>(out);
+    const Lent memory(x_, back_, random_, stored_, extra_);
     while (count > 0) {
       const uint64_t begin = first / parts_;
       const uint64_t end = std::min((first + count + parts_ - 1) / parts_, begin + kPiece);
@@ -86,7 +88,7 @@ class Rounded : public Source {
   const uint64_t width_, parts_;
   std::vector<float> x_, back_;
   std::vector<uint16_t> random_;
-  alignas(64) std::vector<char> stored_, extra_;
+  std::vector<char> stored_, extra_;
 };
 
 /// Norms that keep running statistics, by the path of their module.

@@ -53,7 +53,8 @@ Result<Model> read(std::shared_ptr<const Document> document) {
         if (!leaf->value.is(Value::Kind::kNone)) p.numbers.emplace_back(name, leaf->value);
         continue;
       }
-      if (!is_torch_state(name) && leaf->kind == Leaf::Kind::kTensor && volume(leaf->shape) == 1) {
+      const bool counts = name == "step" ? volume(leaf->shape) == 1 : leaf->shape.empty();
+      if (!is_torch_state(name) && leaf->kind == Leaf::Kind::kTensor && counts) {
         LB_TRY(number, number_of(*leaf));
         p.numbers.emplace_back(name, std::move(number));
         continue;
