@@ -187,6 +187,7 @@ def test_through_lowbit_and_back(tmp_path):
     opt = lowbit.AdamW([p], state_format={"exp_avg_sq": lowbit.scaled("log8", block=2048)})
     opt.load_state_dict(ours)
     assert torch.equal(opt.state[p]["exp_avg_sq_log8"], entry["variance_q"])
+    assert state.pop("shape").tolist() == [4, 2048]
     assert "--model" in convert(tmp_path, ours, "adafactor8bit", code=3)  # rows and columns alone
     torch.save({"w": torch.zeros(4, 2048)}, tmp_path / "model.pt")
     back = convert(tmp_path, ours, "adafactor8bit", "--model", tmp_path / "model.pt")["state"][0]

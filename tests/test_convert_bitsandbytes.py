@@ -142,9 +142,12 @@ def test_settings_are_those_of_torch(tmp_path):
 
 
 def test_shapes_that_nobody_tells(tmp_path):
-    """lowbit's codes are matrices: without the weights nobody knows of more dimensions."""
+    """lowbit's codes are matrices: without their shape or the weights nobody knows of more dimensions."""
     saved = made("AdamW8bit", [(64, 256), (3, 8, 512)])[1].state_dict()
-    torch.save(convert(tmp_path, saved, "lowbit"), tmp_path / "in.pt")
+    told = convert(tmp_path, saved, "lowbit")
+    assert told["state"][1].pop("shape").tolist() == [3, 8, 512]
+    del told["state"][0]["shape"]
+    torch.save(told, tmp_path / "in.pt")
     done = run(
         "convert", tmp_path / "in.pt", tmp_path / "out.pt", "--to", "bitsandbytes", "--force"
     )

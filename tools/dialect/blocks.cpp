@@ -178,8 +178,8 @@ class ScalesOf : public Floats {
       const uint64_t n = std::min(count, at_once);
       LB_CHECK(blocks_.read(first, first + n));
       for (uint64_t b = 0; b < n; ++b)
-        out[b] = rule_->encode(blocks_.x.data() + b * block, blocks_.length(first + b),
-                               codes_.data())[k_];
+        out[b] = rule_->scale(blocks_.x.data() + b * block, blocks_.length(first + b),
+                              codes_.data())[k_];
       first += n, count -= n, out += n;
     }
     return fine();
@@ -220,13 +220,17 @@ uint16_t TableRule::nearest(float z) const {
   return static_cast<uint16_t>(code);
 }
 
-TableRule::Scale TableRule::encode(const float* x, int64_t n, uint16_t* codes) const {
+TableRule::Scale TableRule::scale(const float* x, int64_t n, uint16_t*) const {
   float most = 0;
   for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
-  const float scale = tie_ == Tie::kLower ? most : std::max(most, 1e-12f);
+  return {tie_ == Tie::kLower ? most : std::max(most, 1e-12f), 0};
+}
+
+TableRule::Scale TableRule::encode(const float* x, int64_t n, uint16_t* codes) const {
+  const Scale scale = this->scale(x, n, codes);
   for (int64_t i = 0; i < n; ++i)
-    codes[i] = scale > 0 ? nearest(x[i] / scale) : static_cast<uint16_t>(table_.size() - 1);
-  return {scale, 0};
+    codes[i] = scale[0] > 0 ? nearest(x[i] / scale[0]) : static_cast<uint16_t>(table_.size() - 1);
+  return scale;
 }
 
 Status CodeReader::read(uint64_t first, uint64_t count, uint16_t* out) {

@@ -18,6 +18,10 @@ class BlockRule {
   using Scale = std::array<float, kNumbers>;
   virtual ~BlockRule() = default;
   virtual void decode(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const = 0;
+  /// The scale that `encode` finds; `spare` has room for the codes of a rule that needs them for it.
+  virtual Scale scale(const float* x, int64_t n, uint16_t* spare) const {
+    return encode(x, n, spare);
+  }
   /// The scale as it will be read back.
   virtual Scale encode(const float* x, int64_t n, uint16_t* codes) const = 0;
 };
@@ -29,6 +33,7 @@ class TableRule : public BlockRule {
   enum class Tie : uint8_t { kLower, kAwayFromZeroSign };
   explicit TableRule(std::vector<float> table, Tie tie = Tie::kLower);
   void decode(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const override;
+  Scale scale(const float* x, int64_t n, uint16_t* spare) const override;
   Scale encode(const float* x, int64_t n, uint16_t* codes) const override;
   uint16_t nearest(float z) const;
   const std::vector<float>& table() const { return table_; }

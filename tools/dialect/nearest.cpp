@@ -11,7 +11,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr int kDropped = 18;  // low bits of a float that the table of starts leaves out
+constexpr int kDropped = 16;  // low bits of a float that the table of starts leaves out
 
 /// Bits of a float in the order of the floats.
 uint32_t ordered(float z) {
@@ -37,20 +37,23 @@ float largest(const float* x, int64_t n) {
 
 class Float8Rule : public BlockRule {
  public:
+  Scale scale(const float* x, int64_t n, uint16_t*) const override {
+    const float most = largest(x, n);
+    return {(most < 1e-12f ? 1e-12f : most) / 448.0f, 0};
+  }
   void decode(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const override {
     for (int64_t i = 0; i < n; ++i) out[i] = Float8E4M3::decode(codes[i]) * scale[0];
   }
   Scale encode(const float* x, int64_t n, uint16_t* codes) const override {
-    const float most = largest(x, n);
-    const float scale = (most < 1e-12f ? 1e-12f : most) / 448.0f;
+    const Scale scale = this->scale(x, n, codes);
     for (int64_t i = 0; i < n; ++i) {
-      const float z = x[i] / scale;
+      const float z = x[i] / scale[0];
       const uint32_t code = Float8E4M3::encode(z);
       // torch keeps the sign of a zero.
       codes[i] = static_cast<uint16_t>(code | (code == 0 && std::signbit(z) ? 0x80u : 0));
       if (std::isnan(z)) codes[i] = 0x7f;
     }
-    return {scale, 0};
+    return scale;
   }
 };
 
@@ -66,7 +69,14 @@ NearestRule::NearestRule(std::vector<float> table, std::vector<float> boundaries
                       : std::isnan(z) ? boundaries_.begin()
                                       : std::upper_bound(boundaries_.begin(), boundaries_.end(), z);
     start_[i] = static_cast<uint8_t>(code - boundaries_.begin());
+    const float last = from_ordered(static_cast<uint32_t>(i) << kDropped | ((1u << kDropped) - 1));
+    if (std::isnan(z) || std::isnan(last)) continue;
+    const auto end = std::upper_bound(boundaries_.begin(), boundaries_.end(), last);
+    steps_ = std::max(steps_, static_cast<int>(end - code));
   }
+  // No z is beyond these.
+  boundaries_.resize(boundaries_.size() + static_cast<size_t>(steps_) + 1,
+                     std::numeric_limits<float>::quiet_NaN());
 }
 
 void NearestRule::decode(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const {
@@ -74,21 +84,23 @@ void NearestRule::decode(const uint16_t* codes, const Scale& scale, int64_t n, f
   for (int64_t i = 0; i < n; ++i) out[i] = table_[std::min<size_t>(codes[i], last)] * scale[0];
 }
 
+NearestRule::Scale NearestRule::scale(const float* x, int64_t n, uint16_t*) const {
+  const float most = largest(x, n);
+  return {most < least_ ? least_ : most, 0};
+}
+
 NearestRule::Scale NearestRule::encode(const float* x, int64_t n, uint16_t* codes) const {
-  float scale = largest(x, n);
-  if (scale < least_) scale = least_;
+  const Scale scale = this->scale(x, n, codes);
+  // Without branches, which nobody could foretell.
   for (int64_t i = 0; i < n; ++i) {
+    const float z = x[i] / scale[0];
+    size_t code = start_[ordered(z) >> kDropped];
+    for (int s = 0; s < steps_; ++s) code += z >= boundaries_[code];
     // Only a scale of zero, and infinities over one, make a NaN of a number: code 0, as for the
     // peers.
-    const float z = x[i] / scale;
-    size_t code = 0;
-    if (!std::isnan(z)) {
-      code = start_[ordered(z) >> kDropped];
-      while (code < boundaries_.size() && z >= boundaries_[code]) ++code;
-    }
-    codes[i] = static_cast<uint16_t>(code);
+    codes[i] = static_cast<uint16_t>(std::isnan(z) ? 0 : code);
   }
-  return {scale, 0};
+  return scale;
 }
 
 std::shared_ptr<const BlockRule> bitsandbytes_rule(std::vector<float> table) {

@@ -17,12 +17,15 @@ class NearestRule : public BlockRule {
   /// boundaries[c] is the least z that becomes a code above c. `least` bounds scales from below.
   NearestRule(std::vector<float> table, std::vector<float> boundaries, float least);
   void decode(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const override;
+  Scale scale(const float* x, int64_t n, uint16_t* spare) const override;
   Scale encode(const float* x, int64_t n, uint16_t* codes) const override;
 
  private:
-  const std::vector<float> table_, boundaries_;
+  const std::vector<float> table_;
+  std::vector<float> boundaries_;
   const float least_;
   std::vector<uint8_t> start_;  // a code not above that of any z with these leading bits
+  int steps_ = 0;               // that it is below it at most
 };
 
 /// The nearest entry, the even code where two are as near; a block's scale is its largest
