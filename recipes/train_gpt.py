@@ -129,7 +129,10 @@ def footprint(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
     count = sum(p.numel() for p in params)
     weights = sum(p.numel() * p.element_size() for p in params)
     tensors = [
-        t for p in params for key, t in opt.state[p].items() if key not in ("step", "stream")
+        t
+        for p in params
+        for key, t in opt.state[p].items()
+        if key not in ("step", "stream", "shape")
     ]
     state = sum(t.numel() * t.element_size() for t in tensors)
     return {"weights": weights / count, "gradient": weights / count, "state": state / count}

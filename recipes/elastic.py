@@ -1,0 +1,95 @@
+"""A run that survives: it saves every few steps, and wherever it is killed it goes on from its last whole checkpoint, on as many ranks as there are.
+
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 recipes/elastic.py --folder out/elastic --steps 40
+    torchrun --standalone --nproc-per-node 3 --max-restarts 3 recipes/elastic.py --folder out/elastic --steps 80   # goes on with 3
+
+The command is the same for the first start and for every other. A rank that dies makes torchrun end the others and start all of them again; a rank
+that hangs makes the others give up after --timeout seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import lowbit
+from lowbit import elastic
+
+
+def saved(model: nn.Module, opt: torch.optim.Optimizer, step: int) -> dict:
+    return {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, opt),
+        "progress": {"step": torch.tensor(step)},
+    }
+
+
+def batch(step: int, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's rows of the step's batch: by the step alone, so that a restart sees the same."""
+    g = torch.Generator().manual_seed(step)
+    x = torch.randn(24, 64, generator=g)
+    return x[rank::ranks], x.cumsum(1).tanh()[rank::ranks]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for another rank")
+    args = parser.parse_args()
+
+    cuda = torch.cuda.is_available()
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=args.timeout))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device).bfloat16()
+    fully_shard(model, mesh=init_device_mesh(device.type, (ranks,)))
+    opt = lowbit.AdamW(lowbit.param_groups(model), lr=3e-3)
+
+    begin = 0
+    if (newest := elastic.latest(args.folder)) is not None:
+        content = saved(model, opt, 0)
+        dcp.load(content, checkpoint_id=newest)
+        set_model_state_dict(model, content["model"])
+        set_optimizer_state_dict(model, opt, content["optim"])
+        begin = int(content["progress"]["step"])
+        if rank == 0:
+            print(f"going on from {newest}", flush=True)
+    dist.barrier()  # nobody writes before everybody has looked
+
+    for step in range(begin, args.steps):
+        x, y = batch(step, rank, ranks)
+        loss = F.mse_loss(model(x.to(device).bfloat16()).float(), y.to(device))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        if (step + 1) % args.every == 0 or step + 1 == args.steps:
+            place = elastic.step_folder(args.folder, step + 1)
+            dcp.save(saved(model, opt, step + 1), checkpoint_id=place)
+        if rank == 0:
+            print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
+    dist.barrier()
+    dist.destroy_process_group()
