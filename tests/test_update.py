@@ -721,7 +721,7 @@ def test_a_wrong_call_is_refused_before_anything_is_written(change, message):
 
 def test_the_emulated_gpu_gives_the_same_bits():
     """The CUDA kernels, run on the CPU, against the CPU walk: every format, scale, rounding, rule, parameter format and phase (tests/cpp)."""
-    binary = pathlib.Path(__file__).parent.parent / "build/cpp/tests/cpp/test_cuda_emulated"
+    binary = pathlib.Path(__file__).parent.parent / "build/lowbit/tests/cpp/test_cuda_emulated"
     need("emulator", binary.exists(), "the C++ tests are not built here: make test builds them")
     done = subprocess.run([binary], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
