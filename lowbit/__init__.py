@@ -10,6 +10,7 @@ from lowbit.adafactor import CAME, Adafactor
 from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
 from lowbit.apollo import APOLLO, APOLLOMini, Fira
+from lowbit.clip import clip_grad_norm_, clip_scale
 from lowbit.groups import param_groups
 from lowbit.load import load_optimizer
 from lowbit.optim import LowbitOptimizer
@@ -74,6 +75,8 @@ __all__ = [
     "Stats",
     "__version__",
     "catalog",
+    "clip_grad_norm_",
+    "clip_scale",
     "get_fp32_model_state_dict",
     "load_optimizer",
     "override",

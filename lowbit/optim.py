@@ -223,11 +223,15 @@ class LowbitOptimizer(Optimizer):
     # The step
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | None = None
+    ) -> Any:
         """One step over every parameter that has a gradient.
 
         Args:
             closure: reevaluates the model and returns the loss; run with gradients enabled.
+            grad_scale: one number that gradients are divided by as they are read, such as `lowbit.clip_scale` gives, beside the attribute
+                `grad_scale` that torch's GradScaler sets.
         """
         loss = None
         if closure is not None:
@@ -245,7 +249,12 @@ class LowbitOptimizer(Optimizer):
             for p in group["params"]
             if p.grad is not None
         ]
-        self._update(with_grad, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        scale = getattr(self, "grad_scale", None)
+        if grad_scale is not None and scale is not None:
+            grad_scale = scale * shard.local(grad_scale).to(scale.device)
+        self._update(
+            with_grad, scale if grad_scale is None else grad_scale, getattr(self, "found_inf", None)
+        )
         return loss
 
     def _update(

@@ -87,6 +87,26 @@ def gradient(p: Tensor) -> Tensor:
     return local(grad)
 
 
+def holders(t: Tensor) -> tuple[Any, ...]:
+    """The process groups over which the parts of t are spread, one for each mesh dimension that shards it; none where it is whole here.
+
+    Raises:
+        ValueError: t is a flat shard of FSDP1, which does not say over which ranks it is spread.
+    """
+    if getattr(t, "_fsdp_flattened", False) or getattr(t, "_is_flat_param", False):
+        raise ValueError(
+            "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), which does not know the others; "
+            "use the wrapped model's own clip_grad_norm_, or fully_shard (FSDP2)"
+        )
+    if not isinstance(t, DTensor):
+        return ()
+    return tuple(
+        t.device_mesh.get_group(i)
+        for i, placement in enumerate(t.placements)
+        if hasattr(placement, "dim") and t.device_mesh.size(i) > 1
+    )
+
+
 def part(p: Tensor, what: str) -> Part:
     """The local part of a parameter. `what` names it in errors.
 
