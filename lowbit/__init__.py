@@ -11,6 +11,7 @@ from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
 from lowbit.apollo import APOLLO, APOLLOMini, Fira
 from lowbit.clip import clip_grad_norm_, clip_scale
+from lowbit.gradients import StochasticAccumulator, accumulate
 from lowbit.groups import param_groups
 from lowbit.load import load_optimizer
 from lowbit.optim import LowbitOptimizer
@@ -37,6 +38,7 @@ from lowbit.precise import (
 )
 from lowbit.presets import catalog, scaled
 from lowbit.qconfig import qconfig
+from lowbit.release import step_in_backward
 from lowbit.sgd import SGD, Adagrad, Lion, RMSprop
 from lowbit.stats import Stats
 from lowbit.trust import LAMB, LARS
@@ -73,7 +75,9 @@ __all__ = [
     "RMSprop8bit",
     "SGD8bit",
     "Stats",
+    "StochasticAccumulator",
     "__version__",
+    "accumulate",
     "catalog",
     "clip_grad_norm_",
     "clip_scale",
@@ -84,5 +88,6 @@ __all__ = [
     "qconfig",
     "scaled",
     "set_fp32_model_state_dict",
+    "step_in_backward",
     "to_master_free",
 ]

@@ -116,13 +116,18 @@ class Sums:
         self.parts: dict[tuple[Any, ...], list[Tensor]] = {}  # local numbers, by holders
         self.device: torch.device | None = None
 
-    def add(self, p: Tensor) -> None:
-        """Takes in p's gradient. Parameters without one count too: ranks must agree on which collectives there are."""
+    def expect(self, p: Tensor) -> None:
+        """Says that p counts even if it has no gradient here: ranks must agree on which collectives there are."""
         found = self.parts.setdefault(shard.holders(p), [])
+        if not found:
+            found.append(self._none(shard.local(p).device))
+
+    def add(self, p: Tensor) -> None:
+        """Takes in p's gradient, if it has one."""
+        self.expect(p)
         if p.grad is None:
-            if not found:
-                found.append(self._none(shard.local(p).device))
             return
+        found = self.parts[shard.holders(p)]
         grad = shard.gradient(p)
         if grad.layout != torch.strided:
             raise RuntimeError("lowbit clips dense gradients; build the embedding with sparse=False")  # fmt: skip

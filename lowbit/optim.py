@@ -237,11 +237,7 @@ class LowbitOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._layouts and self._laid_out_for != self._decided():
-            self._layouts.clear()  # such as by OneCycleLR, which gives SGD a momentum
-            self._plans.clear()
-            self.init_state()
-        if self._create_late_state():
+        if not self._prepare():
             return loss
         with_grad = [
             (number, p)
@@ -256,6 +252,14 @@ class LowbitOptimizer(Optimizer):
             with_grad, scale if grad_scale is None else grad_scale, getattr(self, "found_inf", None)
         )
         return loss
+
+    def _prepare(self) -> bool:
+        """State as the groups want it now. False where the step is only there to create it."""
+        if self._layouts and self._laid_out_for != self._decided():
+            self._layouts.clear()  # such as by OneCycleLR, which gives SGD a momentum
+            self._plans.clear()
+            self.init_state()
+        return not self._create_late_state()
 
     def _update(
         self,
@@ -309,6 +313,7 @@ class LowbitOptimizer(Optimizer):
             return batch.plan()
         streams = [stream for _, stream in batch.rows]
         versions = [stream._version for stream in streams]
+        where = (where, id(streams[0]))  # parameters may also be stepped one by one
         kept = self._plans.get(where)
         same = kept is not None and kept[1] == versions and len(kept[0]) == len(streams)
         if (

@@ -93,7 +93,7 @@ def holders(t: Tensor) -> tuple[Any, ...]:
     Raises:
         ValueError: t is a flat shard of FSDP1, which does not say over which ranks it is spread.
     """
-    if getattr(t, "_fsdp_flattened", False) or getattr(t, "_is_flat_param", False):
+    if is_flat(t):
         raise ValueError(
             "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), which does not know the others; "
             "use the wrapped model's own clip_grad_norm_, or fully_shard (FSDP2)"
@@ -105,6 +105,34 @@ def holders(t: Tensor) -> tuple[Any, ...]:
         for i, placement in enumerate(t.placements)
         if hasattr(placement, "dim") and t.device_mesh.size(i) > 1
     )
+
+
+def is_flat(t: Tensor) -> bool:
+    """Whether t is a flat shard of FSDP1, or a parameter that is a view of one."""
+    return bool(getattr(t, "_fsdp_flattened", False) or getattr(t, "_is_flat_param", False))
+
+
+def is_ddp(module: Any) -> bool:
+    """Whether a module is wrapped in DistributedDataParallel."""
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel)
+
+
+def inside_ddp(module: Any) -> bool:
+    """Whether the forward pass that is running now is that of a DistributedDataParallel around a module that is not one itself."""
+    around = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    return around is not None and around is not module and module in around.modules()
+
+
+def is_fully_sharded(module: Any) -> bool:
+    """Whether fully_shard (FSDP2) was called on any part of a module."""
+    return any(hasattr(m, "set_requires_gradient_sync") for m in module.modules())
+
+
+def rank() -> int:
+    """This process's number among all, 0 where there is one."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def part(p: Tensor, what: str) -> Part:
