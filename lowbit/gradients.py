@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -108,8 +108,6 @@ class Accumulator:
         _accumulators[p] = weakref.ref(self)
         if hooks:
             self._handles.append(p.register_post_accumulate_grad_hook(self._hook))
-        if hooks and self._ddp:
-            self._handles.append(p.register_hook(self._make_way(p)))
         if hasattr(p, "grad_dtype") and p.dtype != self.dtype and not self._ddp:
             p.grad_dtype = None  # any
 
@@ -121,13 +119,15 @@ class Accumulator:
         if self._micro:
             raise RuntimeError("micro-batches do not nest: leave one `accumulator.micro` before entering the next")  # fmt: skip
         self._check_place(self.model)
+        enqueued = getattr(self.model, "_static_graph_delay_allreduce_enqueued", True)
+        if not last and getattr(self.model, "static_graph", False) and not enqueued:
+            raise RuntimeError(
+                "DistributedDataParallel(static_graph=True) does not let its first backward pass go unreduced; begin with one micro-batch in "
+                "`with accumulator.micro(last=True)`"
+            )
         self._micro = "last" if last else "more"
         try:
             with self.model.no_sync() if self._ddp and not last else contextlib.nullcontext():  # type: ignore[operator]
-                if (
-                    self._ddp and last
-                ):  # the reducer takes p.grad of parameters that this micro-batch does not use
-                    self._hand_over(keep=True)
                 yield
             if last:
                 self.finish()
@@ -138,11 +138,32 @@ class Accumulator:
         """Hands over what there is as `p.grad`. `micro(last=True)` does it by itself; parameters that no micro-batch used keep what they have."""
         if self._ddp and self._micro != "last":
             raise RuntimeError("under DistributedDataParallel the last micro-batch reduces the sum: run it in `with accumulator.micro(last=True)`")  # fmt: skip
-        if self._ddp:
-            for held in self._params.values():
-                held.clear()
-            return
-        self._hand_over()
+        with torch.no_grad():
+            if self._ddp:
+                self._reduce_left()
+            else:
+                self._hand_over()
+
+    def _reduce_left(self) -> None:
+        """Under DDP: what the last micro-batch had no gradient for here, so that the reducer took zeros for it."""
+        if getattr(self.model, "find_unused_parameters", False):
+            group: Any = self.model.process_group
+            params = list(self._params)
+            left = torch.tensor([self._params[p].buffer is not None for p in params]).int()
+            left = left.to(shard.local(params[0]).device)
+            shard.reduce_over([(left, group, "max")])  # what any rank has, all add
+            for p, any_has in zip(params, left.tolist(), strict=True):
+                if any_has:
+                    buffer = self._params[p].buffer
+                    mine = (
+                        torch.zeros_like(p) if buffer is None else buffer.to(p.dtype).view(p.shape)
+                    )
+                    shard.average_over(mine, group)
+                    p.grad = mine if p.grad is None else p.grad.add_(mine)
+        for held in self._params.values():
+            held.clear()
+        for stepper in {_steppers[p]() for p in self._params if p in _steppers}:
+            stepper._reduced()  # it has waited for this
 
     @torch.no_grad()
     def add(self) -> None:
@@ -197,15 +218,6 @@ class Accumulator:
             p.grad = self._handed(p)
             held.clear()
 
-    def _make_way(self, p: Tensor) -> Callable[[Tensor], None]:
-        """Before the last micro-batch's gradient is put down under DDP: p.grad holds the sum so far, for the case that there is none."""
-
-        def hook(_: Tensor) -> None:
-            if self._micro == "last" and self._params[p].buffer is not None:
-                p.grad = None
-
-        return hook
-
     def _take(self, p: Tensor) -> None:
         held, grad = self._params[p], shard.gradient(p)
         if grad.layout != torch.strided:
@@ -240,13 +252,12 @@ class Accumulator:
             buffer = buffer.to(p.dtype)
         return shard.like(p, buffer.view(shard.local(p).shape), p.shape)
 
-    def _hand_over(self, keep: bool = False) -> None:
+    def _hand_over(self) -> None:
         for p, held in self._params.items():
             if held.buffer is not None:
                 p.grad = None
                 p.grad = self._handed(p)
-                if not keep:
-                    held.clear()
+                held.clear()
 
     def _check_place(self, model: nn.Module, *_: Any) -> None:
         if not self._ddp and shard.inside_ddp(model):

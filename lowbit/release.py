@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lowbit import shard
 from lowbit.clip import Sums, divisor_for
-from lowbit.gradients import _steppers
+from lowbit.gradients import _accumulators, _steppers
 from lowbit.optim import LowbitOptimizer
 
 
@@ -170,8 +170,10 @@ class InBackward:
         self._found[found.device] = found if last is None else torch.maximum(last, found)
         return found if before is None else torch.maximum(before.to(found.device), found)
 
-    def _after_reducer(self, _: Tensor) -> None:
+    def _after_reducer(self, p: Tensor) -> None:
         """Queues a step of everything behind whatever the reducer has queued, or will queue, for the end of this backward pass."""
+        if p in _accumulators:  # which calls `_reduced` behind the last micro-batch
+            return
         if self._held or self._queued or not self._model.require_backward_grad_sync:
             return
         self._queued = True

@@ -264,3 +264,11 @@ def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
             pieces = joined.split([t.numel() for t in tensors])
             for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(piece.reshape(tensor.shape))
+
+
+def average_over(t: Tensor, group: Any) -> None:
+    """Averages a gradient over a process group in place, as DistributedDataParallel does: each rank's part of it is taken first."""
+    import torch.distributed as dist
+
+    t.div_(group.size())
+    dist.all_reduce(t, group=group)
