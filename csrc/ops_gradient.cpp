@@ -1,5 +1,7 @@
 // Reception of what is done to gradients outside of a step: micro-batches added up, and the exact
 // sums that norms are made of (cpu/gradient.h).
+#include <torch/csrc/stable/accelerator.h>
+
 #include <algorithm>
 #include <mutex>
 #include <string>
@@ -7,6 +9,7 @@
 
 #include "cpu/gradient.h"
 #include "cpu/step.h"
+#include "cuda/library.h"
 #include "ops.h"
 
 namespace lowbit {
@@ -28,6 +31,23 @@ int checked_grad(const char* op, const Tensor& grad, size_t i) {
   return format;
 }
 
+void run(const Accumulation& job, const Tensor& on) {
+  if (on.is_cpu()) {
+    const cpu::Leaves& leaves = cpu::leaves();
+    torch::stable::parallel_for(0, job.tiles(), kGrain / kTile, [&](int64_t begin, int64_t end) {
+      cpu::accumulate(job, begin, end, leaves);
+    });
+    return;
+  }
+  const cuda::Library& library = cuda::library();
+  STD_TORCH_CHECK(library.error == nullptr, "lowbit::accumulate on CUDA: ", library.error);
+  const int device = on.get_device_index();
+  torch::stable::accelerator::DeviceGuard guard(device);
+  const CudaAccumulation call{device, library.current_stream(device), job};
+  const char* error = library.accumulate(&call);
+  STD_TORCH_CHECK(error == nullptr, "lowbit::accumulate on CUDA: ", error);
+}
+
 /// held += scale * grad for each of them; beside: empty, or what the format keeps beside each.
 void accumulate(Tensors held, Tensors beside, Tensors grads, Tensor plan, std::string name,
                 double scale, int64_t seed) {
@@ -46,9 +66,8 @@ void accumulate(Tensors held, Tensors beside, Tensors grads, Tensor plan, std::s
                   op, ": plan must be an int64 CPU tensor [", n, ", ", static_cast<int>(kColumns),
                   "]");
   const int64_t* row = plan.const_data_ptr<int64_t>();
-  const cpu::Leaves& leaves = cpu::leaves();
   for (size_t i = 0; i < n; ++i, row += kColumns) {
-    cpu::Accumulation job{};
+    Accumulation job{};
     job.rows = row[kRows], job.cols = row[kCols], job.global_cols = row[kGlobalCols];
     job.first = row[kFirst];
     STD_TORCH_CHECK(job.rows >= 0 && job.cols >= 0 && job.first >= 0, op, ": the plan of buffer ",
@@ -56,13 +75,15 @@ void accumulate(Tensors held, Tensors beside, Tensors grads, Tensor plan, std::s
     const int64_t numel = job.rows * job.cols;
     job.grad_format = checked_grad(op, grads[i], i);
     STD_TORCH_CHECK(held[i].scalar_type() == scalar_type(info.dtype) && held[i].is_contiguous() &&
-                        held[i].is_cpu() && held[i].numel() == numel && grads[i].numel() == numel,
-                    op, ": buffer ", i, " must be a contiguous CPU tensor of ", info.dtype,
-                    " with ", numel, " elements, as its gradient has");
-    STD_TORCH_CHECK(!extra || (beside[i].scalar_type() == scalar_type(info.extra_dtype) &&
-                               beside[i].is_contiguous() && beside[i].numel() == numel * width),
-                    op, ": '", name, "' wants a contiguous ", info.extra_dtype,
-                    " tensor beside buffer ", i);
+                        held[i].is_cpu() == grads[i].is_cpu() && held[i].numel() == numel &&
+                        grads[i].numel() == numel,
+                    op, ": buffer ", i, " must be a contiguous tensor of ", info.dtype, " with ",
+                    numel, " elements, as its gradient has");
+    STD_TORCH_CHECK(
+        !extra || (beside[i].scalar_type() == scalar_type(info.extra_dtype) &&
+                   beside[i].is_contiguous() && beside[i].is_cpu() == held[i].is_cpu() &&
+                   beside[i].numel() == numel * width),
+        op, ": '", name, "' wants a contiguous ", info.extra_dtype, " tensor beside buffer ", i);
     job.held = held[i].mutable_data_ptr();
     job.beside = extra ? beside[i].mutable_data_ptr() : nullptr;
     job.grad = grads[i].const_data_ptr();
@@ -71,9 +92,7 @@ void accumulate(Tensors held, Tensors beside, Tensors grads, Tensor plan, std::s
     job.random = {static_cast<uint32_t>(seed),
                   static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32),
                   static_cast<uint32_t>(row[kCount]), static_cast<uint32_t>(row[kStream])};
-    torch::stable::parallel_for(0, job.tiles(), kGrain / kTile, [&](int64_t begin, int64_t end) {
-      cpu::accumulate(job, begin, end, leaves);
-    });
+    run(job, held[i]);
   }
 }
 
@@ -117,3 +136,5 @@ STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
   m.impl("accumulate", TORCH_BOX(&lowbit::accumulate));
   m.impl("exact_powers", TORCH_BOX(&lowbit::exact_powers));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) { m.impl("accumulate", TORCH_BOX(&lowbit::accumulate)); }

@@ -222,10 +222,9 @@ class Accumulator:
         held, grad = self._params[p], shard.gradient(p)
         if grad.layout != torch.strided:
             raise RuntimeError("lowbit accumulates dense gradients; build the embedding with sparse=False")  # fmt: skip
-        if grad.device.type != "cpu":
+        if grad.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(
-                f"lowbit.accumulate runs on the CPU only as yet, and the gradient of {held.name!r} is on {grad.device}; on a GPU add micro-batches up in "
-                "torch's own way (p.grad, with float32 parameters or FSDP2's reduce_dtype=torch.float32)"
+                f"lowbit.accumulate runs on the CPU and CUDA, and the gradient of {held.name!r} is on {grad.device}"
             )
         grad = grad.detach().contiguous()
         if held.buffer is None:

@@ -143,7 +143,7 @@ def accumulate(
     scale: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """held += scale * grads in float32, stored in a parameter format, in place; local, contiguous CPU tensors.
+    """held += scale * grads in float32, stored in a parameter format, in place; local, contiguous tensors of one device.
 
     Args:
         beside: what the format keeps beside each buffer; empty where it keeps nothing.
