@@ -89,7 +89,9 @@ class Accumulator:
         self.model, self.dtype = model, _DTYPES[dtype]
         self.format = _FORMATS[rounding] if self.dtype == torch.bfloat16 else "float32"
         self.scale = 1.0 if average is None else 1.0 / average
-        self._ddp = shard.is_ddp(model)
+        self._ddp = hooks and shard.is_ddp(
+            model
+        )  # behind the backward pass its gradients are like any
         self.seed = seed ^ (shard.rank() << 32) if self._ddp else seed
         self._params: dict[Tensor, _Param] = {}
         self._micro = ""  # "", "more" or "last": what `micro` says of the pass that is running
@@ -108,8 +110,12 @@ class Accumulator:
         _accumulators[p] = weakref.ref(self)
         if hooks:
             self._handles.append(p.register_post_accumulate_grad_hook(self._hook))
-        if hasattr(p, "grad_dtype") and p.dtype != self.dtype and not self._ddp:
+        if p.dtype != self.dtype and self._any_dtype(p):
             p.grad_dtype = None  # any
+
+    def _any_dtype(self, p: Tensor) -> bool:
+        """Whether p.grad may have another dtype than p."""
+        return not self._ddp and not shard.is_flat(p) and hasattr(p, "grad_dtype")
 
     # Where micro-batches begin and end
 
@@ -180,7 +186,7 @@ class Accumulator:
         for p, held in self._params.items():
             held.clear()
             _accumulators.pop(p, None)
-            if hasattr(p, "grad_dtype") and p.grad_dtype is None and p.grad is None:
+            if self._any_dtype(p) and p.grad_dtype is None and p.grad is None:
                 p.grad_dtype = p.dtype
         self._handles = []
 
@@ -211,7 +217,7 @@ class Accumulator:
         elif (
             held.buffer is not None
             or self.scale != 1.0
-            or (not self._ddp and shard.local(p.grad).dtype != self.dtype)
+            or (self._any_dtype(p) and shard.local(p.grad).dtype != self.dtype)
         ):  # else it is the only one, and stays as it is
             self._take(p)
             p.grad = None
@@ -247,7 +253,7 @@ class Accumulator:
         """The buffer as the gradient of p."""
         buffer = self._params[p].buffer
         assert buffer is not None
-        if self._ddp or not hasattr(p, "grad_dtype"):
+        if not self._any_dtype(p):
             buffer = buffer.to(p.dtype)
         return shard.like(p, buffer.view(shard.local(p).shape), p.shape)
 

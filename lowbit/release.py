@@ -86,7 +86,8 @@ class InBackward:
         self._divisor: Tensor | None = None
         self._sums = Sums(norm_type)
         self._found: dict[torch.device, Tensor] = {}
-        self._held = self._begun = self._queued = False
+        self._held = self._begun = False
+        self._queued = -1  # in which backward pass
         self._handles: list[Any] = []
         self._groups: dict[Tensor, int] = {}
         own = {id(p) for p in model.parameters()}
@@ -174,16 +175,16 @@ class InBackward:
         """Queues a step of everything behind whatever the reducer has queued, or will queue, for the end of this backward pass."""
         if p in _accumulators:  # which calls `_reduced` behind the last micro-batch
             return
-        if self._held or self._queued or not self._model.require_backward_grad_sync:
+        task = torch._C._current_graph_task_id()
+        if self._held or self._queued == task or not self._model.require_backward_grad_sync:
             return
-        self._queued = True
+        self._queued = task
         queue = torch.autograd.Variable._execution_engine.queue_callback
         # The reducer queues its end when the last bucket is ready, with static_graph=True from a callback of its own.
         queue(lambda: queue(lambda: queue(self._reduced)))
 
     @torch.no_grad()
     def _reduced(self) -> None:
-        self._queued = False
         params = [p for p in self._groups if p.grad is not None]
         if params:
             self._step(params)

@@ -25,7 +25,12 @@ from memory import held_bytes, peak_bytes
 from test_gradients import Net, tokens
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -67,17 +72,24 @@ def agreed(a: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(t, total) for t in both)
 
 
-def sharded(model: nn.Module, mesh: Any = None) -> nn.Module:
+def sharded(model: nn.Module, mesh: Any = None, **options: Any) -> nn.Module:
     for part in model.children():
         if part is not getattr(model, "head", None) and part is not getattr(model, "embed", None):
-            fully_shard(part, mesh=mesh)  # the shared weight is the root's
-    return fully_shard(model, mesh=mesh)
+            fully_shard(part, mesh=mesh, **options)  # the shared weight is the root's
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def net(kind: str, mesh: Any = None) -> nn.Module:
     model = Net()
-    if kind == "fsdp2":
-        return sharded(model, mesh)
+    if kind.startswith("fsdp2"):
+        policies: dict[str, dict[str, Any]] = {
+            "fsdp2": {},
+            "fsdp2 offload": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+            "fsdp2 reducing in float32": {
+                "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)
+            },
+        }
+        return sharded(model, mesh, **policies[kind])
     options: dict[str, dict[str, Any]] = {
         "ddp": {},
         "ddp view": {"gradient_as_bucket_view": True},
@@ -87,6 +99,7 @@ def net(kind: str, mesh: Any = None) -> nn.Module:
 
 
 KINDS = ("ddp", "ddp view", "ddp small buckets", "fsdp2")
+POLICIES = ("fsdp2 offload", "fsdp2 reducing in float32")
 
 
 def batch(i: int) -> torch.Tensor:
@@ -170,7 +183,7 @@ def clipping_a_strided_shard(ranks: int) -> Found:
 
 def one_micro_batch(ranks: int) -> Found:
     found = {}
-    for kind in KINDS:
+    for kind in KINDS + POLICIES:
         model = net(kind)
         model(batch(0)).backward()
         want = grads_of(model)
@@ -229,6 +242,45 @@ def several_micro_batches(ranks: int) -> Found:
             found[f"four micro-batches, {kind}, window {again}"] = equal(got, want)
             found[f"every rank has the same, {kind}, window {again}"] = agreed(got)
             model.zero_grad(set_to_none=again == 0)
+    return found
+
+
+def ranks_that_use_different_parameters(ranks: int) -> Found:
+    """One rank's last micro-batch leaves out a layer that the other's uses; no micro-batch of the second window uses it anywhere but on rank 1."""
+    found: Found = {}
+    for kind in KINDS[:-1]:
+        model = net(kind)
+        accumulator = lowbit.accumulate(model, "float32", average=3)
+        opt = optimizer(model)
+        lowbit.step_in_backward(model, opt)
+        seen: dict[str, torch.Tensor] = {}
+        update = opt._update
+
+        def keep(params: Any, *rest: Any, model=model, update=update, seen=seen) -> None:
+            seen.update(grads_of(model))
+            update(params, *rest)
+
+        opt._update = keep  # type: ignore[method-assign]
+        for window, used in enumerate(((True, True, dist.get_rank() == 0), (dist.get_rank() == 1, False, False))):  # fmt: skip
+            seen.clear()
+            mean: dict[str, torch.Tensor] = {}
+            for i, use in enumerate(used):
+                plain = Net()
+                plain.load_state_dict(model.module.state_dict())
+                plain(batch(3 * window + i), use).backward()
+                for name, g in grads_of(plain).items():
+                    mean[name] = mean.get(name, 0) + g.double() / 3 / ranks
+            for name, p in named(model).items():
+                mean.setdefault(name, torch.zeros_like(p).double())
+                dist.all_reduce(mean[name])
+            for i, use in enumerate(used):
+                with accumulator.micro(last=i == 2):
+                    model(batch(3 * window + i), use).backward()
+            name = f"ranks that use different parameters, {kind}, window {window}"
+            close = [float((g.double() - mean[n]).norm()) <= 0.01 * float(mean[n].norm()) for n, g in seen.items()]  # fmt: skip
+            found[name] = all(close) and "sometimes.weight" in seen and agreed(seen)
+            found[f"{name}: once"] = float(opt.state[model.module.sometimes.weight]["step"]) == window + 1  # fmt: skip
+            opt.step()
     return found
 
 
@@ -311,7 +363,7 @@ def everything(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.
 
 def in_backward(ranks: int) -> Found:
     found = {}
-    for kind in KINDS:
+    for kind in KINDS + (POLICIES if ranks == 2 else ()):
         for name in ("AdamW", "LAMB", "Adafactor") if kind in ("ddp", "fsdp2") else ("AdamW",):
             model, other = net(kind), net(kind)
             opt, ordinary = optimizer(model, name), optimizer(other, name)
@@ -497,7 +549,7 @@ def main() -> None:
         return
     dist.init_process_group("gloo")
     ranks = int(os.environ["WORLD_SIZE"])
-    two = [clipping, one_micro_batch, several_micro_batches, reductions_in_a_window, static_graph, in_backward,
+    two = [clipping, one_micro_batch, several_micro_batches, ranks_that_use_different_parameters, reductions_in_a_window, static_graph, in_backward,
            in_backward_with_accumulation, in_backward_with_a_scaler, wrong_places]  # fmt: skip
     four = [clipping, clipping_a_strided_shard, several_micro_batches, in_backward]
     found: Found = {}

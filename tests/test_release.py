@@ -48,6 +48,20 @@ def test_the_bits_of_an_ordinary_step(name):
     assert float(opt.state[net.sometimes.weight]["step"]) == 2
 
 
+def test_loading_a_checkpoint_between_steps():
+    (net, opt), (other, ordinary) = build(), build()
+    lowbit.step_in_backward(net, opt)
+    for step in range(3):
+        if step == 1:
+            opt.load_state_dict(opt.state_dict())
+        net(tokens(step)).backward()
+        opt.step()
+        other(tokens(step)).backward()
+        ordinary.step()
+        ordinary.zero_grad()
+    same(net, opt, other, ordinary)
+
+
 def test_schedulers():
     made = []
     for released in (True, False):
