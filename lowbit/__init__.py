@@ -11,7 +11,7 @@ from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
 from lowbit.apollo import APOLLO, APOLLOMini, Fira
 from lowbit.clip import clip_grad_norm_, clip_scale
-from lowbit.gradients import StochasticAccumulator, accumulate
+from lowbit.gradients import accumulate
 from lowbit.groups import param_groups
 from lowbit.load import load_optimizer
 from lowbit.optim import LowbitOptimizer
@@ -41,6 +41,7 @@ from lowbit.qconfig import qconfig
 from lowbit.release import step_in_backward
 from lowbit.sgd import SGD, Adagrad, Lion, RMSprop
 from lowbit.stats import Stats
+from lowbit.torchastic import StochasticAccumulator
 from lowbit.trust import LAMB, LARS
 
 __version__ = _version("lowbit")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
+from lowbit import hooks as places
 from lowbit import ops, shard
 from lowbit.layout import stream_of
 
@@ -23,8 +24,6 @@ _DTYPES: Mapping[Any, torch.dtype] = {
     "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, torch.bfloat16: torch.bfloat16,
     "float32": torch.float32, "fp32": torch.float32, torch.float32: torch.float32,
 }  # fmt: skip
-_accumulators: Any = WeakIdKeyDictionary()  # parameter -> its accumulator
-_steppers: Any = WeakIdKeyDictionary()  # parameter -> what steps it in the backward pass
 
 
 def accumulate(
@@ -89,25 +88,30 @@ class Accumulator:
         self.model, self.dtype = model, _DTYPES[dtype]
         self.format = _FORMATS[rounding] if self.dtype == torch.bfloat16 else "float32"
         self.scale = 1.0 if average is None else 1.0 / average
-        self._ddp = hooks and shard.is_ddp(
-            model
-        )  # behind the backward pass its gradients are like any
+        self._ddp = hooks and shard.is_ddp(model)  # behind it, gradients are like any
         self.seed = seed ^ (shard.rank() << 32) if self._ddp else seed
         self._params: dict[Tensor, _Param] = {}
         self._micro = ""  # "", "more" or "last": what `micro` says of the pass that is running
         self._handles: list[Any] = []
+        if hooks:
+            places.check_model(model, "lowbit.accumulate")
         for i, (name, p) in enumerate(model.named_parameters()):
             if p.requires_grad:
-                _check(p, name, hooks)
+                places.check_free(p, name, "lowbit.accumulate", hooks)
                 self._params[p] = _Param(p, name, i)
         for q in self._params:
             self._attach(q, hooks)
+        self._check_place = functools.partial(
+            places.check_place,
+            what="lowbit.accumulate",
+            names={held.name: p for p, held in self._params.items()},
+        )
         if hooks:
             check = model.register_forward_pre_hook(self._check_place, prepend=True)
             self._handles.append(check)
 
     def _attach(self, p: Tensor, hooks: bool) -> None:
-        _accumulators[p] = weakref.ref(self)
+        places.accumulators[p] = weakref.ref(self)
         if hooks:
             self._handles.append(p.register_post_accumulate_grad_hook(self._hook))
         if p.dtype != self.dtype and self._any_dtype(p):
@@ -168,7 +172,7 @@ class Accumulator:
                     p.grad = mine if p.grad is None else p.grad.add_(mine)
         for held in self._params.values():
             held.clear()
-        for stepper in {_steppers[p]() for p in self._params if p in _steppers}:
+        for stepper in {places.steppers[p]() for p in self._params if p in places.steppers}:
             stepper._reduced()  # it has waited for this
 
     @torch.no_grad()
@@ -185,7 +189,7 @@ class Accumulator:
             handle.remove()
         for p, held in self._params.items():
             held.clear()
-            _accumulators.pop(p, None)
+            places.accumulators.pop(p, None)
             if self._any_dtype(p) and p.grad_dtype is None and p.grad is None:
                 p.grad_dtype = p.dtype
         self._handles = []
@@ -264,20 +268,6 @@ class Accumulator:
                 p.grad = self._handed(p)
                 held.clear()
 
-    def _check_place(self, model: nn.Module, *_: Any) -> None:
-        if not self._ddp and shard.inside_ddp(model):
-            raise RuntimeError(
-                "lowbit.accumulate was called on a module inside DistributedDataParallel, whose reducer would average what the hooks have taken "
-                "away; call it on the DistributedDataParallel module"
-            )
-        now = {id(p) for p in model.parameters()}
-        for p, held in self._params.items():
-            if id(p) not in now and not shard.is_sharded(p):
-                why = "fully_shard was called after lowbit.accumulate" if shard.is_fully_sharded(model) else "the model has another parameter there now"  # fmt: skip
-                raise RuntimeError(
-                    f"the hook on {held.name!r} will never run: {why}; call lowbit.accumulate on the model as it is trained"
-                )
-
 
 class _Param:
     """What is held of one parameter's gradient."""
@@ -296,55 +286,10 @@ class _Param:
 
 def _place(p: Tensor, name: str) -> list[int]:
     """Rows, columns, global columns and first element of the part that is here."""
-    if shard.is_flat(
-        p
-    ):  # a run of the flat parameter: which one is not known, so the random bits are this rank's own
+    if shard.is_flat(p):  # which part is not known: the random bits are this rank's own
         return [1, p.numel(), p.numel(), shard.rank() << 40]
     part = shard.part(p, f"parameter {name!r}")
     first = part.row_offset * part.global_cols + part.col_offset
     if part.whole_rows:
         return [1, part.rows * part.cols, part.rows * part.cols, first]
     return [part.rows, part.cols, part.global_cols, first]
-
-
-def _check(p: Tensor, name: str, hooks: bool) -> None:
-    if p in _accumulators:
-        raise ValueError(f"{name!r} has an accumulator already; `remove()` that one first")
-    if p in _steppers:
-        raise ValueError(
-            f"{name!r} is stepped in the backward pass already, before its gradient could be added up; call lowbit.accumulate before lowbit.step_in_backward"
-        )
-    if hooks and shard.is_flat(p):
-        raise ValueError(
-            f"{name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), on which hooks never run, or run before the reduction; use "
-            "lowbit.accumulate(model, hooks=False) and call accumulator.add() behind each backward pass"
-        )
-
-
-class StochasticAccumulator:
-    """The names of torchastic's StochasticAccumulator for `accumulate(model)` with bfloat16 buffers and stochastic rounding.
-
-    A gradient is in its buffer behind each backward pass, and `p.grad` is None, until `reassign_grad_buffer`. Not for DDP: see `accumulate`.
-    """
-
-    @staticmethod
-    def assign_hooks(model: nn.Module) -> None:
-        """Hooks on every parameter; call it once, on the model as it is trained.
-
-        Raises:
-            ValueError: the model is wrapped in DDP, where the reducer would find no gradients.
-        """
-        if shard.is_ddp(model):
-            raise ValueError(
-                "assign_hooks would take gradients away before DistributedDataParallel reduces them; use "
-                "lowbit.accumulate(model) and run each micro-batch in `with accumulator.micro(last=...)`"
-            )
-        model._lowbit_accumulator = Accumulator(model)  # type: ignore[assignment]
-
-    @staticmethod
-    def reassign_grad_buffer(model: nn.Module) -> None:
-        """Before the optimizer's step: every `p.grad` is what was added up."""
-        accumulator: Any = getattr(model, "_lowbit_accumulator", None)
-        if accumulator is None:
-            raise ValueError("assign_hooks was not called on this model")
-        accumulator.finish()

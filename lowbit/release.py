@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lowbit import hooks as places
 from lowbit import shard
 from lowbit.clip import Sums, divisor_for
-from lowbit.gradients import _accumulators, _steppers
 from lowbit.optim import LowbitOptimizer
 
 
@@ -90,18 +91,22 @@ class InBackward:
         self._queued = -1  # in which backward pass
         self._handles: list[Any] = []
         self._groups: dict[Tensor, int] = {}
-        own = {id(p) for p in model.parameters()}
+        places.check_model(model, "lowbit.step_in_backward")
+        own = {id(p): name for name, p in model.named_parameters()}
         for number, group in enumerate(opt.param_groups):
             for p in group["params"]:
                 if p.requires_grad and id(p) in own:
-                    _check(p)
+                    places.check_free(p, own[id(p)], "lowbit.step_in_backward")
                     self._groups[p] = number
         if not self._groups:
             raise ValueError("the optimizer has no parameter of this model; build it after the model is sharded")  # fmt: skip
         for p in self._groups:
-            _steppers[p] = weakref.ref(self)
+            places.steppers[p] = weakref.ref(self)
             hook = self._after_reducer if self._ddp else self._hook
             self._handles.append(p.register_post_accumulate_grad_hook(hook))
+        names = {own[id(p)]: p for p in self._groups}
+        check = functools.partial(places.check_place, what="lowbit.step_in_backward", names=names)
+        self._handles.append(model.register_forward_pre_hook(check, prepend=True))
         self._handles.append(opt.register_step_pre_hook(self._before_rest))
         self._handles.append(opt.register_step_post_hook(self._end))
 
@@ -119,7 +124,7 @@ class InBackward:
         for handle in self._handles:
             handle.remove()
         for p in self._groups:
-            _steppers.pop(p, None)
+            places.steppers.pop(p, None)
         self._handles = []
 
     # In the backward pass
@@ -173,7 +178,7 @@ class InBackward:
 
     def _after_reducer(self, p: Tensor) -> None:
         """Queues a step of everything behind whatever the reducer has queued, or will queue, for the end of this backward pass."""
-        if p in _accumulators:  # which calls `_reduced` behind the last micro-batch
+        if p in places.accumulators:  # which calls `_reduced` behind the last micro-batch
             return
         task = torch._C._current_graph_task_id()
         if self._held or self._queued == task or not self._model.require_backward_grad_sync:
@@ -238,15 +243,3 @@ class InBackward:
             self._divisor = torch.where(norm.isfinite(), divisor, 1.0)
         self._begun = False
         self._found = {}
-
-
-def _check(p: Tensor) -> None:
-    if p in _steppers:
-        raise ValueError(
-            "a parameter is stepped in the backward pass already; `remove()` that first"
-        )
-    if shard.is_flat(p):
-        raise ValueError(
-            "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), on which hooks never run, or run before the reduction; step behind the "
-            "backward pass, or use fully_shard (FSDP2)"
-        )

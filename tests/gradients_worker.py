@@ -508,6 +508,22 @@ def wrong_places(ranks: int) -> Found:
     lowbit.accumulate(inner)
     ddp = DistributedDataParallel(inner, find_unused_parameters=True)
     found["inside DDP"] = refused("call it on the DistributedDataParallel", lambda: ddp(batch(0)))
+    model = Net()
+    lowbit.step_in_backward(model, optimizer(model))
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    text = "lowbit.step_in_backward was called on a module inside"
+    found["inside DDP, steps"] = refused(text, lambda: ddp(batch(0)))
+    outer = nn.Sequential(net("ddp"))
+    text = "inside of this Sequential; call lowbit"
+    found["inside DDP, around it"] = refused(text, lambda: lowbit.accumulate(outer))
+    found["inside DDP, steps around it"] = refused(
+        text, lambda: lowbit.step_in_backward(outer, optimizer(outer))
+    )
+    model = Net()
+    lowbit.step_in_backward(model, optimizer(model))
+    sharded(model)
+    text = "fully_shard was called after lowbit.step_in_backward"
+    found["before fully_shard, steps"] = refused(text, lambda: model(batch(0)))
     ddp = net("ddp")
     found["assign_hooks on DDP"] = refused(
         "before DistributedDataParallel reduces", lambda: lowbit.StochasticAccumulator.assign_hooks(ddp)
