@@ -102,6 +102,29 @@ def test_the_norm_does_not_depend_on_the_cut_or_the_order():
                 assert torch.equal(clip.total_norm(parts, power), norm), (dtype, power)
 
 
+def test_sums_are_exact_for_every_isa():
+    """Against integers of any length: values over all exponents, alike, alternating between far apart, the largest and the smallest."""
+    rng = torch.Generator().manual_seed(6)
+    n = 64 * 5 + 17
+    spread = torch.randn(n, generator=rng) * 2.0 ** torch.randint(-90, 63, (n,), generator=rng)
+    alike = torch.rand(n, generator=rng) + 1
+    cases = [spread, alike, alike * 2.0**-75, alike * 1.8e19 / 2, alike * 2.0**-63, torch.zeros(n)]
+    cases += [alike * 2.0**k for k in (-70, -64, 40, 55, 60, 62)]
+    cases += [torch.where(torch.arange(n) % 9 > 0, alike * 2.0**k, 0.0) for k in (0, 62)]
+    cases += [torch.where(torch.arange(n) % 5 > 0, alike * 2.0**k, alike * 2.0 ** (k - j)) for k in (0, 62) for j in (7, 10, 11, 12, 40)]  # fmt: skip
+    for x in cases:
+        terms = (x * x).to(torch.float64).tolist()  # of float32 squares
+        want = sum(int(t * 2.0**149) for t in terms)
+        for isa in ops.catalog()["isas"]:
+            ops.set_isa(isa)
+            for dtype in (torch.float32, torch.bfloat16):
+                y = x.to(dtype)
+                exact = want if dtype == torch.float32 else sum(int(t * 2.0**149) for t in (y.float() * y.float()).double().tolist())  # fmt: skip
+                words = ops.exact_powers([y], 2).tolist()
+                assert words[17:] == [0, 0]
+                assert sum(w << 16 * i for i, w in enumerate(words[:17])) == exact, isa
+
+
 def test_every_device_has_the_same_words_and_value():
     """The operators of torch that serve other devices, here on the CPU, against the one of C++."""
     generator = torch.Generator().manual_seed(4)
