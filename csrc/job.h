@@ -68,4 +68,20 @@ struct Job {
   }
 };
 
+/// A local part [rows, cols] of a gradient, contiguous, and the buffer that it is added to.
+struct Accumulation {
+  void* held;
+  void* beside;  // what the buffer's format keeps beside it, or null
+  const void* grad;
+  int format, grad_format;  // indices into ParamFormats and GradFormats
+  int64_t rows, cols;
+  int64_t global_cols;  // of the whole gradient
+  int64_t first;        // global flat index of the local element (0, 0)
+  float scale;
+  RandomKey random;
+
+  int64_t tiles_per_row() const { return ceil_div(cols, kTile); }
+  int64_t tiles() const { return rows * tiles_per_row(); }
+};
+
 }  // namespace lowbit

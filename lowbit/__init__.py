@@ -10,6 +10,8 @@ from lowbit.adafactor import CAME, Adafactor
 from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
 from lowbit.apollo import APOLLO, APOLLOMini, Fira
+from lowbit.clip import clip_grad_norm_, clip_scale
+from lowbit.gradients import accumulate
 from lowbit.groups import param_groups
 from lowbit.load import load_optimizer
 from lowbit.optim import LowbitOptimizer
@@ -36,8 +38,10 @@ from lowbit.precise import (
 )
 from lowbit.presets import catalog, scaled
 from lowbit.qconfig import qconfig
+from lowbit.release import step_in_backward
 from lowbit.sgd import SGD, Adagrad, Lion, RMSprop
 from lowbit.stats import Stats
+from lowbit.torchastic import StochasticAccumulator
 from lowbit.trust import LAMB, LARS
 
 __version__ = _version("lowbit")
@@ -72,8 +76,12 @@ __all__ = [
     "RMSprop8bit",
     "SGD8bit",
     "Stats",
+    "StochasticAccumulator",
     "__version__",
+    "accumulate",
     "catalog",
+    "clip_grad_norm_",
+    "clip_scale",
     "get_fp32_model_state_dict",
     "load_optimizer",
     "override",
@@ -81,5 +89,6 @@ __all__ = [
     "qconfig",
     "scaled",
     "set_fp32_model_state_dict",
+    "step_in_backward",
     "to_master_free",
 ]

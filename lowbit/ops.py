@@ -133,6 +133,33 @@ apollo_step = _ops.apollo_step
 fira_step = _ops.fira_step
 
 
+def accumulate(
+    held: Sequence[Tensor],
+    beside: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    plan: Tensor,
+    format: str,
+    *,
+    scale: float = 1.0,
+    seed: int = 0,
+) -> None:
+    """held += scale * grads in float32, stored in a parameter format, in place; local, contiguous tensors of one device.
+
+    Args:
+        beside: what the format keeps beside each buffer; empty where it keeps nothing.
+        plan: int64 CPU [n, 6]: rows, columns, columns of the whole gradient, global index of the first element, stream of random bits, additions
+            so far.
+    """
+    _ops.accumulate(held, beside, grads, plan, format, scale, seed)
+
+
+def exact_powers(grads: Sequence[Tensor], power: int) -> Tensor:
+    """The sum of |g| (power 1) or g * g (2), each rounded to float32, over contiguous CPU tensors: int64 [SUM_WORDS], exact. Ranks add words."""
+    return _ops.exact_powers(grads, power)
+
+
+SUM_WORDS = 19  # of csrc/core/exact_sum.h, the last of which counts infinities, and a count of NaN
+
 SCRATCH_DTYPES = (
     torch.int64, torch.int64, torch.int64, torch.int32, torch.int32, torch.float32
 )  # fmt: skip
@@ -202,6 +229,16 @@ def _(
     phase=0,
 ):  # type: ignore[no-untyped-def]
     return None
+
+
+@torch.library.register_fake("lowbit::accumulate")
+def _(held, beside, grads, plan, format, scale, seed):  # type: ignore[no-untyped-def]
+    return None
+
+
+@torch.library.register_fake("lowbit::exact_powers")
+def _(grads, power):  # type: ignore[no-untyped-def]
+    return grads[0].new_empty((SUM_WORDS,), dtype=torch.int64)
 
 
 def _row_codes(entry: dict[str, Any], cols: int) -> int:

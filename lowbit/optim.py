@@ -223,21 +223,21 @@ class LowbitOptimizer(Optimizer):
     # The step
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | None = None
+    ) -> Any:
         """One step over every parameter that has a gradient.
 
         Args:
             closure: reevaluates the model and returns the loss; run with gradients enabled.
+            grad_scale: one number that gradients are divided by as they are read, such as `lowbit.clip_scale` gives, beside the attribute
+                `grad_scale` that torch's GradScaler sets.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._layouts and self._laid_out_for != self._decided():
-            self._layouts.clear()  # such as by OneCycleLR, which gives SGD a momentum
-            self._plans.clear()
-            self.init_state()
-        if self._create_late_state():
+        if not self._prepare():
             return loss
         with_grad = [
             (number, p)
@@ -245,8 +245,21 @@ class LowbitOptimizer(Optimizer):
             for p in group["params"]
             if p.grad is not None
         ]
-        self._update(with_grad, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        scale = getattr(self, "grad_scale", None)
+        if grad_scale is not None and scale is not None:
+            grad_scale = scale * shard.local(grad_scale).to(scale.device)
+        self._update(
+            with_grad, scale if grad_scale is None else grad_scale, getattr(self, "found_inf", None)
+        )
         return loss
+
+    def _prepare(self) -> bool:
+        """State as the groups want it now. False where the step is only there to create it."""
+        if self._layouts and self._laid_out_for != self._decided():
+            self._layouts.clear()  # such as by OneCycleLR, which gives SGD a momentum
+            self._plans.clear()
+            self.init_state()
+        return not self._create_late_state()
 
     def _update(
         self,
@@ -300,6 +313,7 @@ class LowbitOptimizer(Optimizer):
             return batch.plan()
         streams = [stream for _, stream in batch.rows]
         versions = [stream._version for stream in streams]
+        where = (where, id(streams[0]))  # parameters may also be stepped one by one
         kept = self._plans.get(where)
         same = kept is not None and kept[1] == versions and len(kept[0]) == len(streams)
         if (

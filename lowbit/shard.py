@@ -87,6 +87,54 @@ def gradient(p: Tensor) -> Tensor:
     return local(grad)
 
 
+def holders(t: Tensor) -> tuple[Any, ...]:
+    """The process groups over which the parts of t are spread, one for each mesh dimension that shards it; none where it is whole here.
+
+    Raises:
+        ValueError: t is a flat shard of FSDP1, which does not say over which ranks it is spread.
+    """
+    if is_flat(t):
+        raise ValueError(
+            "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), which does not know the others; "
+            "use the wrapped model's own clip_grad_norm_, or fully_shard (FSDP2)"
+        )
+    if not isinstance(t, DTensor):
+        return ()
+    return tuple(
+        t.device_mesh.get_group(i)
+        for i, placement in enumerate(t.placements)
+        if hasattr(placement, "dim") and t.device_mesh.size(i) > 1
+    )
+
+
+def is_flat(t: Tensor) -> bool:
+    """Whether t is a flat shard of FSDP1, or a parameter that is a view of one."""
+    return bool(getattr(t, "_fsdp_flattened", False) or getattr(t, "_is_flat_param", False))
+
+
+def is_ddp(module: Any) -> bool:
+    """Whether a module is wrapped in DistributedDataParallel."""
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel)
+
+
+def inside_ddp(module: Any) -> bool:
+    """Whether the forward pass that is running now is that of a DistributedDataParallel around a module that is not one itself."""
+    around = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    return around is not None and around is not module and module in around.modules()
+
+
+def is_fully_sharded(module: Any) -> bool:
+    """Whether fully_shard (FSDP2) was called on any part of a module."""
+    return any(hasattr(m, "set_requires_gradient_sync") for m in module.modules())
+
+
+def rank() -> int:
+    """This process's number among all, 0 where there is one."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
 def part(p: Tensor, what: str) -> Part:
     """The local part of a parameter. `what` names it in errors.
 
@@ -216,3 +264,11 @@ def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
             pieces = joined.split([t.numel() for t in tensors])
             for tensor, piece in zip(tensors, pieces, strict=True):
                 tensor.copy_(piece.reshape(tensor.shape))
+
+
+def average_over(t: Tensor, group: Any) -> None:
+    """Averages a gradient over a process group in place, as DistributedDataParallel does: each rank's part of it is taken first."""
+    import torch.distributed as dist
+
+    t.div_(group.size())
+    dist.all_reduce(t, group=group)

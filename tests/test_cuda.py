@@ -383,3 +383,65 @@ def test_second_device():
         run.set_grads(random_grads(run, 0))
         run.step()
     assert_same(cuda, cpu)
+
+
+# ---- gradients outside of a step ----
+
+
+@pytest.mark.parametrize("format", ["bfloat16_stochastic", "bfloat16", "bfloat16_kahan", "float32"])
+def test_added_gradients_have_the_bits_of_the_cpu(format):
+    rng = torch.Generator().manual_seed(1)
+    for grad_dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for rows, cols, wide, first in ((1, 100_003, 100_003, 0), (37, 90, 200, 13), (64, 256, 256, 256)):  # fmt: skip
+            grad = torch.randn(rows, cols, generator=rng).to(grad_dtype)
+            held = torch.randn(rows, cols, generator=rng)
+            held = held.to(torch.float32 if format == "float32" else torch.bfloat16)
+            beside = [torch.zeros_like(held)] if format == "bfloat16_kahan" else []
+            plan = torch.tensor([[rows, cols, wide, first, 5, 2]])
+            there, also = held.to(DEVICE), [t.to(DEVICE) for t in beside]
+            ops.accumulate([held], beside, [grad], plan, format, scale=1 / 3, seed=4)
+            ops.accumulate([there], also, [grad.to(DEVICE)], plan, format, scale=1 / 3, seed=4)
+            assert torch.equal(there.cpu(), held)
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(also, beside, strict=True))
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, math.inf])
+def test_norms_have_the_bits_of_the_cpu_and_clipping_does_not_wait(power):
+    rng = torch.Generator().manual_seed(2)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        here, there = [], []
+        for shape in SHAPES:
+            p = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+            p.grad = torch.randn(shape, generator=rng).mul_(3.0).to(dtype)
+            here.append(p)
+            q = torch.nn.Parameter(p.detach().to(DEVICE))
+            q.grad = p.grad.to(DEVICE)
+            there.append(q)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            norm = lowbit.clip_grad_norm_(there, 0.5, power)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(lowbit.clip_grad_norm_(here, 0.5, power), norm.cpu())
+        for p, q in zip(here, there, strict=True):
+            assert torch.equal(p.grad, q.grad.cpu())
+
+
+def test_accumulation_and_steps_in_backward():
+    made = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(300, 256).bfloat16().to(device))
+        module = torch.nn.ParameterList([p])
+        opt = lowbit.AdamW([("w", p)], lr=1e-2)
+        accumulator = lowbit.accumulate(module, average=3)
+        lowbit.step_in_backward(module, opt, max_norm=1.0)
+        for step in range(3):
+            for i in range(3):
+                grad = torch.randn(300, 256, generator=torch.Generator().manual_seed(3 * step + i))
+                with accumulator.micro(last=i == 2):
+                    p.backward(grad.bfloat16().to(device))
+            assert p.grad is None
+            opt.step()
+        made.append([p.detach().cpu(), *(t.cpu() for t in opt.state[p].values())])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))

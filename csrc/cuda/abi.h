@@ -9,7 +9,7 @@
 
 namespace lowbit {
 
-constexpr int kCudaAbi = 2;
+constexpr int kCudaAbi = 3;
 
 /// A measured scale of one slot as state keeps it: one tensor, or for rank 1 one for each
 /// dimension.
@@ -59,11 +59,19 @@ struct CudaCode {
   void* scales;
 };
 
+/// Device pointers.
+struct CudaAccumulation {
+  int device;
+  void* stream;
+  Accumulation job;
+};
+
 extern "C" {
 using CudaAbiFn = int (*)();                          // lowbit_cuda_abi
 using CudaWorkspaceFn = int64_t (*)(int64_t count);   // lowbit_cuda_workspace
 using CudaStepFn = const char* (*)(const CudaStep*);  // lowbit_cuda_step
 using CudaCodeFn = const char* (*)(const CudaCode*);  // lowbit_cuda_encode, lowbit_cuda_decode
+using CudaAccumulateFn = const char* (*)(const CudaAccumulation*);  // lowbit_cuda_accumulate
 }
 
 }  // namespace lowbit

@@ -42,7 +42,8 @@ const char* open(Library& library) {
   if (!find(handle, "lowbit_cuda_workspace", library.workspace) ||
       !find(handle, "lowbit_cuda_step", library.step) ||
       !find(handle, "lowbit_cuda_encode", library.encode) ||
-      !find(handle, "lowbit_cuda_decode", library.decode)) {
+      !find(handle, "lowbit_cuda_decode", library.decode) ||
+      !find(handle, "lowbit_cuda_accumulate", library.accumulate)) {
     return "_cuda.so lacks a function of its interface; build again";
   }
   void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);

@@ -13,6 +13,7 @@ struct Library {
   CudaWorkspaceFn workspace;
   CudaStepFn step;
   CudaCodeFn encode, decode;
+  CudaAccumulateFn accumulate;
   /// torch's current stream on the device.
   void* (*current_stream)(int device);
 };

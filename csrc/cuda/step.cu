@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/abi.h"
+#include "cuda/accumulate.cuh"
 #include "cuda/code.cuh"
 #include "cuda/measure.cuh"
 #include "cuda/scales.cuh"
@@ -335,6 +336,19 @@ const char* run_code(const CudaCode& call) {
                 kEncode ? "launching encode" : "launching decode", call);
 }
 
+const char* run_accumulate(const CudaAccumulation& call) {
+  const int64_t threads = call.job.rows * groups_in_row(call.job.cols);
+  if (threads == 0 || call.job.cols == 0) return nullptr;
+  if (const char* error = begin(call.device)) return error;
+  int64_t blocks = 0;
+  if (const char* error = explain(
+          grid(call.device, accumulate, ceil_div(threads, kLanes), kAccumulateWarps, &blocks),
+          "asking for the device's size"))
+    return error;
+  return launch(accumulate, blocks, kAccumulateWarps * kLanes, call.stream, "launching accumulate",
+                call.job);
+}
+
 }  // namespace
 }  // namespace lowbit::cuda
 
@@ -353,4 +367,7 @@ LB_EXPORT const char* lowbit_cuda_encode(const lowbit::CudaCode* call) {
 }
 LB_EXPORT const char* lowbit_cuda_decode(const lowbit::CudaCode* call) {
   return lowbit::cuda::run_code<false>(*call);
+}
+LB_EXPORT const char* lowbit_cuda_accumulate(const lowbit::CudaAccumulation* call) {
+  return lowbit::cuda::run_accumulate(*call);
 }

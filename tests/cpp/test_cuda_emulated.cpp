@@ -14,6 +14,7 @@
 #include "catalog.h"
 #include "core/exact_sum.h"
 #include "core/registry.h"
+#include "cpu/gradient.h"
 #include "cpu/step.h"
 
 namespace lowbit {
@@ -865,6 +866,60 @@ bool shows(const std::function<void()>& mistake) {
   return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/// Bytes of buffers that differ from the CPU walk's after a gradient was added to each.
+int wrong_sums() {
+  const cpu::Leaves& leaves = cpu::leaves();
+  std::mt19937 random(5);
+  int wrong = 0;
+  struct Place {
+    int64_t rows, cols, global_cols, first;
+  };
+  const Place places[] = {{1, 4097, 4097, 0}, {1, 1000, 1000, 13},         {5, 37, 90, 90'013},
+                          {3, 256, 512, 256}, {7, 3, 3, int64_t{7} << 33}, {1, 5, 5, 3}};
+  for (int format = 0; format < param_count(); ++format) {
+    const ParamInfo info = param_info(format);
+    for (int grad = 0; grad < grad_count(); ++grad) {
+      for (const Place& place : places) {
+        const auto n = static_cast<size_t>(place.rows * place.cols);
+        std::vector<uint8_t> g(n * static_cast<size_t>(grad_bytes(grad))), held[2], beside[2];
+        held[0].resize(n * static_cast<size_t>(info.bytes));
+        beside[0].resize(n * static_cast<size_t>(info.extra_bytes));
+        for (auto* bytes : {&g, &held[0], &beside[0]}) {  // NaN and infinities among them
+          for (uint8_t& b : *bytes) b = static_cast<uint8_t>(random());
+        }
+        held[1] = held[0], beside[1] = beside[0];
+        const auto job = [&](int on) {
+          Accumulation made{};
+          made.held = held[on].data();
+          made.beside = beside[on].empty() ? nullptr : beside[on].data();
+          made.grad = g.data();
+          made.format = format, made.grad_format = grad;
+          made.rows = place.rows, made.cols = place.cols;
+          made.global_cols = place.global_cols, made.first = place.first;
+          made.scale = 1.0f / 3.0f;
+          made.random = {7, 3, 11, 0xdeadbeefu};
+          return made;
+        };
+        cpu::accumulate(job(0), 0, job(0).tiles(), leaves);
+        const CudaAccumulation call{0, nullptr, job(1)};
+        check(lowbit_cuda_accumulate(&call) == nullptr, "lowbit_cuda_accumulate");
+        for (size_t i = 0; i < held[0].size(); ++i) wrong += held[0][i] != held[1][i];
+        for (size_t i = 0; i < beside[0].size(); ++i) wrong += beside[0][i] != beside[1][i];
+      }
+    }
+  }
+  return wrong;
+}
+
+void test_accumulate() {
+  check(wrong_sums() == 0, "gradients added on the device");
+  for (const int fault : {1, 3, 4}) {
+    random_fault = fault;
+    check(wrong_sums() > 0, "other random bits show in added gradients");
+    random_fault = 0;
+  }
+}
+
 void test_mistakes_show() {
   emulator::Faults& faults = emulator::machine.faults;
   check(!shows([] {}), "no mistake, no difference");
@@ -902,7 +957,8 @@ int main(int argc, char** argv) {
   const std::pair<const char*, void (*)()> tests[] = {
       {"codes", lowbit::test_codes},           {"every_format", lowbit::test_every_format},
       {"every_rule", lowbit::test_every_rule}, {"shapes", lowbit::test_shapes},
-      {"options", lowbit::test_options},       {"mistakes", lowbit::test_mistakes_show}};
+      {"options", lowbit::test_options},       {"accumulate", lowbit::test_accumulate},
+      {"mistakes", lowbit::test_mistakes_show}};
   for (const auto& [name, test] : tests) {
     if (argc < 2 || std::strcmp(argv[1], name) == 0) test();
   }

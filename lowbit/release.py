@@ -1,0 +1,245 @@
+"""Steps inside of the backward pass, so that each gradient is freed as soon as it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit import hooks as places
+from lowbit import shard
+from lowbit.clip import Sums, divisor_for
+from lowbit.optim import LowbitOptimizer
+
+
+def step_in_backward(
+    model: nn.Module,
+    opt: LowbitOptimizer,
+    *,
+    scaler: Any = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+) -> InBackward:
+    """Steps each parameter as soon as the backward pass has its gradient, and frees the gradient. The loop stays as it is:
+
+        lowbit.step_in_backward(model, opt)
+        ...
+        loss.backward()   # steps
+        opt.step()        # ends the step: what had no hook, the norm for the next step
+        scheduler.step()
+
+    leaves the bits of a step behind the backward pass. On FSDP2 call it after `fully_shard`; it runs where the shard of a gradient has been reduced. Under
+    DistributedDataParallel, which keeps its buckets allocated whatever is done here, all parameters are stepped when the reducer has finished.
+    With `lowbit.accumulate`, called before it, it steps on the last micro-batch; without, put all but the last backward pass of a step into
+    `with released.hold():`.
+
+    Args:
+        model: the model as it is trained. Parameters of `opt` that are not in it are stepped by `opt.step()`.
+        scaler: the torch.amp.GradScaler that scales the loss. Then call `scaler.step(released)` instead of `opt.step()`, and `scaler.update()`. A parameter
+            whose gradient is not finite is not stepped, but the others are: by then they have been.
+        max_norm: clips by the norm of the *previous* step's gradients, since that of this step is known only when the first have been used: they are
+            divided by max(1, (previous norm + 1e-6) / max_norm), in the first step by 1. That is not clip_grad_norm_; a gradient that is suddenly
+            large is clipped one step late.
+        norm_type: of that norm.
+
+    Raises:
+        TypeError: an optimizer of another library. ValueError: FSDP1, whose hooks never run or run before the reduction, or a parameter that is
+            stepped in backward already.
+    """
+    return InBackward(model, opt, scaler=scaler, max_norm=max_norm, norm_type=norm_type)
+
+
+class InBackward:
+    """What `step_in_backward` returns. GradScaler takes it for an optimizer.
+
+    Attributes:
+        norm: of the gradients of the last whole step, where max_norm was given: a float32 tensor of no dimensions, else None.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        opt: LowbitOptimizer,
+        *,
+        scaler: Any = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+    ) -> None:
+        if not isinstance(opt, LowbitOptimizer):
+            raise TypeError(
+                f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}"
+            )
+        if max_norm is not None and not max_norm >= 0.0:
+            raise ValueError(f"max_norm must be at least 0, not {max_norm}")
+        if not norm_type > 0.0:
+            raise ValueError(f"norm_type must be positive, not {norm_type}")
+        self.opt, self.scaler, self.max_norm, self.norm_type = opt, scaler, max_norm, norm_type
+        self.norm: Tensor | None = None
+        self._model = model
+        self._ddp = shard.is_ddp(model)
+        self._divisor: Tensor | None = None
+        self._sums = Sums(norm_type)
+        self._found: dict[torch.device, Tensor] = {}
+        self._held = self._begun = False
+        self._queued = -1  # in which backward pass
+        self._handles: list[Any] = []
+        self._groups: dict[Tensor, int] = {}
+        places.check_model(model, "lowbit.step_in_backward")
+        own = {id(p): name for name, p in model.named_parameters()}
+        for number, group in enumerate(opt.param_groups):
+            for p in group["params"]:
+                if p.requires_grad and id(p) in own:
+                    places.check_free(p, own[id(p)], "lowbit.step_in_backward")
+                    self._groups[p] = number
+        if not self._groups:
+            raise ValueError("the optimizer has no parameter of this model; build it after the model is sharded")  # fmt: skip
+        for p in self._groups:
+            places.steppers[p] = weakref.ref(self)
+            hook = self._after_reducer if self._ddp else self._hook
+            self._handles.append(p.register_post_accumulate_grad_hook(hook))
+        names = {own[id(p)]: p for p in self._groups}
+        check = functools.partial(places.check_place, what="lowbit.step_in_backward", names=names)
+        self._handles.append(model.register_forward_pre_hook(check, prepend=True))
+        self._handles.append(opt.register_step_pre_hook(self._before_rest))
+        self._handles.append(opt.register_step_post_hook(self._end))
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Around the backward passes of a step but the last: gradients are added up in `p.grad`, and nothing is stepped."""
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
+
+    def remove(self) -> None:
+        """Takes the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        for p in self._groups:
+            places.steppers.pop(p, None)
+        self._handles = []
+
+    # In the backward pass
+
+    @torch.no_grad()
+    def _hook(self, p: Tensor) -> None:
+        if self._held or p.grad is None:  # an accumulator has it
+            return
+        self._step([p])
+
+    def _step(self, params: list[Tensor]) -> None:
+        self._begin()
+        found = None
+        for p in params:
+            if self.max_norm is not None:
+                self._sums.add(p)
+            if self.scaler is not None:
+                found = self._look(p, found)
+        self.opt._update([(self._groups[p], p) for p in params], self._scale(), found)
+        for p in params:
+            p.grad = None
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        self.opt._prepare()
+        if self.max_norm is not None:  # on every rank in the same order
+            for p in self._groups:
+                self._sums.expect(p)
+
+    def _scale(self) -> Tensor | None:
+        """What gradients are divided by."""
+        if self.scaler is None:
+            return self._divisor
+        device = self._divisor.device if self._divisor is not None else next(iter(self._found))
+        scale = self.scaler.scale(torch.ones((), device=device))
+        return scale if self._divisor is None else scale * self._divisor
+
+    def _look(self, p: Tensor, before: Tensor | None) -> Tensor:
+        """1 where a gradient has something that is not finite, on any rank that holds a part of it."""
+        finite = shard.gradient(p).isfinite().all()
+        bad = (~finite).to(torch.int32).reshape(1)
+        groups = shard.holders(p)
+        if groups:
+            shard.reduce_over([(bad, group, "max") for group in groups])
+        found = bad.float().reshape(())
+        last = self._found.get(found.device)
+        self._found[found.device] = found if last is None else torch.maximum(last, found)
+        return found if before is None else torch.maximum(before.to(found.device), found)
+
+    def _after_reducer(self, p: Tensor) -> None:
+        """Queues a step of everything behind whatever the reducer has queued, or will queue, for the end of this backward pass."""
+        if p in places.accumulators:  # which calls `_reduced` behind the last micro-batch
+            return
+        task = torch._C._current_graph_task_id()
+        if self._held or self._queued == task or not self._model.require_backward_grad_sync:
+            return
+        self._queued = task
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        # The reducer queues its end when the last bucket is ready, with static_graph=True from a callback of its own.
+        queue(lambda: queue(lambda: queue(self._reduced)))
+
+    @torch.no_grad()
+    def _reduced(self) -> None:
+        params = [p for p in self._groups if p.grad is not None]
+        if params:
+            self._step(params)
+
+    # The end of a step
+
+    def step(self) -> Any:
+        """`opt.step()`, for GradScaler."""
+        for name in ("grad_scale", "found_inf"):
+            if hasattr(self, name):
+                setattr(self.opt, name, getattr(self, name))
+        try:
+            return self.opt.step()
+        finally:
+            for name in ("grad_scale", "found_inf"):
+                if hasattr(self, name):
+                    delattr(self.opt, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """For GradScaler, which looks for infinities: one number for each device that says whether there were any, and what has not been stepped."""
+        flags = []
+        for device, found in self._found.items():
+            flag = torch.zeros((), device=device, requires_grad=True)
+            flag.grad = torch.where(found > 0, torch.inf, 0.0)
+            flags.append(flag)
+        rest = [p for g in self.opt.param_groups for p in g["params"] if p.grad is not None]
+        return [{"params": flags + rest}]
+
+    def _before_rest(self, opt: Any, args: Any, kwargs: Any) -> Any:
+        """What has no hook, or had nothing to do in the last micro-batch, is clipped as the others were."""
+        if self.max_norm is None:
+            return None
+        for group in opt.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._begin()
+                    self._sums.add(p)
+        if self._divisor is None:
+            return None
+        given = kwargs.get("grad_scale")
+        return args, {**kwargs, "grad_scale": self._divisor if given is None else self._divisor * given}  # fmt: skip
+
+    def _end(self, opt: Any, args: Any, kwargs: Any) -> None:
+        if self.max_norm is not None and self._begun:
+            norm = self._sums.norm()
+            if self.scaler is not None:
+                norm = norm / self.scaler.scale(torch.ones_like(norm))
+            self.norm, divisor = norm, divisor_for(norm, self.max_norm)
+            # Infinities are for the scaler to skip; they say nothing about the next step.
+            self._divisor = torch.where(norm.isfinite(), divisor, 1.0)
+        self._begun = False
+        self._found = {}
