@@ -22,7 +22,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc tools -type f 2>/dev/
 run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) recipes/demo.py
 
-test: setup
+test: setup $(VENV)/frameworks
 	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
 	@$(BIN)/cmake --build $(CMAKE_BUILD)
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
@@ -100,6 +100,13 @@ $(VENV)/torch:
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	@echo "building lowbit"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation -C cmake.define.LOWBIT_TOOLS=$(HAVE_LIBRARIES) -C cmake.define.LOWBIT_BUILD_TESTS=OFF -e ".[test]"
+	@touch $@
+
+# Frameworks that tests train through, without those dependencies of torchtitan that its optimizer does not use (it needs Python 3.11).
+$(VENV)/frameworks: $(VENV)/installed
+	@echo "installing transformers, accelerate, lightning, torchtitan"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation -C cmake.define.LOWBIT_TOOLS=$(HAVE_LIBRARIES) -C cmake.define.LOWBIT_BUILD_TESTS=OFF -e ".[frameworks]"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/installed

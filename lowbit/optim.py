@@ -106,11 +106,31 @@ class LowbitOptimizer(Optimizer):
         the weights exist, materialise them, then call this.
         """
         self._laid_out_for = self._decided()
+        self._drop_replaced()
         for group, p, lay in self._laid_out():
             if p.requires_grad and not p.is_meta:
                 state = self.state[p]
                 if not state or any(key not in state for key in lay.keys):
                     self.state[p] = {**self._fresh(group, p, lay), **state}
+
+    def _drop_replaced(self) -> None:
+        """Forgets parameters that something put others in the place of after construction, as Accelerate does where it shards."""
+        here = {p for group in self.param_groups for p in group["params"]}
+        for p in [p for p in self.state if isinstance(p, Tensor) and p not in here]:
+            if float(self.state[p].get("step", 0.0)) > 0:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups after it had been stepped, and its state cannot "
+                    "follow; wrap or shard the model first, then load the checkpoint"
+                )
+            del self.state[p]
+        if any(p not in here for p in self._layouts):
+            self._layouts.clear()
+            self._plans.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's; with state for every parameter, those included that were put in the place of others since."""
+        self.init_state()
+        return super().state_dict()
 
     def _fresh(self, group: Mapping[str, Any], p: Tensor, lay: Layout) -> dict[str, Tensor]:
         device = shard.local(p).device
@@ -331,7 +351,7 @@ class LowbitOptimizer(Optimizer):
         count it. With state that exists at construction that step never runs; where it does run, it creates state and counts nothing.
         """
         if len(self._layouts) == sum(len(group["params"]) for group in self.param_groups) and all(
-            self.state.get(p) or not p.requires_grad
+            p in self._layouts and (self.state.get(p) or not p.requires_grad)
             for group in self.param_groups
             for p in group["params"]
         ):

@@ -1,0 +1,57 @@
+"""Hugging Face Transformers: `Trainer(optimizer_cls_and_kwargs=lowbit.integrations.transformers.optimizer(args))`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+import lowbit
+from lowbit.optim import LowbitOptimizer
+
+
+def optimizer(
+    args: TrainingArguments, name: str = "AdamW", **options: Any
+) -> tuple[Callable[[], Callable[..., LowbitOptimizer]], dict[str, Any]]:
+    """What `Trainer` takes as `optimizer_cls_and_kwargs`: a factory, so that parameters come with their names.
+
+    The groups are the Trainer's (no weight decay for biases and norms), each split as `lowbit.param_groups` does: embeddings and output head keep
+    wide state.
+
+    Args:
+        args: the learning rate and weight decay are taken from here; Adam's betas and epsilon too, where the optimizer has them.
+        name: of a class of lowbit.
+        options: more of its arguments (`state_format="4bit"`, `seed=1`), or others than those of `args`.
+
+    Raises:
+        ValueError: there is no such class.
+    """
+    cls = getattr(lowbit, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, LowbitOptimizer)):
+        raise ValueError(f"lowbit has no optimizer {name!r}; lowbit.AdamW is one")
+    given: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
+    if issubclass(cls, lowbit.Adam):
+        given |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    return lambda: build, {"cls": cls, **given, **options}
+
+
+def build(
+    model: nn.Module, *, cls: Callable[..., LowbitOptimizer], weight_decay: float, **options: Any
+) -> LowbitOptimizer:
+    """The optimizer of a model whose groups are those of `Trainer`."""
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    groups = []
+    for group in lowbit.param_groups(model):
+        for decay in (weight_decay, 0.0):
+            members = [
+                (name, p)
+                for name, p in zip(group["param_names"], group["params"], strict=True)
+                if (name in decayed) == (decay is weight_decay)
+            ]
+            if members:
+                names, params = zip(*members, strict=True)
+                made = {"params": list(params), "param_names": list(names), "weight_decay": decay}
+                groups.append({**group, **made})
+    return cls(groups, weight_decay=weight_decay, **options)
