@@ -27,6 +27,14 @@ def encode_slot(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
 
 def fresh_slot(value: float, lay: Layout, slot: Slot, device: torch.device) -> list[Tensor]:
     """The tensors of a slot that holds `value` everywhere; no rank needs another for it."""
+    if slot.coded and not slot.measured:  # a row like any other
+        row = torch.full((1, lay.part.global_cols), value, dtype=torch.float32, device=device)
+        return [
+            tensor[:, e.offset[1] : e.offset[1] + e.local[1]].expand(e.local)
+            for tensor, e in zip(
+                ops.encode(row, slot.format, slot.block), slot.entries(lay.part), strict=True
+            )
+        ]
     values = torch.full(lay.part.local, value, dtype=torch.float32, device=device)
     if not slot.measured:
         return encode_slot(values, lay, slot)
@@ -48,8 +56,15 @@ def decode_slot(tensors: Sequence[Tensor], lay: Layout, slot: Slot) -> Tensor:
     if slot.measured:
         values = ops.decode_given(first.cpu(), _spread(tensors[1:], lay, slot), slot.format)
         return values.to(first.device).reshape(part.local)
-    values = ops.decode(first, tensors[1].contiguous(), slot.format, slot.block, part.cols)
-    return values.reshape(part.local)
+    scales, lead = tensors[1], 0
+    if part.cut == shard.CUT_ALL:  # from where the first block begins
+        info, begin = ops.state_format(slot.format), part.col_offset // slot.block
+        end = -(-(part.col_offset + part.cols) // slot.block)
+        count, lead = info["scale_numbers"], part.col_offset % slot.block
+        scales = scales[:, count * begin : count * max(begin, end)]
+        first = torch.nn.functional.pad(first, (lead * info["bits"] // 8, 0))
+    values = ops.decode(first, scales.contiguous(), slot.format, slot.block, lead + part.cols)
+    return values[:, lead:].reshape(part.local)
 
 
 def _maxima(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:

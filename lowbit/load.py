@@ -60,6 +60,10 @@ def _hyper(opt: LowbitOptimizer) -> list[str]:
 
 def _names(opt: LowbitOptimizer, model: nn.Module | None) -> list[str] | None:
     """Clean names of the parameters in the optimizer's order, or None."""
+    if opt._pieces:
+        raise ValueError(
+            "load_optimizer does not read into flat shards of FSDP1: use lowbit.fsdp1.get_state_dict, torch.distributed.checkpoint.load and set_state_dict"
+        )
     params = [p for group in opt.param_groups for p in group["params"]]
     if all("param_names" in group for group in opt.param_groups):
         return [clean_name(name) for group in opt.param_groups for name in group["param_names"]]
