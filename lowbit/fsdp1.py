@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import ops, shard
-from lowbit.coding import decode_slot
+from lowbit.coding import decode_slot, encode_decoded
 from lowbit.layout import Entry, Layout
 from lowbit.optim import LowbitOptimizer
 from lowbit.overrides import clean_name
@@ -33,7 +33,7 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
         opt: of its parameters.
         export: "fp32": `opt.state_dict()` gives float32 moments of the shape of the flat shards and `load_state_dict` takes them, so that
             torch's `FSDP.optim_state_dict` and `torch.distributed.checkpoint.state_dict` work. What is kept is encoded again on loading, which gives back
-            the very codes and scales where the format's codes reach its scale (all but the `float8` and `companded8` ones; see docs/sharding.md).
+            the very values in all formats but `log8`, `log8_signed` and `log16` (docs/sharding.md).
 
     Raises:
         ValueError: a flat shard of the optimizer is not in `model`; state that `export` cannot show.
@@ -221,7 +221,13 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
                 flats.append(torch.zeros(0))
         whole = shard.complete(p, flats)
         loaded: dict[str, Any] = {"step": float(step)}
-        loaded |= {slot.name: rows for slot, rows in zip(lay.slots, whole, strict=True)}
+        for slot, rows in zip(lay.slots, whole, strict=True):
+            if slot.scale == "block":  # the very codes, as far as the values tell them
+                tensors = encode_decoded(rows.reshape(p.part.rows, p.cols), slot)
+                entries = slot.entries(lay.part)
+                loaded |= {e.key: t for e, t in zip(entries, tensors, strict=True)}
+            else:
+                loaded[slot.name] = rows
         if p.alone:
             state[key_of[p.owner]] = loaded
         else:
