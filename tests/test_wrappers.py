@@ -118,6 +118,12 @@ def test_the_float32_view_round_trips(pool, single, wrapper, kind):
         assert different(found["continued"], single[1][name]) == []
 
 
+@pytest.mark.parametrize("wrapper", ["FSDP1 orig", "FSDP1 flat"])
+def test_checkpoints_are_read_directly(pool, single, wrapper):
+    folder = pool.folder.name
+    assert all(pool.run(WRAPPERS[wrapper], "wrappers_worker", "read_directly", wrapper, folder))
+
+
 def test_the_float32_view_is_a_state_dict_of_torch_adamw(pool):
     assert pool.run(2, "wrappers_worker", "torch_adamw_takes_it")[0]
 
