@@ -163,11 +163,12 @@ class LowbitOptimizer(Optimizer):
 
     def _bind_pieces(self, pieces: dict[Tensor, list[shard.Piece]]) -> None:
         """Takes the original parameters for the flat shards that hold pieces of them; state that was laid out otherwise is dropped."""
+        for p in pieces:
+            if p not in self._pieces:
+                self.state.pop(p, None)
         self._pieces, self._holders = pieces, None
         self._layouts.clear()
         self._plans.clear()
-        for p in pieces:
-            self.state.pop(p, None)
         overrides.check_matched(
             [
                 {**group, "param_names": [name for k, _, name, _ in self._members() if k == number and name] or None}
@@ -295,7 +296,14 @@ class LowbitOptimizer(Optimizer):
             self.init_state()
         if self._create_late_state():
             return loss
-        with_grad = [(number, p) for number, p, _, _ in self._members() if p.grad is not None]
+        pieces = self._pieces
+        with_grad = [
+            (number, p)
+            for number, group in enumerate(self.param_groups)
+            for owner in group["params"]
+            for p in (pieces.get(owner, (owner,)) if pieces else (owner,))
+            if p.grad is not None
+        ]
         self._update(with_grad, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         return loss
 
@@ -318,7 +326,7 @@ class LowbitOptimizer(Optimizer):
             batch = batches.get(where)
             if batch is None:
                 batch = batches[where] = Batch(self.param_groups[number], lay)
-            batch.add(p, value, lay, self._state_of(p))
+            batch.add(p, value, lay, self._state_of(p) if holders else self.state[p])
         for where, batch in batches.items():
             self._bind(batch, where[1], self._plan(where, batch), grad_scale, found_inf)
         run_phases(list(batches.values()), holders)

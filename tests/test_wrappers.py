@@ -86,7 +86,8 @@ def test_a_different_gradient_is_seen(pool, single):
     "wrapper, ranks",
     [
         ("DDP", 2), ("DDP bucket views, static graph", 2), ("DDP no_sync", 2), ("ZeroRedundancyOptimizer", 2), ("FSDP1 orig", 4), ("FSDP1 flat", 4),
-        ("FSDP1 orig, mixed precision", 2), ("FSDP1 flat, mixed precision", 2), ("FSDP2", 4), ("FSDP2, mixed precision", 2), ("HSDP 2x2", 4),
+        ("FSDP1 orig, mixed precision", 2), ("FSDP1 flat, mixed precision", 2), ("FSDP1 orig, no shard", 2),
+        ("FSDP1 orig, hybrid", 4), ("FSDP1 flat, hybrid", 4), ("FSDP2", 4), ("FSDP2, mixed precision", 2), ("HSDP 2x2", 4),
     ],
 )  # fmt: skip
 def test_real_training(pool, wrapper, ranks):
@@ -122,6 +123,11 @@ def test_the_float32_view_round_trips(pool, single, wrapper, kind):
 def test_checkpoints_are_read_directly(pool, single, wrapper):
     folder = pool.folder.name
     assert all(pool.run(WRAPPERS[wrapper], "wrappers_worker", "read_directly", wrapper, folder))
+
+
+@pytest.mark.parametrize("wrapper", ["FSDP1 orig", "FSDP1 flat"])
+def test_a_step_that_is_called_off_counts_nowhere(pool, wrapper):
+    assert all(pool.run(WRAPPERS[wrapper], "wrappers_worker", "infinite_gradients", wrapper))
 
 
 def test_the_float32_view_is_a_state_dict_of_torch_adamw(pool):

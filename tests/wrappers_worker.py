@@ -28,6 +28,7 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
+    ShardingStrategy,
     StateDictType,
     fully_shard,
 )
@@ -179,7 +180,8 @@ def _whole_weight(p) -> torch.Tensor:
     begin, end = p.elements(p.flat.rank)
     full[begin:end] = p.value
     bits = full.view(torch.uint8)
-    dist.all_reduce(bits)  # each element from one
+    if p.flat.ranks > 1:
+        dist.all_reduce(bits, group=p.flat.group)  # each element from one
     return bits.view(p.dtype).reshape(p.shape)
 
 
@@ -316,6 +318,11 @@ def real(wrapper: str, steps: int = 6) -> dict[str, str]:
     mixed, kind, options = "mixed" in wrapper, wrapper.partition(",")[0], {}
     if kind in ("FSDP1 orig", "FSDP1 flat"):
         options = {"use_orig_params": kind == "FSDP1 orig", "device_id": torch.device("cpu")}
+        if "no shard" in wrapper:
+            options["sharding_strategy"] = ShardingStrategy.NO_SHARD
+        if "hybrid" in wrapper:
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+            options |= {"sharding_strategy": ShardingStrategy.HYBRID_SHARD, "device_mesh": mesh}
         if mixed:
             options["mixed_precision"] = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # fmt: skip
         for name in ("first", "unused"):
@@ -407,6 +414,22 @@ def read_directly(wrapper: str, folder: str) -> bool:
         lowbit.load_optimizer(again, path)
         good &= digest(opt, 10) == digest(again, 10)
     return good
+
+
+def infinite_gradients(wrapper: str) -> bool:
+    """A step that a scaler calls off changes and counts nothing, on no rank; stats() and a second bind change nothing either."""
+    model, opt = build(wrapper, FORMATS["8bit"])
+    for step in range(3):
+        set_grads(model, opt, step)
+        opt.step()
+    before = digest(opt, 3)
+    set_grads(model, opt, 4)
+    opt.grad_scale, opt.found_inf = torch.tensor(2.0), torch.tensor(1.0)
+    opt.step()
+    del opt.grad_scale, opt.found_inf
+    assert str(opt.stats())
+    fsdp1.bind(model, opt)
+    return before == digest(opt, 3)
 
 
 def _through(kind: str, model, opt) -> tuple[dict, bool]:
