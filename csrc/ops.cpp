@@ -41,7 +41,10 @@ enum PlanColumn {
   kSlot,  // kSlotColumns for each slot
   kDims = kSlot + 4 * kMaxSlots,
   kMostDims = 6,
-  kPlanColumns = kDims + 1 + kMostDims
+  kFront = kDims + 1 + kMostDims,
+  kBack,
+  kCut,
+  kPlanColumns
 };
 enum SlotColumn { kSlotFormat, kSlotBlock, kSlotKind, kSlotStochastic, kSlotColumns };
 
@@ -75,13 +78,13 @@ const int64_t* checked_plan(const Tensor& plan, int64_t n) {
 /// What several phases of one step share: workspace that holds nothing between steps.
 struct Scratch {
   int64_t *totals = nullptr, *rows = nullptr, *cols = nullptr;
-  uint32_t *row_most = nullptr, *col_most = nullptr;
+  uint32_t *row_most = nullptr, *col_most = nullptr, *blocks = nullptr;
   float* floats = nullptr;
 };
 
 /// Lengths of the workspace's parts.
 struct ScratchSize {
-  int64_t totals = 0, rows = 0, cols = 0, row_most = 0, col_most = 0, floats = 0;
+  int64_t totals = 0, rows = 0, cols = 0, row_most = 0, col_most = 0, blocks = 0, floats = 0;
 };
 
 bool combines(const int64_t* row) { return row[kDims] > 2; }  // columns of several dimensions
@@ -104,6 +107,10 @@ void place(Job& job, const RuleInfo& rule, const int64_t* row, const Scratch& s,
   }
   for (int k = 0; k < rule.slots; ++k) {
     StateSlot& slot = job.state[k];
+    if (slot.kind == kBlock && job.cut != kNoCut) {
+      slot.block_next = of(s.blocks, at.blocks);
+      at.blocks += 2 * job.cut_rows() * job.blocks(slot.block);
+    }
     if (!is_measured(slot.kind)) continue;
     const bool rows = slot.kind != kColumn, cols = slot.kind == kColumn || slot.kind == kRank1;
     slot.row_stride = slot.kind == kTensor ? 0 : 1;
@@ -140,9 +147,13 @@ void read_shape(Job& job, const int64_t* row, size_t i) {
   job.first = row[kFirst], job.numel = row[kNumel];
   job.batches = row[kBatches], job.inner_rows = row[kInnerRows], job.inner_cols = row[kInnerCols];
   job.global_inner_rows = row[kGlobalInnerRows], job.global_inner_cols = row[kGlobalInnerCols];
+  job.front = row[kFront], job.back = row[kBack], job.cut = static_cast<int>(row[kCut]);
   STD_TORCH_CHECK(job.rows >= 0 && job.cols >= 0 && job.first >= 0 && job.global_cols >= job.cols &&
                       job.batches >= 0 && job.inner_rows >= 0 && job.inner_cols >= 0 &&
-                      row[kDims] >= 0 && row[kDims] <= kMostDims,
+                      row[kDims] >= 0 && row[kDims] <= kMostDims && job.front >= 0 &&
+                      job.back >= 0 && row[kCut] >= 0 && row[kCut] < kCuts &&
+                      (job.front + job.back == 0 || job.front + job.back < job.rows * job.cols) &&
+                      job.front <= job.cols && job.back <= job.cols,
                   "lowbit::step: the plan of parameter ", i, " has a negative or impossible size");
 }
 
@@ -171,6 +182,15 @@ StateSlot read_slot(const int64_t* row, int k, size_t i) {
   return slot;
 }
 
+/// All slots, and the length of a tile, which holds whole blocks of each.
+void read_slots(Job& job, const RuleInfo& rule, const int64_t* row, size_t i) {
+  job.tile = kTile;
+  for (int k = 0; k < rule.slots; ++k) {
+    job.state[k] = read_slot(row, k, i);
+    job.tile = std::max(job.tile, job.state[k].block);
+  }
+}
+
 /// The jobs of a step, every tensor held against the plan. State comes, for each parameter, as:
 /// what the parameter format keeps beside it; for each slot its values and its scales (one tensor,
 /// or one for each dimension where they are of rank 1); for each factored moment rows and columns;
@@ -197,7 +217,6 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
       return t.mutable_data_ptr();
     };
     job.rule = rule;
-    job.tile = kTile;
     read_shape(job, row, i);
     job.random = {static_cast<uint32_t>(seed),
                   static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32), 0,
@@ -206,7 +225,7 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
     STD_TORCH_CHECK(job.param_format >= 0 && job.param_format < param_count(),
                     "lowbit::step: parameter ", i, " has no format ", job.param_format);
     const ParamInfo param = param_info(job.param_format);
-    const int64_t numel = job.rows * job.cols;
+    const int64_t room = job.rows * job.cols, numel = room - job.front - job.back;
     check_tensor(params[i], "the value", i, scalar_type(param.dtype), numel, params[0]);
     job.grad_format = grad_format(grads[i]);
     STD_TORCH_CHECK(job.grad_format >= 0, "lowbit::step: the gradient of parameter ", i,
@@ -219,13 +238,12 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
     if (param.extra_dtype[0] != 0)
       job.extra = take("what is kept beside the value", scalar_type(param.extra_dtype),
                        numel * extra_width(param));
+    read_slots(job, info, row, i);
     for (int k = 0; k < info.slots; ++k) {
       StateSlot& slot = job.state[k];
-      slot = read_slot(row, k, i);
       const StateInfo format = state_info(slot.format);
-      if (slot.block > job.tile) job.tile = slot.block;
       slot.values = take("the state", scalar_type(format.dtype),
-                         format.scaled ? job.rows * code_bytes(job.cols, format.bits) : numel);
+                         format.scaled ? job.rows * code_bytes(job.cols, format.bits) : room);
       std::vector<float*>& most = made.states[i * kMaxSlots + k].most;
       const auto take_most = [&](int64_t length) {
         most.push_back(static_cast<float*>(take("the scale", ScalarType::Float, length)));
@@ -233,7 +251,7 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
       };
       if (slot.kind == kBlock) {
         slot.scales = take("the scale", scalar_type(format.scale_dtype),
-                           job.rows * ceil_div(job.cols, slot.block) * format.scale_numbers);
+                           job.rows * job.blocks(slot.block) * format.scale_numbers);
       } else if (slot.kind == kRow) {
         slot.row_most = take_most(job.rows);
       } else if (slot.kind == kTensor) {
@@ -244,7 +262,10 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
         slot.row_most = take_most(job.rows);
         for (int64_t d = 1; d < row[kDims]; ++d) slot.col_most = take_most(row[kDims + 1 + d]);
       }
-      made.measures_scales |= is_measured(slot.kind);
+      made.measures_scales |= is_measured(slot.kind) || (slot.kind == kBlock && job.cut != kNoCut);
+      STD_TORCH_CHECK(job.cut != kCutAll || job.lead() * format.bits % 8 == 0,
+                      "lowbit::step: the columns of parameter ", i,
+                      " are cut inside a byte of codes");
     }
     for (int k = 0; k < info.factors; ++k) {
       job.factor[k].row = static_cast<float*>(
@@ -346,12 +367,15 @@ void write_scales(const Job& job, int k, const SlotState& state, const int64_t* 
     copy(state.most.back(), slot.col_next, job.cols);
 }
 
-/// Adds the old row means to the sum behind each batch's columns.
+/// Adds the old row means to the sum behind each batch's columns. A row of the job that begins
+/// elsewhere counts there.
 void add_old_rows(const Job& job, const Factor& factor) {
+  const int64_t skipped = job.front > 0 && job.inner_cols > 0 ? job.cols / job.inner_cols : 0;
   for (int64_t b = 0; b < job.batches; ++b) {
     int64_t* bins =
         factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
-    exact_add(factor.row + b * job.inner_rows, static_cast<int>(job.inner_rows), bins);
+    const int64_t begin = std::max(b * job.inner_rows, skipped), end = (b + 1) * job.inner_rows;
+    if (begin < end) exact_add(factor.row + begin, static_cast<int>(end - begin), bins);
   }
 }
 
@@ -405,6 +429,7 @@ void run_phase(Plan& plan, const Tensor& rows, int phase) {
         jobs, kGrain, [](const Job& job) { return job.tiles(); },
         [&](const Job& job, int64_t begin, int64_t end) { cpu::step(job, begin, end, leaves); });
     each_slot(write_scales);
+    for (const Job& job : jobs) cpu::write_cut_scales(job, leaves);
   }
 }
 
@@ -412,21 +437,22 @@ void run_phase(Plan& plan, const Tensor& rows, int phase) {
 Scratch checked_scratch(const Tensors& tensors) {
   Scratch s;
   if (tensors.empty()) return s;
-  STD_TORCH_CHECK(tensors.size() == 6,
-                  "lowbit::step: scratch has six tensors, as lowbit::scratch makes them");
+  STD_TORCH_CHECK(tensors.size() == 7,
+                  "lowbit::step: scratch has seven tensors, as lowbit::scratch makes them");
   s.totals = static_cast<int64_t*>(tensors[0].mutable_data_ptr());
   s.rows = static_cast<int64_t*>(tensors[1].mutable_data_ptr());
   s.cols = static_cast<int64_t*>(tensors[2].mutable_data_ptr());
   s.row_most = static_cast<uint32_t*>(tensors[3].mutable_data_ptr());
   s.col_most = static_cast<uint32_t*>(tensors[4].mutable_data_ptr());
-  s.floats = static_cast<float*>(tensors[5].mutable_data_ptr());
+  s.blocks = static_cast<uint32_t*>(tensors[5].mutable_data_ptr());
+  s.floats = static_cast<float*>(tensors[6].mutable_data_ptr());
   return s;
 }
 
 void check_scratch_size(const Tensors& tensors, const ScratchSize& size) {
-  const int64_t want[] = {size.totals,   size.rows,     size.cols,
-                          size.row_most, size.col_most, size.floats};
-  const ScalarType dtype[] = {ScalarType::Long, ScalarType::Long, ScalarType::Long,
+  const int64_t want[] = {size.totals,   size.rows,   size.cols,  size.row_most,
+                          size.col_most, size.blocks, size.floats};
+  const ScalarType dtype[] = {ScalarType::Long, ScalarType::Long, ScalarType::Long, ScalarType::Int,
                               ScalarType::Int,  ScalarType::Int,  ScalarType::Float};
   int64_t all = 0;
   for (const int64_t w : want) all += w;
@@ -441,8 +467,8 @@ void check_scratch_size(const Tensors& tensors, const ScratchSize& size) {
   }
 }
 
-/// Sizes of the six workspace tensors of a step: int64 sums of tensors, rows and columns, int32
-/// maxima of rows and columns, float32.
+/// Sizes of the workspace tensors of a step: int64 sums of tensors, rows and columns, int32 maxima
+/// of rows, columns and cut blocks, float32.
 std::vector<int64_t> scratch_sizes(std::string name, Tensor plan) {
   const int rule = find_rule(name);
   STD_TORCH_CHECK(rule >= 0, "lowbit::scratch_sizes: no update rule is named '", name, "'");
@@ -452,10 +478,11 @@ std::vector<int64_t> scratch_sizes(std::string name, Tensor plan) {
   for (int64_t i = 0; i < plan.size(0); ++i, row += kPlanColumns) {
     Job job{};
     read_shape(job, row, static_cast<size_t>(i));
-    for (int k = 0; k < info.slots; ++k) job.state[k] = read_slot(row, k, static_cast<size_t>(i));
+    read_slots(job, info, row, static_cast<size_t>(i));
     place(job, info, row, Scratch{}, size);
   }
-  return {size.totals, size.rows, size.cols, size.row_most, size.col_most, size.floats};
+  return {size.totals,   size.rows,   size.cols,  size.row_most,
+          size.col_most, size.blocks, size.floats};
 }
 
 void step_cpu(std::string name, Tensors params, Tensors grads, Tensors state, Tensors steps,
@@ -539,6 +566,13 @@ void step_cuda(std::string name, Tensors params, Tensors grads, Tensors state, T
                   name);
   const cuda::Library& library = cuda::library();
   STD_TORCH_CHECK(library.error == nullptr, "lowbit::step on CUDA: ", library.error);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    STD_TORCH_CHECK(
+        jobs[i].cut == kNoCut && jobs[i].front == 0 && jobs[i].back == 0,
+        "lowbit::step on CUDA: parameter ", i,
+        " is cut inside a row or a block, which the GPU's kernels do not take yet; shard "
+        "it on dimension 0 (fully_shard)");
+  }
   CudaStep call{};
   if (lr && lr->is_cpu()) {
     hyper[0] = number(*lr, "lr");
@@ -656,7 +690,7 @@ std::tuple<Tensor, Tensor> encode(Tensor x, std::string name, int64_t block) {
     for_tiles(rows, cols, std::max<int64_t>(kTile, block), [&](int64_t row, int64_t col, int n) {
       leaf(values + row * cols + col, code + row * row_bytes + code_bytes(col, info.bits),
            scale + row * scale_bytes + col / block * info.scale_bytes, static_cast<int>(block), n,
-           nullptr);
+           nullptr, nullptr);
     });
   }
   return {codes, scales};

@@ -60,8 +60,9 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> A
         entries = slot.entries(lay.part)
         kept = _as_kept(p, entries, saved, key, cast=slot.name)
         if kept is None:
-            source = _source(p, lay, slot, saved, key)
-            jobs.append((entries, partial(_recode, lay, slot, *source)))
+            whole = replace(lay, part=_whole_rows(lay.part))  # blocks are not cut there
+            source = _source(p, whole, slot, saved, key)
+            jobs.append((entries, partial(_recode, whole, slot, *source, entries)))
         else:
             jobs.append((entries, partial(_move, kept)))
     for entry in lay.others:
@@ -141,21 +142,43 @@ def _move(values: Sequence[Kept], to: Sequence[Tensor]) -> None:
             target.copy_(kept.rows(begin, end))
 
 
-def _recode(lay: Layout, slot: Slot, source: Slot, values: Sequence[Kept], to: Sequence[Tensor]) -> None:  # fmt: skip
-    """Tensors of `slot` from the tensors of `source`: by rows where scales do not cover more than a row."""
+def _recode(
+    lay: Layout, slot: Slot, source: Slot, values: Sequence[Kept], entries: Sequence[Entry], to: Sequence[Tensor]
+) -> None:  # fmt: skip
+    """Tensors of `slot`, the parts of them in `entries`, from the tensors of `source`: by rows where scales do not cover more than a row."""
     if slot.measured or source.measured:
         whole = [kept.rows(0, lay.part.rows) for kept in values]
         decoded = decode_slot(whole, lay, source) if source.coded else whole[0].to(torch.float32)
-        for tensor, made in zip(to, encode_slot(decoded.to(to[0].device), lay, slot), strict=True):
-            tensor.copy_(made.reshape(tensor.shape))
+        coded = encode_slot(decoded.to(to[0].device), lay, slot)
+        for entry, tensor, made in zip(entries, to, coded, strict=True):
+            tensor.copy_(_of(entry, made).reshape(tensor.shape))
         return
     for begin, end in _pieces(values, to):
         piece = replace(lay, part=_cut(lay.part, begin, end))
         read = [kept.rows(begin, end).to(to[0].device) for kept in values]
         decoded = decode_slot(read, piece, source) if source.coded else read[0].to(torch.float32)
-        for tensor, made in zip(to, encode_slot(decoded, piece, slot), strict=True):
+        for entry, tensor, made in zip(entries, to, encode_slot(decoded, piece, slot), strict=True):
             target = tensor[begin:end] if tensor.ndim else tensor
-            target.copy_(made.reshape(target.shape))
+            target.copy_(_of(entry, made).reshape(target.shape))
+
+
+def _of(entry: Entry, made: Tensor) -> Tensor:
+    """The columns of an entry, from all of them where they were worked on together."""
+    for dim, follows in enumerate(entry.dims):
+        if follows != 0 and made.shape[dim] != entry.local[dim]:
+            made = made.narrow(dim, entry.offset[dim], entry.local[dim])
+    return made
+
+
+def _whole_rows(part: shard.Part) -> shard.Part:
+    """The rows here with all of their columns, where blocks are cut between columns."""
+    if part.cut != shard.CUT_ALL:
+        return part
+    return replace(
+        part, local=(part.local[0], *part.shape[1:]), offset=(part.offset[0], *(0,) * (len(part.shape) - 1)),
+        cuts=tuple((dim, group) for dim, group in part.cuts if dim == 0),
+        follows=(0, *(-1,) * (len(part.shape) - 1)), begins=(), cut=0,
+    )  # fmt: skip
 
 
 def _cut(part: shard.Part, begin: int, end: int) -> shard.Part:

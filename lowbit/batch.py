@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lowbit import layout, ops, shard
+
+if TYPE_CHECKING:
+    from lowbit.holders import Holders
 
 
 class Reductions(NamedTuple):
@@ -19,6 +22,7 @@ class Reductions(NamedTuple):
     cols: tuple[Any, ...] = ()
     row_most: tuple[Any, ...] = ()
     col_most: tuple[Any, ...] = ()
+    blocks: tuple[Any, ...] = ()
 
 
 class Batch:
@@ -33,10 +37,11 @@ class Batch:
         self.state: list[Tensor] = []
         self.steps: list[Tensor] = []
         self.rows: list[tuple[layout.Layout, Tensor]] = []
+        self.pieces: list[shard.Piece] = []  # as many, or none
         self.copies: list[tuple[Tensor, Tensor]] = []
         self.call: Callable[..., None]
 
-    def add(self, p: Tensor, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
+    def add(self, p: Any, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
         grad = shard.gradient(p)
         if grad.layout != torch.strided:
             raise RuntimeError(
@@ -53,6 +58,8 @@ class Batch:
             self.state.append(shard.local(state[key]))
         self.steps.append(state["step"])
         self.rows.append((lay, state["stream"]))
+        if isinstance(p, shard.Piece):
+            self.pieces.append(p)
 
     def plan(self) -> Tensor:
         return layout.plan_tensor([lay.plan_row(int(stream)) for lay, stream in self.rows])
@@ -63,14 +70,16 @@ class Batch:
 
     def measured(self, phase: int, scratch: list[Tensor]) -> list[tuple[Tensor, Any, str]]:
         """What a phase has measured that shards must agree on: (tensor, process group, operation)."""
-        totals, rows, cols, row_most, col_most, _ = scratch
+        totals, rows, cols, row_most, col_most, blocks, _ = scratch
         if phase < self.rounds:
             of_round = totals.view(len(self.params), self.rounds, -1)[:, phase]
             parts = [(of_round, "all", "sum")]
             if ops.rule(self.rule)["grids"][phase] >= 0:
                 parts += [(rows, "rows", "sum"), (cols, "cols", "sum")]
         else:
-            parts = [(row_most, "row_most", "max"), (col_most, "col_most", "max")]
+            parts = [
+                (row_most, "row_most", "max"), (col_most, "col_most", "max"), (blocks, "blocks", "max")
+            ]  # fmt: skip
         return [
             (tensor, group, operation)
             for tensor, which, operation in parts
@@ -87,10 +96,16 @@ def refuse_overlap(value: Tensor) -> None:
         )
 
 
-def run_phases(batches: Sequence[Batch]) -> None:
-    """Measures, reduces and updates, all batches phase by phase, so that one phase takes one collective for each kind of number."""
+def run_phases(batches: Sequence[Batch], holders: Holders | None = None) -> None:
+    """Measures, reduces and updates, all batches phase by phase, so that one phase takes one collective for each kind of number.
+
+    Args:
+        holders: of the pieces of flattened parameters, which agree even where nothing is here.
+    """
     scratch: dict[int, list[Tensor]] = {}
-    for phase in range(1 + max((batch.phases for batch in batches), default=0)):
+    phases = max((batch.phases for batch in batches), default=0)
+    for phase in range(1 + max(phases, holders.phases if holders else 0)):
+        shared = holders.begin(phase) if holders else None
         wanted: list[tuple[Tensor, Any, str]] = []
         for i, batch in enumerate(batches):
             if phase > batch.phases:
@@ -102,12 +117,18 @@ def run_phases(batches: Sequence[Batch]) -> None:
                     plan, device = batch.call.args[5], batch.params[0].device  # type: ignore[attr-defined]
                     scratch[i] = ops.scratch(batch.rule, plan, device)
                 batch.call(phase=phase, scratch=scratch[i])
-            if phase < batch.phases:
-                wanted += batch.measured(phase, scratch[i])
-            else:
+            if phase >= batch.phases:
                 batch.write_back()
+            elif shared and batch.pieces:
+                shared.put(batch, scratch[i])
+            else:
+                wanted += batch.measured(phase, scratch[i])
+        if shared:
+            wanted += shared.wanted()
         if wanted:
             shard.reduce_over(wanted)
+        if shared:
+            shared.get()
 
 
 def reductions(lay: layout.Layout) -> Reductions:
@@ -126,4 +147,5 @@ def reductions(lay: layout.Layout) -> Reductions:
         cols=tuple(group for dim, group in cuts if dim == last - 1),
         row_most=tuple(group for dim, group in cuts if dim > 0 or "tensor" in scales),
         col_most=tuple(group for dim, group in cuts if dim == 0),
+        blocks=tuple(group for dim, group in cuts if dim > 0),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -25,8 +26,62 @@ def encode_slot(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
     return [codes.to(values.device), *scales]
 
 
+def encode_decoded(values: Tensor, slot: Slot) -> list[Tensor]:
+    """Codes and scales of blocks whose float32 [rows, cols] `values` were decoded from some: those very codes where encoding gives them back, or where
+    the block's extreme is the map's lowest value and that is not -1 (bitsandbytes' signed dynamic maps) a scale by which they mean the same values."""
+    info = ops.state_format(slot.format)
+    codes, scales = (t.clone() for t in ops.encode(values.contiguous(), slot.format, slot.block))
+    again = ops.decode(codes, scales, slot.format, slot.block, values.shape[1])
+    rows = ((again != values) & ~(again.isnan() & values.isnan())).any(1).nonzero()[:, 0]
+    low = _lowest(slot.format) if info["measurable"] and info["scale_dtype"] == "float32" else -1.0
+    if not rows.numel() or low in (0.0, -1.0):
+        return [codes, scales]
+    some = values[rows].contiguous()
+    width = scales.shape[1]
+    padded = torch.nn.functional.pad(some, (0, width * slot.block - some.shape[1]))
+    blocks = padded.reshape(len(rows), width, slot.block)
+    most = blocks.abs().amax(2)
+    right = _same(again[rows], some, slot.block, width)
+    best = scales[rows]
+    for off in (0, 1, -1, 2, -2):  # units in the last place, for the quotient is rounded
+        guess = torch.where(
+            right, best, ((most / -low).view(torch.int32) + off).view(torch.float32)
+        )
+        wide = guess.repeat_interleave(slot.block, 1)[:, : some.shape[1]].contiguous()
+        tried = ops.encode_given(some.cpu(), wide.cpu(), slot.format).to(some.device)
+        means = ops.decode(tried, guess.contiguous(), slot.format, slot.block, some.shape[1])
+        found = _same(means, some, slot.block, width) & ~right
+        best, right = torch.where(found, guess, best), right | found
+    wide = best.repeat_interleave(slot.block, 1)[:, : some.shape[1]].contiguous()
+    codes[rows] = ops.encode_given(some.cpu(), wide.cpu(), slot.format).to(some.device)
+    scales[rows] = best
+    return [codes, scales]
+
+
+def _same(a: Tensor, b: Tensor, block: int, width: int) -> Tensor:
+    """Which blocks of the rows are equal."""
+    pad = (0, width * block - a.shape[1])
+    return torch.nn.functional.pad((a == b).float(), pad, value=1.0).reshape(len(a), width, block).amin(2) > 0  # fmt: skip
+
+
+@functools.cache
+def _lowest(format: str) -> float:
+    """The lowest value of a map whose highest is 1; -1 where its highest is another."""
+    x = torch.tensor([[1.0, -1.0, *[0.0] * 30]], device="cpu")
+    values = ops.decode(*ops.encode(x, format, 32), format, 32, 32)
+    return float(values[0, 1]) if float(values[0, 0]) == 1.0 else -1.0
+
+
 def fresh_slot(value: float, lay: Layout, slot: Slot, device: torch.device) -> list[Tensor]:
     """The tensors of a slot that holds `value` everywhere; no rank needs another for it."""
+    if slot.coded and not slot.measured:  # a row like any other
+        row = torch.full((1, lay.part.global_cols), value, dtype=torch.float32, device=device)
+        return [
+            tensor[:, e.offset[1] : e.offset[1] + e.local[1]].expand(e.local)
+            for tensor, e in zip(
+                ops.encode(row, slot.format, slot.block), slot.entries(lay.part), strict=True
+            )
+        ]
     values = torch.full(lay.part.local, value, dtype=torch.float32, device=device)
     if not slot.measured:
         return encode_slot(values, lay, slot)
@@ -48,8 +103,15 @@ def decode_slot(tensors: Sequence[Tensor], lay: Layout, slot: Slot) -> Tensor:
     if slot.measured:
         values = ops.decode_given(first.cpu(), _spread(tensors[1:], lay, slot), slot.format)
         return values.to(first.device).reshape(part.local)
-    values = ops.decode(first, tensors[1].contiguous(), slot.format, slot.block, part.cols)
-    return values.reshape(part.local)
+    scales, lead = tensors[1], 0
+    if part.cut == shard.CUT_ALL:  # from where the first block begins
+        info, begin = ops.state_format(slot.format), part.col_offset // slot.block
+        end = -(-(part.col_offset + part.cols) // slot.block)
+        count, lead = info["scale_numbers"], part.col_offset % slot.block
+        scales = scales[:, count * begin : count * max(begin, end)]
+        first = torch.nn.functional.pad(first, (lead * info["bits"] // 8, 0))
+    values = ops.decode(first, scales.contiguous(), slot.format, slot.block, lead + part.cols)
+    return values[:, lead:].reshape(part.local)
 
 
 def _maxima(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from lowbit import ops, shard
 from lowbit.overrides import clean_name, effective
-from lowbit.presets import FACTORED, LEAST_BLOCK, SCALES, choices, scaled
+from lowbit.presets import FACTORED, SCALES, choices, scaled
 
 MIN_NUMEL, MIN_COLS = 4096, 16  # smaller parameters, or shorter rows, keep wide state
 MAX_SLOTS, MAX_DIMS = 4, 6
-PLAN_COLUMNS = 12 + 4 * MAX_SLOTS + 1 + MAX_DIMS
+PLAN_COLUMNS = 12 + 4 * MAX_SLOTS + 1 + MAX_DIMS + 3
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Slot:
         made = self._entries(part)
         if not part.follows:
             return made
-        return [replace(e, places=tuple(part.follows[d] for d in e.dims)) for e in made]
+        places = (*part.follows, -1)  # of -1 too
+        return [replace(e, places=tuple(places[d] for d in e.dims)) for e in made]
 
     def _entries(self, part: shard.Part) -> list[Entry]:
         info = ops.state_format(self.format)
@@ -89,10 +90,15 @@ class Slot:
         entries = [matrix(self.key, dtype, codes)]
         if self.scale == "block":
             count, kind = info["scale_numbers"], getattr(torch, info["scale_dtype"])
-            entries.append(
-                matrix(f"{self.key}_scale", kind, lambda cols: count * -(-cols // self.block))
-            )
-            return entries
+
+            def numbers(cols: int) -> int:
+                return count * -(-cols // self.block)
+
+            scales = matrix(f"{self.key}_scale", kind, numbers)
+            if part.cut == shard.CUT_ALL:  # every holder of a row keeps all of its scales
+                local = (part.rows, numbers(part.global_cols))
+                scales = replace(scales, local=local, offset=(part.row_offset, 0), dims=(0, -1))
+            return [*entries, scales]
         name, f32 = f"{self.key}_scale_{self.scale}", torch.float32
         rows = Entry(name, f32, (part.global_rows,), (part.rows,), (part.row_offset,), (0,))
         if self.scale == "row":
@@ -126,7 +132,8 @@ class Layout:
         rounds = ops.rule(self.rule)["rounds"]
         object.__setattr__(self, "keys", tuple(entry.key for entry in self.entries()))
         object.__setattr__(self, "rounds", rounds)
-        object.__setattr__(self, "phases", rounds + any(slot.measured for slot in self.slots))
+        measured = self.part.cut or any(slot.measured for slot in self.slots)
+        object.__setattr__(self, "phases", rounds + bool(measured))
 
     @property
     def extra(self) -> Entry | None:
@@ -209,7 +216,8 @@ class Layout:
         ranked = any(slot.scale == "rank1" for slot in self.slots)
         dims = [len(part.local), *part.local] if ranked else []
         dims += [0] * (1 + MAX_DIMS - len(dims))
-        return [rows, cols, global_cols, first, stream, index, math.prod(part.shape), *inner, *slots, *dims]  # fmt: skip
+        ends = [part.front, part.back, part.cut]
+        return [rows, cols, global_cols, first, stream, index, math.prod(part.shape), *inner, *slots, *dims, *ends]  # fmt: skip
 
 
 def _pair(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -314,23 +322,29 @@ def layout_of(
     slots = slots_of(variant, chosen, wide)
     for slot in slots:
         check_cut(slot, part, what, name)
+    blocks = [slot.block for slot in slots if slot.scale == "block"]
+    if any(col % block for col in part.begins for block in blocks):
+        part = replace(part, cut=shard.CUT_ALL)
+    elif (part.front or part.back) and blocks:
+        part = replace(part, cut=shard.CUT_ENDS)
     param_format = param_format_of(p, options["param_format"], what)
     return Layout(variant, part, slots, param_format, stream_of(name, index))
 
 
 def check_cut(slot: Slot, part: shard.Part, what: str, name: str | None) -> None:
-    """Raises ValueError where columns are cut where the slot's codes or scales cannot be, or there are more dimensions than scales for them."""
+    """Raises ValueError where columns are cut where the slot's codes cannot be, or there are more dimensions than scales for them."""
     if slot.scale == "rank1" and len(part.shape) > MAX_DIMS:
         raise ValueError(
             f"{what} has {len(part.shape)} dimensions, and scale='rank1' takes at most {MAX_DIMS}; take scale='row' for it"
         )
-    if not slot.coded or part.whole_rows:
+    if not slot.coded or not part.begins:
         return
-    cut = f"{what} of {part.global_cols} columns is cut at columns {part.col_offset}..{part.col_offset + part.cols}"
+    columns = ", ".join(str(col) for col in part.begins[:4]) + (", ..." if part.begins[4:] else "")
+    cut = f"{what} of {part.global_cols} columns is cut at columns {columns}"
     advice = f"shard it on dimension 0, or keep its state wide with wide=[{name!r}]"
-    step = slot.block or LEAST_BLOCK  # codes of any width begin on a byte there
-    if part.col_offset % step or part.cols % step:
-        raise ValueError(f"{cut}, inside a block of {step}; {advice}")
+    bits = ops.state_format(slot.format)["bits"]
+    if any(col * bits % 8 for col in part.begins):
+        raise ValueError(f"{cut}, inside a byte of {bits}-bit codes; {advice}")
     if slot.measured and len(part.shape) > 2:
         raise ValueError(
             f"{cut}, and scale={slot.scale!r} follows only dimension 0 there; {advice}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowbit import ops
+from lowbit import ops, shard
 from lowbit.checkpoint import Checkpoint, CheckpointError, Codes, Model, State
 from lowbit.optim import STRUCTURE, LowbitOptimizer
 from lowbit.overrides import clean_name
@@ -59,7 +59,11 @@ def _hyper(opt: LowbitOptimizer) -> list[str]:
 
 
 def _names(opt: LowbitOptimizer, model: nn.Module | None) -> list[str] | None:
-    """Clean names of the parameters in the optimizer's order, or None."""
+    """Clean names of the parameters in the optimizer's order, original ones in place of flattened, or None."""
+    if opt._pieces:
+        members = list(opt._members())
+        known = [p.name if isinstance(p, shard.Piece) else name for _, p, name, _ in members]
+        return None if None in known else [clean_name(str(name)) for name in known]
     params = [p for group in opt.param_groups for p in group["params"]]
     if all("param_names" in group for group in opt.param_groups):
         return [clean_name(name) for group in opt.param_groups for name in group["param_names"]]
@@ -152,7 +156,9 @@ class _Saved:
 
     def state_dict(self, opt: LowbitOptimizer, names: list[str] | None) -> dict[str, Any]:
         """A state dict whose parameters are keyed 0, 1, ... in the optimizer's order; its tensors are still in the checkpoint."""
-        params = [p for group in opt.param_groups for p in group["params"]]
+        members = list(opt._members())
+        params = [p for _, p, _, _ in members]
+        flattened = any(isinstance(p, shard.Piece) and not p.alone for p in params)
         count, groups = len(params), [self.groups[i] for i in sorted(self.groups)]
         ids = [str(key) for group in groups for key in group.get("params", ())]
         keys = ids or list(self.named) or list(self.state)
@@ -160,7 +166,7 @@ class _Saved:
         for group in groups:
             of.update({clean_name(str(key)): group for key in group.get("params", ())})
         of.update(self.named)
-        if keys and all(key.isdigit() for key in keys):
+        if keys and all(key.isdigit() for key in keys) and not flattened:
             if ids and len(ids) != count:
                 raise ValueError(
                     f"the checkpoint's optimizer has {len(ids)} parameters, this one {count}"
@@ -180,11 +186,18 @@ class _Saved:
                     f"the checkpoint has no parameter {missing[0]!r} ({len(missing)} missing of {count})"
                 )
         clean = {clean_name(name): leaves for name, leaves in self.state.items()}
-        state = {i: clean[name] for i, name in enumerate(wanted) if name in clean}
+        state: dict[int, Any] = {}
+        first: dict[int, str] = {}  # of each group
+        for (number, p, _, index), name in zip(members, wanted, strict=True):
+            first.setdefault(number, name)
+            if name in clean and isinstance(p, shard.Piece) and not p.alone:
+                state.setdefault(index, {})[p.name] = clean[name]
+            elif name in clean:
+                state[index] = clean[name]
         made, at = [], 0
         for number, group in enumerate(opt.param_groups):
             size = len(group["params"])
-            settings = of.get(wanted[at]) if size else None
+            settings = of.get(first[number]) if size else None
             if settings is None:
                 settings = self.groups.get(number, self.groups.get(0, {}))
             hyper = {key: settings[key] for key in _hyper(opt) if key in settings}

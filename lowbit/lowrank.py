@@ -89,6 +89,11 @@ def layout_of(
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
     own, options = shard.part(p, what), effective(group, name, index)
+    if isinstance(p, shard.Piece) and p.flat.ranks > 1:
+        raise ValueError(
+            f"{what} lies in flat shards of FSDP1, and rank {rank} of it needs whole rows; use fully_shard, or step it without a subspace by "
+            f"wide=[{name!r}] or a group with rank=None"
+        )
     if not own.whole_rows or any(dim != 0 for dim, _ in own.cuts):
         raise ValueError(
             f"{what} of {own.global_cols} columns is cut at columns {own.col_offset}..{own.col_offset + own.cols}, and rank {rank} of it needs "

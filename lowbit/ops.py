@@ -161,18 +161,22 @@ def exact_powers(grads: Sequence[Tensor], power: int) -> Tensor:
 SUM_WORDS = 19  # of csrc/core/exact_sum.h, the last of which counts infinities, and a count of NaN
 
 SCRATCH_DTYPES = (
-    torch.int64, torch.int64, torch.int64, torch.int32, torch.int32, torch.float32
+    torch.int64, torch.int64, torch.int64, torch.int32, torch.int32, torch.int32, torch.float32
 )  # fmt: skip
 
 
 def scratch(rule: str, plan: Tensor, device: torch.device) -> list[Tensor]:
-    """The workspace of a step of several phases: exact sums of tensors, rows and columns (add over shards), maxima of rows and columns as bits
-    (largest over shards), and floats that stay here. Holds nothing between steps."""
-    sizes = _ops.scratch_sizes(rule, plan)
+    """The workspace of a step of several phases: exact sums of tensors, rows and columns (add over shards), maxima of rows, columns and cut blocks
+    as bits (largest over shards), and floats that stay here. Holds nothing between steps."""
     return [
         torch.zeros(size, dtype=dtype, device=device)
-        for size, dtype in zip(sizes, SCRATCH_DTYPES, strict=True)
+        for size, dtype in zip(scratch_sizes(rule, plan), SCRATCH_DTYPES, strict=True)
     ]
+
+
+def scratch_sizes(rule: str, plan: Tensor) -> list[int]:
+    """The lengths of the tensors of `scratch`."""
+    return _ops.scratch_sizes(rule, plan)
 
 
 def encode(x: Tensor, format: str, block: int) -> tuple[Tensor, Tensor]:

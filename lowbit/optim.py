@@ -17,6 +17,7 @@ from lowbit import layout, ops, overrides, shard
 from lowbit.adopt import Adoption, adopt_state, is_stored
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
+from lowbit.holders import Holders
 from lowbit.layout import Layout
 from lowbit.stats import Stats, collect
 
@@ -38,7 +39,9 @@ class LowbitOptimizer(Optimizer):
     )
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._layouts: dict[Tensor, Layout] = {}
+        self._layouts: dict[Any, Layout] = {}
+        self._pieces: dict[Tensor, list[shard.Piece]] = {}  # of flat shards: fsdp1.bind
+        self._holders: Holders | None = None
         self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}
         self._ready = False
         # Left out of the groups where they say nothing, so that checkpoints without them still load.
@@ -46,8 +49,10 @@ class LowbitOptimizer(Optimizer):
         defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
         _check_group("the optimizer", defaults)
         super().__init__(params, defaults)
-        overrides.check_matched(self.param_groups)
         self._ready = True
+        if self._unbound():
+            return  # fsdp1.bind goes on from here
+        overrides.check_matched(self.param_groups)
         self.init_state()
 
     # For subclasses
@@ -79,6 +84,8 @@ class LowbitOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._layouts, self._plans = {}, {}
+        self.__dict__.setdefault("_pieces", {})
+        self._holders = None
         self._ready = True
 
     def _decided(self) -> list[bool]:
@@ -89,7 +96,7 @@ class LowbitOptimizer(Optimizer):
         if isinstance(param_group, dict):
             _check_group("the parameter group", param_group)
         super().add_param_group(param_group)
-        if self._ready:
+        if self._ready and not self._unbound():
             self._layouts.clear()
             try:
                 overrides.check_matched(self.param_groups)
@@ -109,9 +116,9 @@ class LowbitOptimizer(Optimizer):
         self._drop_replaced()
         for group, p, lay in self._laid_out():
             if p.requires_grad and not p.is_meta:
-                state = self.state[p]
+                state = self._state_of(p)
                 if not state or any(key not in state for key in lay.keys):
-                    self.state[p] = {**self._fresh(group, p, lay), **state}
+                    self._keep(p, {**self._fresh(group, p, lay), **state})
 
     def _drop_replaced(self) -> None:
         """Forgets parameters that something put others in the place of after construction, as Accelerate does where it shards."""
@@ -123,7 +130,8 @@ class LowbitOptimizer(Optimizer):
                     "follow; wrap or shard the model first, then load the checkpoint"
                 )
             del self.state[p]
-        if any(p not in here for p in self._layouts):
+        owners = (p.owner if isinstance(p, shard.Piece) else p for p in self._layouts)
+        if any(p not in here for p in owners):
             self._layouts.clear()
             self._plans.clear()
 
@@ -132,7 +140,30 @@ class LowbitOptimizer(Optimizer):
         self.init_state()
         return super().state_dict()
 
-    def _fresh(self, group: Mapping[str, Any], p: Tensor, lay: Layout) -> dict[str, Tensor]:
+    def _state_of(self, p: Any) -> dict[str, Any]:
+        """The state of a parameter, or of a piece: that of a flattened parameter holds one for each original parameter, by name."""
+        if not isinstance(p, shard.Piece):
+            return self.state.get(p, {})
+        kept = self.state.get(p.owner, {})
+        return kept if p.alone else kept.get(p.name, {})
+
+    def _keep(self, p: Any, values: dict[str, Any], among: Any = None) -> None:
+        """Makes `values` the state of a parameter or a piece."""
+        among = self.state if among is None else among
+        if isinstance(p, shard.Piece) and not p.alone:
+            among[p.owner][p.name] = values
+        else:
+            among[p.owner if isinstance(p, shard.Piece) else p] = values
+
+    def _unbound(self) -> bool:
+        """Whether flat shards are there whose places in the original parameters are not known yet."""
+        return any(
+            shard.is_flat(p) and p not in self._pieces
+            for g in self.param_groups
+            for p in g["params"]
+        )
+
+    def _fresh(self, group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, Tensor]:
         device = shard.local(p).device
         state = {
             "step": torch.zeros(
@@ -151,27 +182,54 @@ class LowbitOptimizer(Optimizer):
                     shard.local(state[entry.key]).copy_(tensor)
         return state
 
-    def _laid_out(self) -> Iterable[tuple[dict[str, Any], Tensor, Layout]]:
-        """Every parameter with its group and layout."""
+    def _bind_pieces(self, pieces: dict[Tensor, list[shard.Piece]]) -> None:
+        """Takes the original parameters for the flat shards that hold pieces of them; state that was laid out otherwise is dropped."""
+        for p in pieces:
+            if p not in self._pieces:
+                self.state.pop(p, None)
+        self._pieces, self._holders = pieces, None
+        self._layouts.clear()
+        self._plans.clear()
+        overrides.check_matched(
+            [
+                {**group, "param_names": [name for k, _, name, _ in self._members() if k == number and name] or None}
+                for number, group in enumerate(self.param_groups)
+            ]
+        )  # fmt: skip
+        self.init_state()
+
+    def _members(self) -> Iterable[tuple[int, Any, str | None, int]]:
+        """Every parameter, pieces in place of flattened ones: (number of its group, parameter, name, number over all groups)."""
         index = 0
-        streams: dict[int, str] = {}
-        complete = len(self._layouts) == sum(len(group["params"]) for group in self.param_groups)
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for i, p in enumerate(group["params"]):
-                if not complete and p not in self._layouts:
-                    self._layouts[p] = self.layout_of(group, p, names[i] if names else None, index)
-                    reductions(self._layouts[p])  # raises where shards could not agree
-                if not complete and names:
-                    stream = self._layouts[p].stream
-                    other = streams.setdefault(stream, names[i])
-                    if other != names[i]:
-                        raise ValueError(
-                            f"parameters {other!r} and {names[i]!r} have the same stream of random bits ({stream}, the CRC-32 of the "
-                            "name); rename one of them"
-                        )
+                name = names[i] if names else None
+                for piece in self._pieces.get(p, ()):
+                    yield number, piece, name if piece.alone else piece.name, index
+                if p not in self._pieces:
+                    yield number, p, name, index
                 index += 1
-                yield group, p, self._layouts[p]
+
+    def _laid_out(self) -> Iterable[tuple[dict[str, Any], Any, Layout]]:
+        """Every parameter with its group and layout."""
+        streams: dict[int, str] = {}
+        members = list(self._members())
+        complete = len(self._layouts) == len(members)
+        for number, p, name, index in members:
+            group = self.param_groups[number]
+            if not complete and p not in self._layouts:
+                self._layouts[p] = self.layout_of(group, p, name, index)
+                reductions(self._layouts[p])  # raises where shards could not agree
+            if not complete and name:
+                stream = self._layouts[p].stream
+                other = streams.setdefault(stream, name)
+                if other != name:
+                    raise ValueError(
+                        f"parameters {other!r} and {name!r} have the same stream of random bits ({stream}, the CRC-32 of the "
+                        "name); rename one of them"
+                    )
+            yield group, p, self._layouts[p]
 
     def _found(self, p: Any, what: str) -> tuple[dict[str, Any], str | None, int]:
         """The group, the name and the number of a parameter."""
@@ -179,7 +237,7 @@ class LowbitOptimizer(Optimizer):
         for group in self.param_groups:
             names = group.get("param_names")
             for i, q in enumerate(group["params"]):
-                if q is p:
+                if q is p and q not in self._pieces:
                     return group, names[i] if names else None, index
                 index += 1
         raise ValueError(f"{what!r} of the module is no parameter of this optimizer")
@@ -259,10 +317,12 @@ class LowbitOptimizer(Optimizer):
                 loss = closure()
         if not self._prepare():
             return loss
+        pieces = self._pieces
         with_grad = [
             (number, p)
             for number, group in enumerate(self.param_groups)
-            for p in group["params"]
+            for owner in group["params"]
+            for p in (pieces.get(owner, (owner,)) if pieces else (owner,))
             if p.grad is not None
         ]
         scale = getattr(self, "grad_scale", None)
@@ -283,22 +343,37 @@ class LowbitOptimizer(Optimizer):
 
     def _update(
         self,
-        params: Iterable[tuple[int, Tensor]],
+        params: Iterable[tuple[int, Any]],
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
         """Steps these parameters, each with the number of its group."""
         batches: dict[Any, Batch] = {}
+        holders = self._agreed()
         for number, p in params:
             value, lay = shard.local(p), self._layouts[p]
-            where = (number, value.device, lay.rule, lay.phases, reductions(lay))
+            if holders and isinstance(p, shard.Piece):
+                holders.steps(p)
+                if not value.numel():
+                    continue  # where there is some of it, steps are counted
+            where = (number, value.device, lay.rule, lay.phases, reductions(lay), type(p))
             batch = batches.get(where)
             if batch is None:
                 batch = batches[where] = Batch(self.param_groups[number], lay)
-            batch.add(p, value, lay, self.state[p])
+            batch.add(p, value, lay, self._state_of(p) if holders else self.state[p])
         for where, batch in batches.items():
             self._bind(batch, where[1], self._plan(where, batch), grad_scale, found_inf)
-        run_phases(list(batches.values()))
+        run_phases(list(batches.values()), holders)
+        if holders and (found_inf is None or not bool(shard.local(found_inf))):
+            for p in holders.stepped_elsewhere():
+                self._state_of(p)["step"] += 1.0
+
+    def _agreed(self) -> Holders | None:
+        """What the holders of flat shards agree on in a step; None where there are none."""
+        if self._pieces and self._holders is None:
+            pieces = [(p, lay) for _, p, lay in self._laid_out() if isinstance(p, shard.Piece)]
+            self._holders = Holders(pieces)
+        return self._holders
 
     def _bind(
         self,
@@ -350,8 +425,10 @@ class LowbitOptimizer(Optimizer):
         torch.distributed.checkpoint initialises an optimizer without state by a step with lr = 0 and zero gradients, and torch's own optimizers
         count it. With state that exists at construction that step never runs; where it does run, it creates state and counts nothing.
         """
-        if len(self._layouts) == sum(len(group["params"]) for group in self.param_groups) and all(
-            p in self._layouts and (self.state.get(p) or not p.requires_grad)
+        count = sum(len(group["params"]) for group in self.param_groups)
+        count += sum(len(pieces) - 1 for pieces in self._pieces.values())
+        if len(self._layouts) == count and all(
+            (p in self._layouts or p in self._pieces) and (self.state.get(p) or not p.requires_grad)
             for group in self.param_groups
             for p in group["params"]
         ):
@@ -406,27 +483,33 @@ class LowbitOptimizer(Optimizer):
         before = self.param_groups, self._layouts
         self.param_groups, self._layouts = groups, {}  # the rule follows the loaded settings
         try:
-            by_id = dict(zip(ids, self._laid_out(), strict=True))
+            laid_out = list(self._laid_out())
         finally:
             self.param_groups, self._layouts = before
+        owners = [p for group in groups for p in group["params"]]
+        key_of = dict(zip(owners, ids, strict=True))
         state: defaultdict[Any, Any] = defaultdict(dict)
-        adopted: list[tuple[Tensor, Adoption, bool]] = []
-        for key, value in state_dict["state"].items():
-            if key not in by_id:
-                state[key] = value
-                continue
-            _, p, lay = by_id[key]
+        adopted: list[tuple[Any, Adoption, bool]] = []
+        for _, p, lay in laid_out:
+            piece = isinstance(p, shard.Piece)
+            key = key_of[p.owner if piece else p]
+            value = state_dict["state"].get(key, {})
+            if piece and not p.alone:
+                value = value.get(p.name, {})
             if value:
                 adopted.append((p, adopt_state(p, lay, value, key), is_stored(value)))
+        known = set(ids)
+        state.update({k: value for k, value in state_dict["state"].items() if k not in known})
         for (
             p,
             adopt,
             in_place,
         ) in adopted:  # all of them fit; a checkpoint is read into what there is
-            state[p] = adopt(self.state.get(p, {}) if in_place else {})
-        for group, p, lay in by_id.values():
-            if p.requires_grad and not p.is_meta and p not in state:
-                state[p] = self._fresh(group, p, lay)
+            self._keep(p, adopt(self._state_of(p) if in_place else {}), state)
+        loaded = {p for p, _, _ in adopted}
+        for group, p, lay in laid_out:
+            if p.requires_grad and not p.is_meta and p not in loaded:
+                self._keep(p, self._fresh(group, p, lay), state)
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

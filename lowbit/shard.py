@@ -12,9 +12,12 @@ from torch import Tensor
 
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 except ImportError:  # torch built without distributed
     DTensor = ()  # type: ignore[assignment,misc]
+
+
+# Which rows hold blocks that are cut, as csrc/job.h has it.
+CUT_ENDS, CUT_ALL = 1, 2
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Part:
     cuts: tuple[tuple[int, Any], ...] = ()
     # Of something made from a parameter: the parameter's dimension that each of its own follows, -1 where it follows none.
     follows: tuple[int, ...] = ()
+    # Where columns are cut: those with which somebody's part begins, but for 0.
+    begins: tuple[int, ...] = ()
+    # Elements of the box's first and last row that are not here, of a shard of a flattened parameter.
+    front: int = 0
+    back: int = 0
+    cut: int = 0  # CUT_ENDS or CUT_ALL where blocks are
 
     @property
     def rows(self) -> int:
@@ -58,13 +67,107 @@ class Part:
         return self.local[1:] == self.shape[1:]
 
 
-def is_sharded(t: Tensor) -> bool:
-    """Whether t is a DTensor (replicated ones too)."""
-    return isinstance(t, DTensor)
+class Flat:
+    """Where the shards of one flattened parameter of FSDP1 lie: rank r of `group` holds its elements [r * size, (r + 1) * size)."""
+
+    def __init__(self, group: Any, rank: int, ranks: int, size: int) -> None:
+        self.group, self.rank, self.ranks, self.size = group, rank, ranks, size
 
 
-def local(t: Tensor) -> Tensor:
-    """The local tensor of a DTensor, t itself otherwise. Writes to it are writes to t."""
+class Piece:
+    """What is here of an original parameter that is part of a flattened one; it stands for a parameter where state is laid out and stepped.
+
+    Its part is the rows that it touches: state has room for all of their elements, `front` of the first and `back` of the last row lie elsewhere.
+    """
+
+    is_meta = False
+
+    def __init__(
+        self, owner: Tensor, name: str, shape: Sequence[int], flat: Flat, begin: int, alone: bool
+    ) -> None:
+        """
+        Args:
+            owner: what the optimizer was given: this very parameter (`alone`), or the flattened one.
+            begin: the parameter's first element in the flattened one.
+        """
+        self.owner, self.name, self.flat, self.begin, self.alone = owner, name, flat, begin, alone
+        self.shape = torch.Size(shape)
+        self.numel, self.cols = math.prod(shape), math.prod(shape[1:])
+        self.rows = [self.rows_of(rank) for rank in range(flat.ranks)]
+        begin, end = self.elements(flat.rank)
+        first, last = self.rows[flat.rank]
+        front, back = (begin - first * self.cols, last * self.cols - end) if end > begin else (0, 0)
+        one = (last - first, *shape[1:]) if shape else ()
+        self.part = Part(
+            tuple(shape), one, (first, *(0,) * (len(shape) - 1)) if shape else (),
+            ((0, flat.group),) if flat.ranks > 1 else (), front=front, back=back,
+        )  # fmt: skip
+
+    def elements(self, rank: int) -> tuple[int, int]:
+        """Those of the parameter that a rank holds, [begin, end)."""
+        at = rank * self.flat.size - self.begin
+        begin = min(max(at, 0), self.numel)
+        return begin, min(max(at + self.flat.size, begin), self.numel)
+
+    def rows_of(self, rank: int) -> tuple[int, int]:
+        """The rows that a rank holds some of, [first, last); an empty run where it holds none."""
+        begin, end = self.elements(rank)
+        if begin == end:
+            return (0, 0)
+        return begin // self.cols, -(-end // self.cols)
+
+    @property
+    def cut_rows(self) -> list[int]:
+        """Rows that several ranks hold, in order."""
+        ends = {self.elements(rank)[1] for rank in range(self.flat.ranks)}
+        return sorted(end // self.cols for end in ends if end < self.numel and end % self.cols)
+
+    @property
+    def holders(self) -> list[int]:
+        """Ranks that hold some of it."""
+        return [rank for rank, (first, last) in enumerate(self.rows) if last > first]
+
+    def here(self, whole: Tensor) -> Tensor:
+        """The elements of the piece in a tensor like its owner, in one dimension."""
+        whole = whole.detach().reshape(-1)
+        if self.alone:
+            return whole
+        begin, end = self.elements(self.flat.rank)
+        at = self.begin - self.flat.rank * self.flat.size
+        return whole[max(at + begin, 0) : max(at + end, 0)]
+
+    @property
+    def value(self) -> Tensor:
+        """The elements that are here, in one dimension; writes to it are writes to the parameter."""
+        return self.here(self.owner)
+
+    @property
+    def grad(self) -> Tensor | None:
+        return None if self.owner.grad is None else self.here(self.owner.grad)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.owner.dtype
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.owner.requires_grad
+
+
+def is_flat(p: Tensor) -> bool:
+    """Whether p is a shard of what FSDP1 (FullyShardedDataParallel) flattened."""
+    return bool(getattr(p, "_fsdp_flattened", False) or getattr(p, "_is_flat_param", False))
+
+
+def is_sharded(t: Any) -> bool:
+    """Whether t is a DTensor (replicated ones too), or a piece of a flattened parameter."""
+    return isinstance(t, DTensor | Piece)
+
+
+def local(t: Any) -> Tensor:
+    """The local tensor of a DTensor or a piece, t itself otherwise. Writes to it are writes to t."""
+    if isinstance(t, Piece):
+        return t.value
     if not isinstance(t, DTensor):
         return t
     # to_local() builds an autograd view each time; inside a compiled region it is what the compiler knows.
@@ -76,7 +179,7 @@ def whole(t: Tensor) -> Tensor:
     return t.full_tensor() if isinstance(t, DTensor) else t
 
 
-def gradient(p: Tensor) -> Tensor:
+def gradient(p: Any) -> Tensor:
     """The local part of p's gradient, placed as p is: tensor parallelism leaves sums over ranks undone, and other placements."""
     grad = p.grad
     assert grad is not None
@@ -107,11 +210,6 @@ def holders(t: Tensor) -> tuple[Any, ...]:
     )
 
 
-def is_flat(t: Tensor) -> bool:
-    """Whether t is a flat shard of FSDP1, or a parameter that is a view of one."""
-    return bool(getattr(t, "_fsdp_flattened", False) or getattr(t, "_is_flat_param", False))
-
-
 def is_ddp(module: Any) -> bool:
     """Whether a module is wrapped in DistributedDataParallel."""
     return isinstance(module, torch.nn.parallel.DistributedDataParallel)
@@ -135,17 +233,19 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def part(p: Tensor, what: str) -> Part:
+def part(p: Any, what: str) -> Part:
     """The local part of a parameter. `what` names it in errors.
 
     Raises:
         ValueError: the placement is one that state cannot follow yet, with the placement and what to do.
     """
     shape = tuple(p.shape)
-    if getattr(p, "_fsdp_flattened", False) or getattr(p, "_is_flat_param", False):
+    if isinstance(p, Piece):
+        return p.part
+    if is_flat(p):
         raise ValueError(
-            f"{what} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides the shapes that state is laid out by. "
-            "Use fully_shard (FSDP2), DDP or a single device."
+            f"{what} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides the shapes that state is laid out by: call "
+            "lowbit.fsdp1.bind(model, opt) before the first step"
         )
     if not isinstance(p, DTensor):
         return Part(shape, shape, (0,) * len(shape))
@@ -155,24 +255,79 @@ def part(p: Tensor, what: str) -> Part:
             raise ValueError(
                 f"{what} has the placement {placement}; a parameter must be sharded or replicated"
             )
-        if type(placement).__name__ == "_StridedShard":
-            raise ValueError(
-                f"{what} has the placement {placement} (FSDP over tensor parallelism on the same dimension), whose local rows are "
-                "not one run of the global rows; shard the two on different dimensions"
-            )
         if dim is not None and dim > 1:
             raise ValueError(
                 f"{what} is sharded on dimension {dim}; state follows dimensions 0 and 1"
             )
-    local_shape, offset = compute_local_shape_and_global_offset(
-        p.shape, p.device_mesh, p.placements
-    )
+    local_shape, offset, begins = list(shape), [0] * len(shape), ()
+    for dim in {placement.dim for placement in p.placements if hasattr(placement, "dim")}:
+        (offset[dim], local_shape[dim]), starts = _held(p, dim, what)
+        if dim == 1:
+            inner = math.prod(shape[2:])
+            begins = tuple(start * inner for start in starts)
+    if p._local_tensor.shape != torch.Size(local_shape) and not p.is_meta:
+        raise ValueError(
+            f"{what} has {tuple(p._local_tensor.shape)} here, and {tuple(local_shape)} by its placements {p.placements}"
+        )
     cuts = tuple(
         (placement.dim, p.device_mesh.get_group(i))
         for i, placement in enumerate(p.placements)
         if hasattr(placement, "dim") and p.device_mesh.size(i) > 1
     )
-    return Part(shape, tuple(local_shape), tuple(offset), cuts)
+    return Part(shape, tuple(local_shape), tuple(offset), cuts, begins=begins)
+
+
+Runs = list[tuple[int, int]]  # of indices, [begin, end)
+
+
+def _held(p: Tensor, dim: int, what: str) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """What is here of a DTensor's dimension, (offset, length), and where the other parts of it begin, but for 0."""
+    assert isinstance(p, DTensor)
+    mesh, mine = p.device_mesh, [(0, p.shape[dim])]
+    everyone: list[Runs] = [mine]
+    for i, placement in enumerate(p.placements):
+        if getattr(placement, "dim", None) == dim:
+            several = [_shards(runs, placement, mesh.size(i)) for runs in everyone]
+            mine = several[everyone.index(mine)][mesh.get_local_rank(i)]
+            everyone = [runs for shards in several for runs in shards]
+    if any(len(runs) > 1 for runs in everyone):
+        raise ValueError(
+            f"{what} has the placements {p.placements} over {tuple(mesh.shape)}, by which a part is several runs of dimension {dim}; "
+            "FSDP over tensor parallelism makes such placements only in pairs that give one run"
+        )
+    starts = {begin for runs in everyone for begin, end in runs if begin > 0}
+    begin, end = mine[0] if mine else (p.shape[dim], p.shape[dim])
+    return (begin, end - begin), tuple(sorted(starts))
+
+
+def _shards(runs: Runs, placement: Any, count: int) -> list[Runs]:
+    """The parts of one mesh dimension: of _StridedShard each takes one of every piece."""
+    pieces = _chunks(runs, getattr(placement, "split_factor", 1))
+    several = [_chunks(piece, count) for piece in pieces]
+    return [_joined([run for parts in several for run in parts[i]]) for i in range(count)]
+
+
+def _chunks(runs: Runs, count: int) -> list[Runs]:
+    """torch.chunk of a list of runs, with empty parts at the end."""
+    size = -(-sum(end - begin for begin, end in runs) // count)
+    made: list[Runs] = [[] for _ in range(count)]
+    at = 0
+    for begin, end in runs:
+        while begin < end:
+            take = min(end - begin, size - at % size)
+            made[at // size].append((begin, begin + take))
+            begin, at = begin + take, at + take
+    return made
+
+
+def _joined(runs: Runs) -> Runs:
+    made: Runs = []
+    for begin, end in runs:
+        if made and made[-1][1] == begin:
+            made[-1] = (made[-1][0], end)
+        else:
+            made.append((begin, end))
+    return made
 
 
 def like(
@@ -186,11 +341,6 @@ def like(
     """
     if not isinstance(p, DTensor):
         return value
-    stride: list[int] = []
-    run = 1
-    for size in reversed(shape):
-        stride.insert(0, run)
-        run *= size
     follows = range(len(shape)) if dims is None else dims
     return DTensor.from_local(
         value,
@@ -198,7 +348,7 @@ def like(
         _placements(p, follows),
         run_check=False,
         shape=torch.Size(shape),
-        stride=tuple(stride),
+        stride=_strides(shape),
     )
 
 
@@ -208,8 +358,13 @@ def _placements(p: Tensor, dims: Sequence[int]) -> list[Any]:
         dim = getattr(placement, "dim", None)
         if dim is None:
             placements.append(placement)
+        elif dim not in dims:
+            placements.append(Replicate())
+        elif hasattr(placement, "split_factor"):
+            at = list(dims).index(dim)
+            placements.append(type(placement)(at, split_factor=placement.split_factor))
         else:
-            placements.append(Shard(list(dims).index(dim)) if dim in dims else Replicate())
+            placements.append(Shard(list(dims).index(dim)))
     return placements
 
 
@@ -228,13 +383,15 @@ def take(
         local, offset: of the part here. dims: as in `like`.
     """
     if isinstance(value, DTensor):
-        if not isinstance(p, DTensor):
-            return value.full_tensor()
-        wanted = _placements(p, dims)
-        if value.device_mesh == p.device_mesh and list(value.placements) != wanted:
-            value = value.redistribute(p.device_mesh, wanted)
-        return value.to_local()
-    if not isinstance(p, DTensor) or (tuple(value.shape) == tuple(local) != tuple(shape)):
+        wanted = _placements(p, dims) if isinstance(p, DTensor) else None
+        if isinstance(p, DTensor) and value.device_mesh == p.device_mesh:
+            strided = any(hasattr(x, "split_factor") for x in (*value.placements, *p.placements))
+            if list(value.placements) == wanted:
+                return value.to_local()
+            if not strided:  # which torch does not redistribute everywhere
+                return value.redistribute(p.device_mesh, wanted).to_local()
+        value = value.full_tensor()
+    if tuple(value.shape) == tuple(local):
         return value
     if tuple(value.shape) != tuple(shape):
         raise ValueError(
@@ -272,3 +429,146 @@ def average_over(t: Tensor, group: Any) -> None:
 
     t.div_(group.size())
     dist.all_reduce(t, group=group)
+
+
+# Between the pieces of flattened parameters and DTensors of the original ones
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a state tensor lies over the holders of a parameter."""
+
+    shape: tuple[int, ...]  # of the whole parameter
+    local: tuple[int, ...]
+    row: int | None  # bytes of each row of the parameter; None where all holders have all of it
+    bits: int  # of each element of the parameter, 0 where a row's numbers belong to all of it
+
+
+def flat_of(group: Any, size: int) -> Flat:
+    """The shards of `size` elements over a process group."""
+    import torch.distributed as dist
+
+    return Flat(group, dist.get_rank(group), dist.get_world_size(group), size)
+
+
+def to_chunks(p: Piece, spreads: Sequence[Spread], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """State tensors of a piece as DTensors that are sharded on dimension 0 (replicated ones where all holders have all of them). A collective."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    ranks, rank = p.flat.ranks, p.flat.rank
+    count = -(-p.shape[0] // ranks) if p.shape else 0
+    chunks = [(min(r * count, p.shape[0]), min((r + 1) * count, p.shape[0])) for r in range(ranks)] if p.shape else []  # fmt: skip
+    first_holder = p.holders[0] if p.holders else 0
+
+    def shared(i: int, k: int) -> tuple[int, int]:
+        """Rows of rank i's piece in rank k's chunk."""
+        begin, end = max(p.rows[i][0], chunks[k][0]), min(p.rows[i][1], chunks[k][1])
+        return begin, max(begin, end)
+
+    device = p.owner.device
+    own = [_own_bytes(p, s, t) for s, t in zip(spreads, tensors, strict=True)]
+    sent: list[Tensor] = []
+    out, into = [], []
+    for k in range(ranks):
+        parts = []
+        for spread, bytes_ in zip(spreads, own, strict=True):
+            if spread.row is None:
+                parts.append(bytes_ if rank == first_holder else bytes_[:0])
+            else:
+                begin, end = shared(rank, k)
+                at = p.rows[rank][0]
+                parts.append(bytes_[(begin - at) * spread.row : (end - at) * spread.row])
+        sent += parts
+        out.append(sum(part.numel() for part in parts))
+        into.append(
+            sum(
+                (b.numel() if k == first_holder else 0)
+                if s.row is None
+                else (shared(k, rank)[1] - shared(k, rank)[0]) * s.row
+                for s, b in zip(spreads, own, strict=True)
+            )
+        )
+    received = torch.empty(sum(into), dtype=torch.uint8, device=device)
+    dist.all_to_all_single(received, torch.cat(sent), into, out, group=p.flat.group)
+    mesh = DeviceMesh.from_group(p.flat.group, device.type)
+    made: list[Tensor] = []
+    at, mine = 0, (chunks[rank] if chunks else (0, 0))
+    buffers = [
+        torch.zeros(b.numel() if s.row is None else (mine[1] - mine[0]) * s.row, dtype=torch.uint8, device=device)
+        for s, b in zip(spreads, own, strict=True)
+    ]  # fmt: skip
+    for k in range(ranks):
+        for spread, buffer in zip(spreads, buffers, strict=True):
+            if spread.row is None:
+                begin, size = 0, buffer.numel() if k == first_holder else 0
+            else:
+                rows = shared(k, rank)
+                begin, size = (rows[0] - mine[0]) * spread.row, (rows[1] - rows[0]) * spread.row
+            buffer[begin : begin + size] |= received[at : at + size]  # what is not theirs is zero
+            at += size
+    for spread, tensor, buffer in zip(spreads, tensors, buffers, strict=True):
+        whole = spread.row is None
+        local = spread.shape if whole else (mine[1] - mine[0], *spread.shape[1:])
+        value = buffer.view(tensor.dtype).reshape(local)
+        made.append(
+            DTensor.from_local(
+                value, mesh, [Replicate() if whole else Shard(0)], run_check=False,
+                shape=torch.Size(spread.shape), stride=_strides(spread.shape),
+            )
+        )  # fmt: skip
+    return made
+
+
+def _own_bytes(p: Piece, spread: Spread, tensor: Tensor) -> Tensor:
+    """The bytes of a state tensor, zero where they are another holder's."""
+    bytes_ = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if spread.row is None or not bytes_.numel() or not (p.part.front or p.part.back):
+        return bytes_
+    bytes_ = bytes_.clone()
+    rows = bytes_.view(-1, spread.row)
+    if not spread.bits:  # a row's numbers are those of who has its beginning
+        rows[: 1 if p.part.front else 0] = 0
+        return bytes_
+    before, behind = p.part.front * spread.bits, (p.cols - p.part.back) * spread.bits
+    rows[0, : before // 8] = 0
+    if before % 8:
+        rows[0, before // 8] &= 0xFF << before % 8 & 0xFF
+    rows[-1, -(-behind // 8) :] = 0
+    if behind % 8:
+        rows[-1, behind // 8] &= (1 << behind % 8) - 1
+    return bytes_
+
+
+def complete(p: Piece, values: Sequence[Tensor]) -> list[Tensor]:
+    """The rows that a piece touches, in float32, from the elements that are here; what others hold of them comes from there. A collective where
+    rows are cut."""
+    made = []
+    for value in values:
+        rows = torch.zeros((p.part.rows, p.cols), dtype=torch.float32, device=value.device)
+        flat = rows.view(-1)
+        flat[p.part.front : flat.numel() - p.part.back] = value.reshape(-1)
+        made.append(rows)
+    cut, mine = p.cut_rows, range(*p.rows[p.flat.rank])
+    if cut:
+        bits = torch.zeros(
+            (len(values), len(cut), p.cols), dtype=torch.int32, device=p.owner.device
+        )
+        here = [(k, r - mine.start) for k, r in enumerate(cut) if r in mine]
+        for i, rows in enumerate(made):
+            for k, r in here:
+                bits[i, k] = rows[r].view(torch.int32)
+        reduce_over([(bits, p.flat.group, "sum")])  # each from one
+        for i, rows in enumerate(made):
+            for k, r in here:
+                rows[r] = bits[i, k].view(torch.float32)
+    return [rows.reshape(p.part.local) for rows in made]
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    stride: list[int] = []
+    run = 1
+    for size in reversed(shape):
+        stride.insert(0, run)
+        run *= size
+    return tuple(stride)

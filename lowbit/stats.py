@@ -61,7 +61,7 @@ def collect(opt: LowbitOptimizer, probe: bool) -> Stats:
     total: dict[str, Any] = {"values": 0, "bytes": dict.fromkeys(COMPONENTS, 0)}
     updates: list[dict[str, float]] = []
     for index, (group, name, p, lay) in enumerate(_named(opt)):
-        state = opt.state.get(p)
+        state = opt._state_of(p)
         if not state:
             continue
         made: dict[str, Any] = {
@@ -73,7 +73,8 @@ def collect(opt: LowbitOptimizer, probe: bool) -> Stats:
         }
         counted = {slot.name: _codes(lay, slot, state) for slot in lay.slots}
         # a step in a subspace is several, and its states are not of the parameter's elements
-        if probe and p.grad is not None and lay.part.shape == tuple(p.shape):
+        stepped_alone = lay.part.shape == tuple(p.shape) and not isinstance(p, shard.Piece)
+        if probe and p.grad is not None and stepped_alone:
             errors, moved = _probe(opt, group, p, lay, state)
             for key, tally in errors.items():
                 counted[key].update(tally)
@@ -97,13 +98,8 @@ def collect(opt: LowbitOptimizer, probe: bool) -> Stats:
 def _named(
     opt: LowbitOptimizer,
 ) -> Iterator[tuple[dict[str, Any], str | None, Tensor, Layout]]:
-    names = (
-        name
-        for group in opt.param_groups
-        for name in group.get("param_names") or [None] * len(group["params"])
-    )
-    for (group, p, lay), name in zip(opt._laid_out(), names, strict=True):
-        yield group, name, p, lay
+    for (group, p, lay), member in zip(opt._laid_out(), opt._members(), strict=True):
+        yield group, member[2], p, lay
 
 
 def _ratio(a: float, b: float) -> float:

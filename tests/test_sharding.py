@@ -63,7 +63,7 @@ def test_checkpoints_cross_between_shardings(tmp_path):
     assert launch(tmp_path, "fsdp", 2, path) == first
 
 
-# What cannot be served is refused at construction, with the numbers.
+# What one rank shows; more wrappers are in test_wrappers.py.
 
 
 @pytest.fixture
@@ -96,31 +96,3 @@ def test_dtensors_on_one_rank(mesh):
         results.append(full)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-def test_a_cut_inside_a_block_is_refused_with_the_numbers():
-    from lowbit import layout, shard
-
-    class Cut:
-        dtype = torch.float32
-        is_meta = False
-
-    group = {"state_format": "8bit", "param_format": "auto", "wide": ()}
-    original = shard.part
-    try:
-        shard.part = lambda p, what: shard.Part((64, 600), (64, 300), (0, 300))
-        with pytest.raises(
-            ValueError,
-            match=r"'w' of 600 columns is cut at columns 300\.\.600, inside a block of 256",
-        ):
-            layout.layout_of("adamw", group, Cut(), "w", 0)
-    finally:
-        shard.part = original
-
-
-def test_fsdp1_is_refused_by_name(mesh):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    model = FullyShardedDataParallel(nn.Linear(64, 64), device_id=torch.device("cpu"))
-    with pytest.raises(ValueError, match="FSDP1"):
-        lowbit.AdamW(model.parameters())

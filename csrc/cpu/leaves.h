@@ -17,9 +17,10 @@ using StoreFn = void (*)(const float* x, void* stored, void* extra, int n,
                          const uint16_t* random16);
 /// scales: one entry for each `block` values, the first for the block in which the tile starts.
 using DecodeFn = void (*)(const void* codes, const void* scales, int block, float* out, int n);
-/// random16: null where codes are rounded to the nearest.
+/// random16: null where codes are rounded to the nearest. given: null, or what StateSlot::block_next
+/// holds of the blocks, which then takes the place of what x says of them.
 using EncodeFn = void (*)(const float* x, void* codes, void* scales, int block, int n,
-                          const uint16_t* random16);
+                          const uint16_t* random16, const uint32_t* given);
 /// The same with a scale for each value, from the bits of the largest magnitude that it covers.
 using DecodeGivenFn = void (*)(const void* codes, const uint32_t* most, float* out, int n);
 using EncodeGivenFn = void (*)(const float* x, void* codes, const uint32_t* most, int n,

@@ -90,6 +90,11 @@ uint32_t least_bits(const float* x, int n) {
 }
 
 template <class F>
+typename F::Scale scale_given(const uint32_t* given) {
+  return F::Scale::of(given[0], given[1] == 0 ? kNoLeast : 0x7fffffffu - given[1]);
+}
+
+template <class F>
 typename F::Scale scale_of(const float* x, int n) {
   return F::Scale::of(most_bits(x, n), F::Scale::kNeedsLeast ? least_bits(x, n) : kNoLeast);
 }
@@ -139,7 +144,8 @@ void decode(const void* codes, const void* scales, int block, float* out, int n)
 }
 
 template <class F>
-void encode(const float* x, void* codes, void* scales, int block, int n, const uint16_t* random16) {
+void encode(const float* x, void* codes, void* scales, int block, int n, const uint16_t* random16,
+            const uint32_t* given) {
   using Storage = typename F::Storage;
   if constexpr (F::kScaled) {
     Codes<F> held;
@@ -147,7 +153,8 @@ void encode(const float* x, void* codes, void* scales, int block, int n, const u
     auto* stored = static_cast<typename F::Scale::Stored*>(scales);
     for (int i = 0; i < n; i += block, stored += F::Scale::kStored) {
       const int count = n - i < block ? n - i : block;
-      const auto scale = scale_of<F>(x + i, count);
+      const auto scale =
+          given != nullptr ? scale_given<F>(given + i / block * 2) : scale_of<F>(x + i, count);
       scale.write(stored);
       if (!scale.coded) {
         for (int j = 0; j < count; ++j) out[i + j] = static_cast<Storage>(F::kZeroCode);
@@ -161,7 +168,7 @@ void encode(const float* x, void* codes, void* scales, int block, int n, const u
     }
     held.write(codes, n);
   } else {
-    (void)scales, (void)block;
+    (void)scales, (void)block, (void)given;
     auto* out = static_cast<Storage*>(codes);
     if constexpr (requires { F::encode(0.0f, 0u); }) {
       if (random16 != nullptr) {

@@ -28,6 +28,19 @@ bool by_rows(const Job& job) {
   return rule_info(job.rule).factors > 0 && job.cols != job.inner_cols;
 }
 
+/// The magnitudes of blocks, one after another, as StateSlot::block_next has them. Tiles hold whole
+/// blocks, so nobody else measures these.
+void measure_blocks(const float* x, int n, int block, uint32_t* next) {
+  for (int i = 0; i < n; i += block, next += 2) {
+    const int count = n - i < block ? n - i : block;
+    for (int j = 0; j < count; ++j) {
+      const uint32_t b = magnitude_bits(x[i + j]), rest = b == 0 ? 0 : 0x7fffffffu - b;
+      next[0] = b > next[0] ? b : next[0];
+      next[1] = rest > next[1] ? rest : next[1];
+    }
+  }
+}
+
 template <class Fn>
 void for_tiles(const Job& job, int64_t begin, int64_t end, const Fn& fn) {
   const int64_t tiles_per_row = job.tiles_per_row();
@@ -55,10 +68,11 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
   float* const totals[kMaxTotals] = {sums[0], sums[1]};
   int64_t all[kMaxTotals][ExactSum::kWords] = {};
   for_tiles(job, begin, end, [&](int64_t row, int64_t at) {
-    tile.load(row, at);
+    if (!tile.load(row, at)) return;
     leaf.measure[job.rule](round, tile.g(), tile.p(), tile.s(), tile.f(), tile.n, job.coef, grid,
                            totals);
     for (int k = 0; k < rule.totals[round]; ++k) {
+      if (tile.ragged()) tile.blank(totals[k]);
       exact_add(totals[k], tile.n, all[k]);
       exact_carry(all[k]);
     }
@@ -70,7 +84,8 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
       exact_carry(bins);
       add_shared(factor.row_sums + r * ExactSum::kWords, bins);
       int64_t* cols = factor.col_sums + (batch * (job.inner_cols + 1) + c) * ExactSum::kWords;
-      const bool full = (row + 1) % (ExactSum::kRoom / 2) == 0 || row + 1 == job.rows;
+      // Of the last row nothing may be here.
+      const bool full = (row + 1) % (ExactSum::kRoom / 2) == 0 || row + 2 >= job.rows;
       for (int i = 0; i < count; ++i) {
         exact_add(grid[first + i], cols + i * ExactSum::kWords);
         if (full) exact_carry(cols + i * ExactSum::kWords);
@@ -83,16 +98,21 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
 
 void measure_scales(const Job& job, int64_t begin, int64_t end, const Leaves& leaf) {
   const int slots = rule_info(job.rule).slots;
+  const bool everywhere = job.measures_scales(slots);
   Tile tile(job, leaf);
   for_tiles(job, begin, end, [&](int64_t row, int64_t at) {
-    tile.load(row, at);
+    const int64_t cut = job.cut_row(row);
+    if ((!everywhere && cut < 0) || !tile.load(row, at)) return;
     tile.update();
     for (int k = 0; k < slots; ++k) {
       const StateSlot& slot = job.state[k];
-      if (!is_measured(slot.kind)) continue;
       const float* x = tile.s()[k];
+      if (slot.kind == kBlock && cut >= 0)
+        measure_blocks(x, tile.n, slot.block,
+                       slot.block_next + 2 * (cut * job.blocks(slot.block) + tile.block_of(slot)));
+      if (!is_measured(slot.kind)) continue;
       uint32_t most = 0;
-      for (int i = 0; i < tile.n; ++i) {
+      for (int i = tile.begin; i < tile.end; ++i) {
         const uint32_t b = magnitude_bits(x[i]);
         most = b > most ? b : most;
         if (slot.col_next != nullptr) raise(slot.col_next + tile.col + i, b);

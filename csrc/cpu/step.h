@@ -22,6 +22,9 @@ const char* refused_isa();
 /// Steps the tiles [begin, end) of the job, counted row by row.
 void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf);
 
+/// After the step: the scales of all blocks of cut rows, also of those that are elsewhere.
+void write_cut_scales(const Job& job, const Leaves& leaf);
+
 /// Parts of the passes that measure: columns of tiles, or rows where each has sums of its own.
 int64_t measure_parts(const Job& job);
 /// Adds what the elements of the parts [begin, end) contribute to the sums of a round of the rule.

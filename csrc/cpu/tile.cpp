@@ -1,5 +1,7 @@
 #include "cpu/tile.h"
 
+#include <cstring>
+
 #include "catalog.h"
 
 namespace lowbit::cpu {
@@ -13,6 +15,8 @@ Tile::Tile(const Job& job, const Leaves& leaf) : job_(job), leaf_(leaf) {
   extra_bytes_ = param.extra_bytes;
   grad_bytes_ = grad_bytes(job.grad_format);
   random_ = job.write_param && param.random;
+  lead_ = job.lead();
+  offset_ = job.cut == kCutAll && job.global_cols > 0 ? job.first % job.global_cols : 0;
   rows_inside_ = job.inner_cols > 0 ? job.cols / job.inner_cols : 1;
   for (int k = 0; k < kMaxSlots; ++k) states_[k] = s_[k];
   for (int k = 0; k < 2 * kMaxFactors; ++k) factors_[k] = f_[k];
@@ -24,48 +28,80 @@ Tile::Tile(const Job& job, const Leaves& leaf) : job_(job), leaf_(leaf) {
 
 void Tile::most_of(const uint32_t* rows, const uint32_t* cols, int stride, uint32_t* out) const {
   const uint32_t of_row = rows != nullptr ? rows[row * stride] : ~0u;
+  const int before = col < 0 ? static_cast<int>(-col) : 0;
+  for (int i = 0; i < before; ++i) out[i] = 0;
   if (cols == nullptr) {
-    for (int i = 0; i < n; ++i) out[i] = of_row;
+    for (int i = before; i < n; ++i) out[i] = of_row;
   } else {
-    for (int i = 0; i < n; ++i) out[i] = cols[col + i] < of_row ? cols[col + i] : of_row;
+    for (int i = before; i < n; ++i) out[i] = cols[col + i] < of_row ? cols[col + i] : of_row;
   }
 }
 
-void Tile::load(int64_t at_row, int64_t tile) {
-  row = at_row, col = tile * job_.tile;
+void Tile::blank(float* x) const {
+  for (int i = 0; i < begin; ++i) x[i] = 0.0f;
+  for (int i = end; i < n; ++i) x[i] = 0.0f;
+}
+
+const char* Tile::codes_in(const Cursor& c) {
+  if (col >= 0) return c.values;
+  const int64_t before = code_bytes(-col, c.bits), bytes = code_bytes(n, c.bits);
+  std::memset(codes_, 0, static_cast<size_t>(before));
+  std::memcpy(codes_ + before, c.values + before, static_cast<size_t>(bytes - before));
+  return codes_;
+}
+
+void Tile::codes_out(const Cursor& c) const {
+  const int64_t before = code_bytes(-col, c.bits), bytes = code_bytes(n, c.bits);
+  std::memcpy(c.values + before, codes_ + before, static_cast<size_t>(bytes - before));
+}
+
+bool Tile::load(int64_t at_row, int64_t tile) {
+  row = at_row, col = tile * job_.tile - lead_;
   n = static_cast<int>(job_.cols - col < job_.tile ? job_.cols - col : job_.tile);
-  const int64_t at = row * job_.cols + col;
+  int64_t first = col < 0 ? -col : 0, last = n;
+  if (row == 0 && job_.front - col > first) first = job_.front - col;
+  if (row == job_.rows - 1 && job_.cols - job_.back - col < last)
+    last = job_.cols - job_.back - col;
+  if (first >= last) return false;
+  begin = static_cast<int>(first), end = static_cast<int>(last);
+  const int64_t at = row * job_.cols + col - job_.front + first;
   param_ = static_cast<char*>(job_.param) + at * param_bytes_;
   extra_ = job_.extra != nullptr ? static_cast<char*>(job_.extra) + at * extra_bytes_ : nullptr;
-  leaf_.load_grad[job_.grad_format](static_cast<const char*>(job_.grad) + at * grad_bytes_, g_, n);
-  leaf_.load_param[job_.param_format](param_, extra_, p_, n);
+  const void* grad = static_cast<const char*>(job_.grad) + at * grad_bytes_;
+  leaf_.load_grad[job_.grad_format](grad, g_ + begin, end - begin);
+  leaf_.load_param[job_.param_format](param_, extra_, p_ + begin, end - begin);
+  if (ragged()) {
+    blank(g_), blank(p_);
+    for (int k = 0; k < 2 * factors_count_; ++k) blank(f_[k]);
+  }
   for (int k = 0; k < slots_; ++k) {
     const StateSlot& slot = job_.state[k];
     Cursor& c = cursor_[k];
     c.values = static_cast<char*>(slot.values) + row * code_bytes(job_.cols, c.bits) +
-               code_bytes(col, c.bits);
+               (col < 0 ? -code_bytes(-col, c.bits) : code_bytes(col, c.bits));
     if (is_measured(slot.kind)) {
       most_of(slot.row_most, slot.col_most, slot.row_stride, most_);
-      leaf_.decode_given[slot.format](c.values, most_, s_[k], n);
+      leaf_.decode_given[slot.format](codes_in(c), most_, s_[k], n);
     } else {
       c.scales = nullptr;
       if (slot.kind == kBlock)
         c.scales = static_cast<char*>(slot.scales) +
-                   (row * ceil_div(job_.cols, slot.block) + col / slot.block) * c.stored_bytes;
-      leaf_.decode[slot.format](c.values, c.scales, slot.block, s_[k], n);
+                   (row * job_.blocks(slot.block) + block_of(slot)) * c.stored_bytes;
+      leaf_.decode[slot.format](codes_in(c), c.scales, slot.block, s_[k], n);
     }
   }
-  if (factors_count_ == 0) return;
-  runs([&](int64_t r, int64_t batch, int64_t c, int first, int count) {
+  if (factors_count_ == 0) return true;
+  runs([&](int64_t r, int64_t batch, int64_t c, int at_first, int count) {
     for (int k = 0; k < factors_count_; ++k) {
       const Factor& factor = job_.factor[k];
       const float* cols = factor.col + batch * job_.inner_cols + c;
       for (int i = 0; i < count; ++i) {
-        f_[2 * k][first + i] = factor.scaled[r];
-        f_[2 * k + 1][first + i] = cols[i];
+        f_[2 * k][at_first + i] = factor.scaled[r];
+        f_[2 * k + 1][at_first + i] = cols[i];
       }
     }
   });
+  return true;
 }
 
 /// The random bits of elements whose group begins `skip_` elements before the tile; slot counts
@@ -80,6 +116,9 @@ void Tile::update() {
   skip_ = static_cast<int>((job_.first + row * job_.global_cols + col) & 7);
   const Draw draw = draw_of(job_, row, col, n, 0, random16_);
   leaf_.update[job_.rule](g_, p_, states_, factors_, n, job_.coef, random_ ? &draw : nullptr);
+  if (ragged()) {
+    for (int k = 0; k < slots_; ++k) blank(s_[k]);
+  }
 }
 
 const uint16_t* Tile::draw_for(int slot) {
@@ -89,19 +128,27 @@ const uint16_t* Tile::draw_for(int slot) {
 }
 
 void Tile::store() {
+  const int64_t cut = job_.cut_row(row);
   for (int k = 0; k < slots_; ++k) {
     const StateSlot& slot = job_.state[k];
     const Cursor& c = cursor_[k];
     const uint16_t* random16 = draw_for(k);
+    char* codes = col < 0 ? codes_ : c.values;
     if (is_measured(slot.kind)) {
       most_of(slot.row_next, slot.col_next, slot.row_stride, most_);
-      leaf_.encode_given[slot.format](s_[k], c.values, most_, n, random16);
+      leaf_.encode_given[slot.format](s_[k], codes, most_, n, random16);
     } else {
-      leaf_.encode[slot.format](s_[k], c.values, c.scales, slot.block, n, random16);
+      const uint32_t* given =
+          slot.kind == kBlock && cut >= 0
+              ? slot.block_next + 2 * (cut * job_.blocks(slot.block) + block_of(slot))
+              : nullptr;
+      leaf_.encode[slot.format](s_[k], codes, c.scales, slot.block, n, random16, given);
     }
+    if (col < 0) codes_out(c);
   }
   if (job_.write_param)
-    leaf_.store_param[job_.param_format](p_, param_, extra_, n, random16_ + skip_);
+    leaf_.store_param[job_.param_format](p_ + begin, param_, extra_, end - begin,
+                                         random16_ + skip_ + begin);
 }
 
 }  // namespace lowbit::cpu

@@ -150,8 +150,10 @@ void compare_encode_decode(const Leaves& base, const Leaves& leaf) {
         Guarded in(kRoom, s.shift), codes_a(kRoom, shift), codes_b(kRoom, shift);
         Guarded scales_a(kScaleRoom), scales_b(kScaleRoom);
         std::memcpy(in.bytes(), x.data(), x.size() * 4);
-        base.encode[f](in.floats(), codes_a.bytes(), scales_a.bytes(), block, s.n, random16);
-        leaf.encode[f](in.floats(), codes_b.bytes(), scales_b.bytes(), block, s.n, random16);
+        base.encode[f](in.floats(), codes_a.bytes(), scales_a.bytes(), block, s.n, random16,
+                       nullptr);
+        leaf.encode[f](in.floats(), codes_b.bytes(), scales_b.bytes(), block, s.n, random16,
+                       nullptr);
         const std::string what = std::string(info.name) + " kind " + std::to_string(kind) +
                                  (random16 != nullptr ? " by chance" : "");
         check(codes_a.same(codes_b) && scales_a.same(scales_b),
@@ -346,7 +348,7 @@ void check_codes(const Leaves& leaf, int format) {
     x[0] = 1.0f;  // so that the scale is 1
     uint8_t codes[kTile];
     float scale = 0.0f;
-    leaf.encode[format](x.data(), codes, &scale, kTile, kTile, nullptr);
+    leaf.encode[format](x.data(), codes, &scale, kTile, kTile, nullptr, nullptr);
     int wrong = 0;
     for (int i = 0; i < kTile; ++i) wrong += codes[i] != brute_force<F>(x[static_cast<size_t>(i)]);
     const std::string what = std::string(leaf.isa) + " " + F::kName;
@@ -370,8 +372,8 @@ void sweep(const Leaves& base, const Leaves& leaf) {
       x[0] = 1.0f;
       uint8_t codes_a[kTile], codes_b[kTile];
       float scale_a, scale_b;
-      base.encode[format](x, codes_a, &scale_a, kTile, kTile, nullptr),
-          leaf.encode[format](x, codes_b, &scale_b, kTile, kTile, nullptr);
+      base.encode[format](x, codes_a, &scale_a, kTile, kTile, nullptr, nullptr),
+          leaf.encode[format](x, codes_b, &scale_b, kTile, kTile, nullptr, nullptr);
       same = same && std::memcmp(codes_a, codes_b, kTile) == 0;
     }
     check(same, std::string(leaf.isa) + " encode sweep, format " + std::to_string(format));

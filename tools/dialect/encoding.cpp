@@ -124,7 +124,7 @@ class Encoder {
       const int64_t n = std::min(cols_ - in_row * block_, (next - b) * block_);
       char* codes = codes_.data() + code_at(b) - code_at(begin);
       char* scales = scales_.data() + (b - begin) * info_.scale_bytes;
-      encode_(x_.data() + at, codes, scales, static_cast<int>(block_), static_cast<int>(n),
+      encode_(x_.data() + at, codes, scales, static_cast<int>(block_), static_cast<int>(n), nullptr,
               nullptr);
       if (count)
         decode_(codes, scales, static_cast<int>(block_), after_.data() + at, static_cast<int>(n));

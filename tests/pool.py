@@ -1,0 +1,81 @@
+"""Worker processes that stay, so that a case on several ranks costs no start of torch: each case has a process group of its own over gloo."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import itertools
+import multiprocessing
+import os
+import pathlib
+import tempfile
+import traceback
+import warnings
+
+LIMIT = 300  # seconds that a case may take
+
+
+def _work(rank: int, pipe) -> None:
+    import torch
+    import torch.distributed as dist
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    while (job := pipe.recv()) is not None:
+        store, ranks, module, function, arguments = job
+        try:
+            init = f"file://{store}"
+            dist.init_process_group("gloo", init_method=init, rank=rank, world_size=ranks)
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+            pipe.send(("done", getattr(importlib.import_module(module), function)(*arguments)))
+        except BaseException:  # torch's CheckpointException is one
+            pipe.send(("failed", traceback.format_exc()))
+        finally:
+            gc.collect()  # gloo aborts where a sharded tensor outlives it
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+class Pool:
+    """Up to `ranks` processes, started when they are first needed."""
+
+    def __init__(self, ranks: int = 4) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self._count = itertools.count()
+        self._context = multiprocessing.get_context("spawn")
+        self._ranks = ranks
+        self._workers: list = []
+
+    def _start(self) -> None:
+        for rank in range(self._ranks):
+            here, there = self._context.Pipe()
+            process = self._context.Process(target=_work, args=(rank, there), daemon=True)
+            process.start()
+            self._workers.append((process, here))
+
+    def run(self, ranks: int, module: str, function: str, *arguments):
+        """`module.function(*arguments)` on so many ranks; what each returned. AssertionError with every rank's traceback where one failed."""
+        if not self._workers:
+            self._start()
+        store = pathlib.Path(self.folder.name) / f"store{next(self._count)}"
+        for _, pipe in self._workers[:ranks]:
+            pipe.send((str(store), ranks, module, function, arguments))
+        answers = []
+        for rank, (process, pipe) in enumerate(self._workers[:ranks]):
+            if not pipe.poll(LIMIT):
+                answers.append(("failed", f"no answer within {LIMIT} s"))
+                continue
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                answers.append(("failed", f"rank {rank} ended with {process.exitcode}"))
+        if failed := [f"rank {i}:\n{text}" for i, (how, text) in enumerate(answers) if how != "done"]:  # fmt: skip
+            self.close()
+            raise AssertionError("\n".join(failed))
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        for process, _ in self._workers:
+            process.kill()  # its own children, by their handles
+            process.join()
+        self._workers = []
