@@ -59,7 +59,8 @@ struct Job {
   int64_t global_cols;  // of the whole parameter
   int64_t first;        // global flat index of the local element (0, 0)
   // A shard of a flattened parameter: the rows that it touches, of which the first `front` elements
-  // and the last `back` ones are not here. State has room for them; parameter and gradient have not.
+  // and the last `back` ones are not here. State, and what is kept beside the parameter, has room
+  // for them; parameter and gradient have not.
   int64_t front, back;
   int cut;        // a Cut
   int64_t numel;  // of the whole parameter

@@ -237,7 +237,7 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
     job.grad = grads[i].const_data_ptr();
     if (param.extra_dtype[0] != 0)
       job.extra = take("what is kept beside the value", scalar_type(param.extra_dtype),
-                       numel * extra_width(param));
+                       room * extra_width(param));
     read_slots(job, info, row, i);
     for (int k = 0; k < info.slots; ++k) {
       StateSlot& slot = job.state[k];

@@ -89,7 +89,7 @@ def layout_of(
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
     own, options = shard.part(p, what), effective(group, name, index)
-    if isinstance(p, shard.Piece) and p.flat.ranks > 1:
+    if isinstance(p, shard.Piece):
         raise ValueError(
             f"{what} lies in flat shards of FSDP1, and rank {rank} of it needs whole rows; use fully_shard, or step it without a subspace by "
             f"wide=[{name!r}] or a group with rank=None"

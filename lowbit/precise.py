@@ -151,11 +151,17 @@ def _entries(model: nn.Module) -> dict[str, Any]:
 
 def _kept(opt: LowbitOptimizer) -> dict[int, tuple[Tensor, Layout]]:
     """The parameters that something is kept beside, by id: not those that need no gradient, which have no state."""
-    return {
-        id(p): (p, lay)
-        for _, p, lay in opt._laid_out()
-        if lay.extra is not None and opt.state.get(p)
-    }
+    made = {}
+    for _, p, lay in opt._laid_out():
+        if lay.extra is None or not opt._state_of(p):
+            continue
+        if isinstance(p, shard.Piece):
+            raise ValueError(
+                f"{p.name!r} is a flat shard of FSDP1, whose model has no entry of its own: save with lowbit.fsdp1.get_state_dict and load it under "
+                "fully_shard or in a single process for float32 weights"
+            )
+        made[id(p)] = (p, lay)
+    return made
 
 
 def _joined(p: Tensor, lay: Layout, opt: LowbitOptimizer) -> Tensor:

@@ -67,6 +67,23 @@ def test_the_same_bytes_under_every_wrapper(pool, single, trained):
     assert not wrong
 
 
+@pytest.mark.parametrize("wrapper", ["FSDP1 orig", "FSDP1 flat", "TP x FSDP 2x2 row"])
+def test_more_formats(pool, wrapper):
+    """10 steps equal, and 10 more from what a single process saved."""
+    names, folder, ranks = list(wrappers_worker.MORE), pool.folder.name, WRAPPERS[wrapper]
+    after20, after10 = (
+        pool.run(1, "wrappers_worker", "train", "single", names, folder, steps)[0]
+        for steps in (20, 10)
+    )
+    found = pool.run(ranks, "wrappers_worker", "train", wrapper, names, folder)[0]
+    assert {name: different(found[name], after10[name]) for name in names} == {
+        name: [] for name in names
+    }
+    jobs = [(name, "single") for name in names]
+    found = pool.run(ranks, "wrappers_worker", "resume", wrapper, jobs, folder)[0]
+    assert {name: different(found[name, "single"], after20[name]) for name in names} == {name: [] for name in names}  # fmt: skip
+
+
 @pytest.mark.parametrize("what", wrappers_worker.REFUSED_BY_TORCH)
 def test_what_torch_refuses(pool, what):
     message = pool.run(2, "wrappers_worker", "refused_by_torch", what)[0]

@@ -54,6 +54,17 @@ FORMATS = {
     "rank-1": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="lpmm4"),
     "Adafactor": lambda p: lowbit.Adafactor(p, lr=1e-2, seed=5, beta1=0.9),
 }
+# Beyond the table: scales of two numbers, scales that cover more, two factored moments, norms, and what is kept beside weights.
+MORE = {
+    "log8, Kahan": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="log8", param_format="bfloat16_kahan"),
+    "LAMB, split16": lambda p: lowbit.LAMB(p, lr=1e-2, seed=5, param_format="bfloat16_split16"),
+    "CAME": lambda p: lowbit.CAME(p, lr=1e-2, seed=5),
+    "two lengths, by chance": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format={
+        "exp_avg": lowbit.scaled("dynamic8", block=2048, rounding="stochastic"), "exp_avg_sq": lowbit.scaled("power1_8_unsigned", block=64)}),
+    "rows": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="row")),
+    "columns": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="column")),
+    "tensor": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="tensor")),
+}  # fmt: skip
 # Wrapper: ranks.
 WRAPPERS = {
     "single": 1, "DDP": 2, "FSDP1 orig": 4, "FSDP1 flat": 3, "FSDP2": 4, "HSDP 2x2": 4,
@@ -234,7 +245,7 @@ def train(wrapper: str, formats: list[str], folder: str, steps: int = 10) -> dic
     """Digests after so many steps, by format; saves."""
     made = {}
     for name in formats:
-        model, opt = build(wrapper, FORMATS[name])
+        model, opt = build(wrapper, {**FORMATS, **MORE}[name])
         torch.manual_seed(dist.get_rank())  # must not matter
         for step in range(steps):
             set_grads(model, opt, step)
@@ -249,7 +260,7 @@ def resume(wrapper: str, jobs: list[tuple[str, str]], folder: str, steps: int = 
     """Digests after so many steps more from what another wrapper saved, by (format, that wrapper)."""
     made = {}
     for name, source in jobs:
-        model, opt = build(wrapper, FORMATS[name], seed=1)
+        model, opt = build(wrapper, {**FORMATS, **MORE}[name], seed=1)
         load(wrapper, model, opt, pathlib.Path(folder) / f"{source} {name}")
         for step in range(steps, 2 * steps):
             set_grads(model, opt, step)

@@ -66,7 +66,8 @@ bool Tile::load(int64_t at_row, int64_t tile) {
   begin = static_cast<int>(first), end = static_cast<int>(last);
   const int64_t at = row * job_.cols + col - job_.front + first;
   param_ = static_cast<char*>(job_.param) + at * param_bytes_;
-  extra_ = job_.extra != nullptr ? static_cast<char*>(job_.extra) + at * extra_bytes_ : nullptr;
+  extra_ = job_.extra != nullptr ? static_cast<char*>(job_.extra) + (at + job_.front) * extra_bytes_
+                                 : nullptr;
   const void* grad = static_cast<const char*>(job_.grad) + at * grad_bytes_;
   leaf_.load_grad[job_.grad_format](grad, g_ + begin, end - begin);
   leaf_.load_param[job_.param_format](param_, extra_, p_ + begin, end - begin);
