@@ -104,8 +104,9 @@ def get_state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
             tensors = shard.to_chunks(
                 p, [_spread(e, layouts[p]) for e in entries], [kept[e.key] for e in entries]
             )
-            numbers = {key: kept[key].clone() for key in ("step", "stream")}
-            state[own] = {**numbers, **dict(zip((e.key for e in entries), tensors, strict=True))}
+            own_keys = layouts[p].keys
+            told = {key: value.clone() for key, value in kept.items() if key not in own_keys}
+            state[own] = {**told, **dict(zip((e.key for e in entries), tensors, strict=True))}
         else:
             state[own] = dict(kept)
     groups = []
