@@ -126,8 +126,9 @@ def convert(
         weights, seed: round float32 weights too, such as to "bfloat16_stochastic", with that seed.
         model: a checkpoint with the weights, where names or shapes are needed.
         from_dialect: whose state the source is, where its names fit two; "" is the one that is surest.
-        lossy: go on where something can only be left out.
-        target, dry_run, world_size, mesh, force, manifest, threads, memory_limit: as for `reshard`.
+        lossy: leave out what the target cannot keep, with a warning.
+        world_size, mesh: of a directory; by default as many ranks as the source has.
+        target, dry_run, force, manifest, threads, memory_limit: as for `reshard`.
         include, exclude, progress: as for `inspect`.
 
     Returns:
@@ -141,7 +142,7 @@ def convert(
             _bytes(source), _bytes(target), to=to, from_=from_dialect, container=container, state_format=state_format, block=block, keep=keep,
             wide=_names(wide), include=_names(include), exclude=_names(exclude), dry_run=dry_run, lossy=lossy, weights=weights,
             seed=seed, model=_bytes(model), progress=told,
-            writing=_writing(world_size, mesh, force, manifest, threads, memory_limit),
+            writing=_writing(world_size, {} if world_size is None and mesh is None else mesh, force, manifest, threads, memory_limit),
         )  # fmt: skip
     return json.loads(text)
 
@@ -183,14 +184,13 @@ def reshard(
 
 def diff(
     a: Path, b: Path, *, bytes: bool = False, tolerance: float = 0.0, include: Sequence[str] = (),
-    exclude: Sequence[str] = (), threads: int = 1, progress: Progress | bool | None = None,
+    exclude: Sequence[str] = (), progress: Progress | bool | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """How two checkpoints differ.
 
     Args:
         bytes: compare what lies in the files; by default what it means, decoded.
         tolerance: of a difference, relative to the 2-norm of the larger of two tensors.
-        threads: that read.
         include, exclude, progress: as for `inspect`.
 
     Returns:
@@ -198,8 +198,7 @@ def diff(
     """
     with _Shown(progress, "diff") as told:
         text = _module().diff(
-            _bytes(a), _bytes(b), include=_names(include), exclude=_names(exclude), bytes=bytes, tolerance=tolerance, threads=threads,
-            progress=told,
+            _bytes(a), _bytes(b), include=_names(include), exclude=_names(exclude), bytes=bytes, tolerance=tolerance, progress=told,
         )  # fmt: skip
     return json.loads(text)
 
@@ -450,7 +449,7 @@ def _writing(
     if world_size is not None and mesh is not None:
         raise TypeError("give world_size= or mesh=, not both")
     parts = {0: 1 if world_size is None else world_size} if mesh is None else dict(mesh)
-    if not parts or any(n < 1 for n in parts.values()) or any(d < 0 for d in parts):
+    if any(n < 1 for n in parts.values()) or any(d < 0 for d in parts):
         raise ValueError(f"a tensor is cut into one part or more along each dimension, not {parts}")
     return _module().Writing(
         replace=force, manifest=manifest, threads=threads, memory=memory_limit, parts=list(parts.values()), dims=list(parts),

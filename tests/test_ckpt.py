@@ -446,5 +446,5 @@ def test_inspect_names_what_low_bit_state_is(tmp_path):
     assert kinds == {
         "codes, dynamic4", "scales, dynamic4", "codes, power1_4_unsigned", "scales, power1_4_unsigned",
         "kept beside weights", "codes, power1_5", "scales, power1_5", "factored moments, float32",
-        "step counters", "random streams",
+        "step counters", "random streams", "shapes of parameters",
     }  # fmt: skip

@@ -250,7 +250,7 @@ def test_what_lpmm_cannot_keep(tmp_path):
     content["state"][0]["max_exp_avg_sq"] = values[1][2]
     assert "keeps no max_exp_avg_sq" in convert(tmp_path, content, "lpmm", code=3)
     assert "4bit-rank1" in convert(tmp_path, adam(values), "lpmm", "--state-format", "8bit", code=2)
-    assert "without rounding" in convert(tmp_path, adam(values), "lpmm", "--keep", code=3)
+    assert "without rounding" in convert(tmp_path, adam(values), "lpmm", "--keep", code=4)
 
 
 def test_nothing_is_called(tmp_path):

@@ -5,6 +5,32 @@
 #include "command/command.h"
 #include "command/examples.h"
 #include "command/signals.h"
+#include "io/text.h"
+
+namespace {
+
+/// "...; lowbit-ckpt inspect --help has the options".
+std::string help_for(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? "; lowbit-ckpt --help has the commands, with examples"
+                        : fmt::format("; lowbit-ckpt {} --help has the options and examples",
+                                      chosen.front()->get_name());
+}
+
+/// What to say where the first argument is no command; empty where it is one, or there is none.
+std::string unknown_command(const CLI::App& app) {
+  const std::vector<std::string> rest = app.remaining();
+  if (!app.get_subcommands().empty() || rest.empty() || rest.front().starts_with('-')) return "";
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App* c) {
+         return !c->get_group().empty();  // `man` is for those who package it
+       }))
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  return fmt::format("there is no command {}; there are {}", lowbit::ckpt::printable(rest.front()),
+                     names);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace lowbit::ckpt;
@@ -24,6 +50,10 @@ int main(int argc, char** argv) {
   app.footer(examples_text(app, "") +
              "\nlowbit-ckpt COMMAND --help has the options and more examples.\n"
              "Exit codes: 0 fine, 1 runtime error, 2 usage, 3 bad or unsafe input, 4 mismatch.");
+  app.failure_message([&app](const CLI::App*, const CLI::Error& error) {
+    const std::string known = unknown_command(app);
+    return fmt::format("lowbit-ckpt: {}\n", known.empty() ? error.what() + help_for(app) : known);
+  });
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -133,7 +133,7 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
                    "Ranks of a directory; without it as many as SRC has")
       ->check(CLI::Range(int64_t{1}, int64_t{65536}));
   command->add_flag("--keep", options.wanted.keep, "Refuse to round anything");
-  command->add_flag("--lossy", options.lossy,
+  command->add_flag("--lossy", options.wanted.lossy,
                     "Leave out what the target cannot keep, with a warning");
   command
       ->add_option("--model", options.model,

@@ -50,8 +50,9 @@ void add_diff(CLI::App& app, std::function<Status()>& chosen) {
   command->add_option("B", given->second, "Another")->required();
   command->add_flag("--bytes", given->options.bytes, "By bytes, not by meaning");
   command
-      ->add_option("--tolerance", given->options.tolerance,
-                   "Differences that count, as a part of the larger tensor's 2-norm")
+      ->add_option(
+          "--tolerance", given->options.tolerance,
+          "How far a tensor may be off, as a part of the larger one's 2-norm, such as 0.02")
       ->check(CLI::NonNegativeNumber);
   add_selection(*command, given->options.select);
   command->add_flag("--json", given->json, "For machines");

@@ -49,18 +49,22 @@ Status run(Arguments& given) {
   if (!given.html.empty()) {
     LB_TRY(page, NewFile::create(given.html, given.force, {given.path}));
     LB_CHECK(page->output().write(html_page(out)));
-    return page->commit();
+    LB_CHECK(page->commit());
+    if (!given.json) return fine();
   }
   if (given.json) {
     print_json(out);
     return fine();
   }
-  fmt::print("{}\n  {}, {} files, {} tensors, {} values, {}\n", out["path"].get<std::string>(),
-             out["container"].get<std::string>(), out["files"].get<size_t>(), out["tensors"].size(),
-             out["values"].size(), size_text(out["bytes"].get<uint64_t>()));
+  const auto files = out["files"].get<size_t>();
+  fmt::print("{}\n  {}, {} file{}, {} tensors, {} values, {}\n", out["path"].get<std::string>(),
+             out["container"].get<std::string>(), files, files == 1 ? "" : "s",
+             out["tensors"].size(), out["values"].size(), size_text(out["bytes"].get<uint64_t>()));
   bar.clear();
   if (out["dialect"].is_string())
-    fmt::print("  {} {}\n", out["dialect"].get<std::string>(), out["algorithm"].get<std::string>());
+    fmt::print("  {} {}\n", out["dialect"].get<std::string>(),
+               out["algorithm"] == "" ? "(an optimizer that is not known)"
+                                      : out["algorithm"].get<std::string>());
   for (const Json& fact : out["facts"]) fmt::print("  {}\n", fact.get<std::string>());
   for (const Json& warning : out["warnings"])
     fmt::print("  warning: {}\n", warning.get<std::string>());
@@ -70,9 +74,10 @@ Status run(Arguments& given) {
   fmt::print("\n{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", "name", width, "dtype", "shape", "chunks",
              "bytes");
   for (const Json& t : out["tensors"]) {
-    fmt::print("{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", t["name"].get<std::string>(), width,
-               t["dtype"].get<std::string>(), shape_text(t["shape"].get<Shape>()),
-               t["chunks"].get<size_t>(), t["bytes"].get<uint64_t>());
+    const std::string dtype = t["dtype"].get<std::string>(), kept = t.value("stored_as", dtype);
+    fmt::print("{:<{}}  {:<10} {:>16} {:>7} {:>12}{}\n", t["name"].get<std::string>(), width, dtype,
+               shape_text(t["shape"].get<Shape>()), t["chunks"].get<size_t>(),
+               t["bytes"].get<uint64_t>(), kept == dtype ? "" : "  " + kept);
   }
   if (!out["values"].empty()) fmt::print("\n");
   for (const auto& [name, value] : out["values"].items()) {

@@ -29,11 +29,11 @@ Status run(Arguments& given) {
     for (const Json& f : findings)
       fmt::print("{}: {}\n", f["tensor"].get<std::string>(), f["what"].get<std::string>());
     if (!given.quiet && findings.empty()) {
-      fmt::print(
-          "{}: {}, {} tensors, {} values, {:.1f} MiB: structure, checksums and values hold\n",
-          report["path"].get<std::string>(), report["container"].get<std::string>(),
-          report["checked"]["tensors"].get<uint64_t>(), report["checked"]["values"].get<uint64_t>(),
-          static_cast<double>(report["checked"]["bytes"].get<uint64_t>()) / 1048576.0);
+      fmt::print("{}: {}, {} tensors, {} values, {}: structure, checksums and values hold\n",
+                 report["path"].get<std::string>(), report["container"].get<std::string>(),
+                 report["checked"]["tensors"].get<uint64_t>(),
+                 report["checked"]["values"].get<uint64_t>(),
+                 size_text(report["checked"]["bytes"].get<uint64_t>()));
     }
   }
   if (findings.empty()) return fine();
@@ -54,7 +54,10 @@ void add_verify(CLI::App& app, std::function<Status()>& chosen) {
   command->add_flag("--no-values", given->no_values, "Do not ask whether numbers are finite");
   command->add_flag("--opaque", given->options.opaque,
                     "Let values pass that are no plain data; torch would run what they name");
-  command->add_option("--threads", given->options.threads, "Threads")->check(CLI::Range(1, 256));
+  given->options.threads = default_threads();
+  command->add_option("--threads", given->options.threads, "Threads that read")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
   add_selection(*command, given->options.select);
   command->add_flag("--json", given->json, "For machines");
   command->add_flag("--quiet", given->quiet, "Only what is wrong");

@@ -93,11 +93,16 @@ class DcpWriter {
       const Box box{chunk.offset, chunk.shape};
       if (const Chunk* same = same_chunk(leaf, box)) {
         chunk.place.length = same->place.length;
+        if (is_subclass(leaf)) {
+          LB_TRY(bytes, kept_bytes(*from_.manifest, *leaf.stored, *same));
+          report_.bytes += bytes;
+        }
         ++report_.copied;
       } else if (is_subclass(leaf)) {
         LB_TRY(item, subclass_item(leaf, box));
         LB_TRY(length, archive_length(item.archive));
         chunk.place.length = length;
+        report_.bytes += item.archive.bytes();
         report_.requantized += item.requantized;
         anew = true;
       } else {
@@ -109,7 +114,7 @@ class DcpWriter {
     }
     report_.chunks += to.chunks.size();
     report_.recut += anew;
-    report_.bytes += leaf.bytes();
+    if (!is_subclass(leaf)) report_.bytes += leaf.bytes();
     ++report_.tensors;
     total_ += leaf.bytes();
     leaf_of_.push_back(&leaf);
@@ -363,10 +368,7 @@ Result<WriteReport> write_dcp(const Document& document, const std::string& path,
                               const WriteOptions& options) {
   DcpWriter writer(document, options);
   LB_CHECK(writer.plan());
-  std::vector<std::string> sources;
-  if (document.manifest != nullptr) sources.push_back(document.manifest->path);
-  for (const auto& other : document.others) sources.push_back(other->path);
-  LB_TRY(folder, NewDirectory::create(path, options.replace, sources));
+  LB_TRY(folder, NewDirectory::create(path, options.replace, document.sources()));
   LB_TRY(report, writer.write(*folder, path));
   LB_CHECK(folder->commit());
   return report;

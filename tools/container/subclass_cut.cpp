@@ -77,28 +77,12 @@ Result<std::vector<Whole>> wholes(const Document& document, const Leaf& leaf, co
   for (const Chunk& chunk : leaf.stored->chunks) {
     const Box mine{chunk.offset, chunk.shape};
     if (volume(common_box(mine, box).shape) == 0) continue;
-    const std::string what = printable(leaf.name()) + " at " + shape_text(chunk.offset);
-    LB_TRY(stored, document.manifest->container->stored(*leaf.stored, chunk));
-    if (stored.cls.empty()) {
+    LB_TRY(part, subclass_chunk(document, leaf, chunk));
+    if (part.kind != Leaf::Kind::kSubclass) {
       plain = true;
-      return bad(what +
+      return bad(printable(part.name()) +
                  ": is a plain tensor, others of its chunks are quantized; --requantize makes new "
                  "codes of both");
-    }
-    Leaf part;
-    part.kind = Leaf::Kind::kSubclass;
-    part.dtype = leaf.dtype;
-    part.cls = stored.cls;
-    part.attributes = std::move(stored.attributes);
-    for (auto& [name, payload] : stored.parts) {
-      if (payload.stride != row_major(payload.shape))
-        return bad(what + ": its " + printable(name) + " is not row-major");
-      Leaf inner;
-      inner.path = {Key(name)};
-      inner.dtype = payload.dtype;
-      inner.shape = payload.shape;
-      inner.source = std::make_shared<RecordSource>(document.manifest, std::move(payload), what);
-      part.parts.push_back(std::move(inner));
     }
     out.push_back({mine, std::move(part)});
   }
@@ -206,6 +190,62 @@ Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box&
     for (const int64_t size : box.shape) value.items.push_back(Value::number(size));
   }
   return out;
+}
+
+Result<Leaf> subclass_chunk(const Document& document, const Leaf& leaf, const Chunk& chunk) {
+  Leaf out;
+  out.path = {Key(leaf.name() + " at " + shape_text(chunk.offset))};
+  out.dtype = leaf.dtype;
+  out.shape = chunk.shape;
+  const std::string what = printable(out.name());
+  LB_TRY(stored, document.manifest->container->stored(*leaf.stored, chunk));
+  out.cls = stored.cls;
+  out.attributes = std::move(stored.attributes);
+  for (auto& [name, payload] : stored.parts) {
+    if (payload.stride != row_major(payload.shape))
+      return bad(what + ": its " + (name.empty() ? "values are" : printable(name) + " is") +
+                 " not row-major");
+    Leaf inner;
+    inner.path = {Key(name)};
+    inner.dtype = payload.dtype;
+    inner.shape = payload.shape;
+    inner.source = std::make_shared<RecordSource>(document.manifest, std::move(payload), what);
+    out.parts.push_back(std::move(inner));
+  }
+  if (!out.cls.empty()) {
+    out.kind = Leaf::Kind::kSubclass;
+  } else {
+    out.source = out.parts[0].source;
+    out.parts.clear();
+  }
+  return out;
+}
+
+Result<Leaf> whole_subclass(const Document& document, const Leaf& leaf) {
+  bool inside = false;
+  LB_TRY(whole, cut_subclass(document, leaf, {Shape(leaf.shape.size(), 0), leaf.shape}, inside));
+  whole.path = leaf.path;
+  return whole;
+}
+
+Result<uint64_t> kept_bytes(const Manifest& manifest, const Tensor& tensor, const Chunk& chunk) {
+  LB_TRY(stored, manifest.container->stored(tensor, chunk));
+  uint64_t bytes = 0;
+  for (const auto& [name, payload] : stored.parts)
+    bytes += volume(payload.shape) * static_cast<uint64_t>(payload.dtype->bytes);
+  return bytes;
+}
+
+Result<uint64_t> kept_bytes(const Document& document, const Leaf& leaf) {
+  uint64_t bytes = 0;
+  for (const Leaf& part : leaf.parts) bytes += part.bytes();
+  if (leaf.kind != Leaf::Kind::kTensor) return bytes;
+  if (!is_subclass(leaf)) return leaf.bytes();
+  for (const Chunk& chunk : leaf.stored->chunks) {
+    LB_TRY(some, kept_bytes(*document.manifest, *leaf.stored, chunk));
+    bytes += some;
+  }
+  return bytes;
 }
 
 Result<uint64_t> archive_length(const TorchArchive& archive) {

@@ -1,6 +1,16 @@
 #include "container/writer.h"
 
+#include "io/new_file.h"
+#include "io/output.h"
+
 namespace lowbit::ckpt {
+
+Status check_target(ContainerKind kind, const Document& document, const std::string& path,
+                    const WriteOptions& options) {
+  return kind == ContainerKind::kDcp
+             ? NewDirectory::check(path, options.replace, document.sources())
+             : NewFile::check(path, options.replace, document.sources());
+}
 
 Result<WriteReport> write_container(ContainerKind kind, const Document& document,
                                     const std::string& path, const WriteOptions& options) {

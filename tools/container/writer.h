@@ -55,6 +55,9 @@ Result<WriteReport> write_torch(const Document& document, const std::string& pat
 /// same document (docs/ckpt.md has the convention).
 Result<WriteReport> write_safetensors(const Document& document, const std::string& path,
                                       const WriteOptions& options);
+/// Whether `write_container` would be allowed to write there: what a plan has to ask beforehand.
+Status check_target(ContainerKind kind, const Document& document, const std::string& path,
+                    const WriteOptions& options);
 Result<WriteReport> write_container(ContainerKind kind, const Document& document,
                                     const std::string& path, const WriteOptions& options);
 

@@ -115,6 +115,7 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
                                    "; take 8bit (of 0.4.0 and later) or float32"};
   if (wanted.block != 0 && wanted.block != kBlock)
     return Error{Exit::kUsage, "adafactor-8bit's blocks are written with 2048 values"};
+  LB_CHECK(check_algorithm(model, "adafactor-8bit"));
   if (model.flattened) return bad("adafactor-8bit loads no flattened state");
   Document out = begun(model);
   for (const Param& param : model.params) {
@@ -150,8 +151,7 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
             base.empty() ? (row ? "row_var" : "col_var") : (row ? "conf_row" : "conf_col");
         LB_CHECK(writer.second(s, x, shape));
       } else {
-        return bad(shown(param) + ": adafactor-8bit keeps no " + printable(s.name) +
-                   "; it has variance, its rows and columns, and momentum");
+        LB_CHECK(leave_out(param, s, "adafactor-8bit", wanted, report));
       }
     }
     if (writer.quantized)

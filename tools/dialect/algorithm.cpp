@@ -8,6 +8,7 @@
 
 #include "catalog.h"
 #include "dialect/skeleton.h"
+#include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -227,6 +228,23 @@ std::string algorithm_of(const Model& model) {
   if (only({"momentum_buffer"}, "momentum_buffer"))
     return set("trust_coefficient") ? "lars" : "sgd";
   return "";
+}
+
+Error no_optimizer(const Model& model, const std::string& whose) {
+  std::string names;
+  const auto add = [&](const std::string& name) {
+    names += (names.empty() ? " (" : ", ") + printable(name);
+  };
+  for (const Param& p : model.params) {
+    if (p.states.empty()) continue;
+    for (const State& s : p.states) add(s.name);
+    for (const auto& [name, value] : p.numbers) {
+      if (name != "step") add(name);
+    }
+    break;
+  }
+  return bad(whose + " has no optimizer that keeps these states" +
+             (names.empty() ? "" : names + ")"));
 }
 
 const Settings& torch_settings(const std::string& algorithm) {

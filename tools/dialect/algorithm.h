@@ -17,6 +17,8 @@ bool is_signed_state(const std::string& name);
 /// "adam" (AdamW too), "sgd", "adafactor", "rmsprop", "adagrad", "lion", "ademamix", "lars", "came";
 /// "" where the names are nobody's that lowbit has.
 std::string algorithm_of(const Model& model);
+/// What is wrong where none of `whose` ("lowbit") optimizers goes on from these states.
+Error no_optimizer(const Model& model, const std::string& whose);
 /// Their settings with the defaults of torch.optim; empty where torch has no such optimizer.
 const Settings& torch_settings(const std::string& algorithm);
 /// The same of lowbit, without state_format and what else depends on the user.

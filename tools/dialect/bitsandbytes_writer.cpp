@@ -51,7 +51,7 @@ class Writer {
   }
 
   Result<Document> write() {
-    if (slots_.first.empty()) return bad(no_optimizer());
+    if (slots_.first.empty()) return no_optimizer(model_, "bitsandbytes");
     out_ = begun(model_);
     out_.leaves = model_.rest;
     for (const Param& p : model_.params) LB_CHECK(param(p));
@@ -61,25 +61,13 @@ class Writer {
   }
 
  private:
-  std::string no_optimizer() const {
-    std::string names;
-    for (const Param& p : model_.params) {
-      if (!names.empty()) break;
-      for (const State& s : p.states) names += (names.empty() ? " (" : ", ") + printable(s.name);
-    }
-    return "bitsandbytes has no optimizer that keeps these states" +
-           (names.empty() ? "" : names + ")");
-  }
-
   Status param(const Param& p) {
     if (p.states.empty() && p.numbers.empty()) return fine();  // it was never stepped
     std::set<std::string> known(slots_.first.begin(), slots_.first.end());
     if (!slots_.second.empty()) known.insert(slots_.second);
     for (const State& s : p.states) {
       if (known.contains(s.name)) continue;
-      const std::string text = shown(p) + ": bitsandbytes keeps no " + printable(s.name);
-      if (!wanted_.lossy) return bad(text + "; --lossy leaves it out");
-      report_.warnings.push_back(text + ": it is left out");
+      LB_CHECK(leave_out(p, s, "bitsandbytes", wanted_, report_));
     }
     int64_t steps = 0;
     if (const Value* step = number_in(p, "step")) {

@@ -50,11 +50,11 @@ Result<const Dialect*> recognize(const Document& document) {
   }
   const std::vector<const Dialect*> all(dialects().begin(), dialects().end());
   if (candidates.empty())
-    return bad("holds no optimizer state that is known; if it does, say whose it is with --from " +
+    return bad("holds no optimizer state that is known; if it does, convert --from says whose: " +
                names(all));
   if (candidates.size() > 1)
     return bad("its optimizer state may be that of " + names(candidates) +
-               "; say which with --from");
+               "; convert --from says which");
   return candidates[0];
 }
 

@@ -22,7 +22,8 @@ struct Form {
 Result<Form> form_of(const Wanted& wanted) {
   const std::string& f = wanted.state_format;
   if (wanted.block != 0 && wanted.block != kFlashBlock)
-    return bad("FlashOptim's blocks have 32 values, not " + std::to_string(wanted.block));
+    return Error{Exit::kUsage,
+                 "FlashOptim's blocks have 32 values, not " + std::to_string(wanted.block)};
   if (f.empty() || f == "8bit" || f == "companded8" || f == "0.1.4") return Form{};
   if (f == "0.1.3") return Form{true, FlashFiles::kOld};
   if (f == "float32") return Form{false, FlashFiles::kNew};
@@ -62,9 +63,7 @@ struct Writer {
   Status state(const State& s) {
     bool known = false;
     for (const char* m : kFlashMoments) known = known || s.name == m;
-    if (!known)
-      return bad(shown(param) + ": FlashOptim keeps no " + printable(s.name) +
-                 "; it has exp_avg, exp_avg_sq and momentum_buffer");
+    if (!known) return leave_out(param, s, "FlashOptim", wanted, report);
     if (!form.compressed || stays_wide(param, wanted)) return plain(s);
     const uint64_t n = volume(s.shape);
     const bool is_signed = is_signed_state(s.name);
@@ -75,8 +74,12 @@ struct Writer {
       return bad(
           shown(param) +
           ": FlashOptim 0.1.4 keeps scales in the weight's type, which this checkpoint does not "
-          "tell; convert one that has the weights too, or take --state-format float32, which "
-          "every version loads");
+          "tell; " +
+          (param.name.empty() ? "its parameters are numbered, so that no weight is known to be "
+                                "theirs; save it with "
+                                "their names, or"
+                              : "convert one that has the weights too, or name it as --model, or") +
+          " take --state-format float32, which every version loads");
     const bool bits = form.generation == FlashFiles::kNew && dtype != nullptr &&
                       std::string_view(dtype->name) == "bfloat16";
     const Dtype* scale_dtype = find_dtype(bits ? "bfloat16" : "float16");
@@ -194,6 +197,7 @@ Result<Settings> settings_for(const Model& model, const Group& group,
 
 Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, DialectReport& report) {
   LB_TRY(form, form_of(wanted));
+  LB_CHECK(check_algorithm(model, "FlashOptim"));
   if (model.flattened && form.compressed)
     return bad(
         "FlashOptim loads no compressed states from a flattened checkpoint; take "

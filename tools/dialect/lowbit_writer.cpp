@@ -1,5 +1,4 @@
 // Writing lowbit's state: what lowbit.load_optimizer would make of the source, bit for bit.
-#include <fnmatch.h>
 
 #include <algorithm>
 #include <map>
@@ -36,8 +35,7 @@ class Writer {
   }
 
   Result<Document> write() {
-    if (lowbit_settings(model_.algorithm).empty())
-      return bad("lowbit has no optimizer that keeps these states" + states_text());
+    if (lowbit_settings(model_.algorithm).empty()) return no_optimizer(model_, "lowbit");
     out_ = begun(model_);
     out_.leaves = model_.rest;
     for (size_t i = 0; i < model_.params.size(); ++i)
@@ -50,16 +48,6 @@ class Writer {
   }
 
  private:
-  std::string states_text() const {
-    for (const Param& p : model_.params) {
-      if (p.states.empty()) continue;
-      std::string names;
-      for (const State& s : p.states) names += (names.empty() ? " (" : ", ") + printable(s.name);
-      return names + ")";
-    }
-    return "";
-  }
-
   bool named_wide(const Param& p, const Group* group) const {
     std::vector<std::string> patterns = wanted_.wide;
     if (const Value* said =
@@ -67,10 +55,7 @@ class Writer {
       if (said->is(Value::Kind::kBool) && said->integer != 0) return true;
       for (const Value& pattern : said->items) patterns.push_back(pattern.text);
     }
-    const std::string name = clean_name(p.name);
-    return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-      return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
-    });
+    return name_fits(p.name, patterns);
   }
 
   bool is_wide(const Param& p, const Group* group) const {
@@ -114,8 +99,8 @@ class Writer {
   /// What the state shall be; codes that are there stay where nothing else was asked for.
   Result<Spec> spec_for(const Param& p, const State& s, const Group* group) {
     if (is_wide(p, group)) {
-      LB_TRY(wide, spec_of(keeps_formats_ ? "float32" : wanted_.state_format, s.is_signed,
-                           wanted_.block));
+      if (keeps_formats_) return Spec{"float32"};
+      LB_TRY(wide, spec_of(wanted_.state_format, s.is_signed, wanted_.block));
       return wide.coded() || wide.factored() ? Spec{"float32"} : wide;
     }
     if (keeps_formats_ && wanted_.block == 0) {

@@ -36,8 +36,7 @@ struct Writer {
       return fine();
     }
     if (std::find(std::begin(kLpmmStates), std::end(kLpmmStates), s.name) == std::end(kLpmmStates))
-      return bad(shown(param) + ": lpmm keeps no " + printable(s.name) +
-                 "; it has exp_avg, exp_avg_sq and momentum_buffer");
+      return leave_out(param, s, "lpmm", wanted, report);
     const auto n = volume(s.shape);
     const bool enable =
         config.quantized && n > static_cast<uint64_t>(kThreshold) && !stays_wide(param, wanted);
@@ -164,6 +163,7 @@ Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectRep
   if (model.flattened) return bad("lpmm's states cannot be flattened");
   const bool copied = model.dialect == "lpmm" && wanted.state_format.empty();
   LB_TRY(config, LpmmConfig::of(wanted));
+  LB_CHECK(check_algorithm(model, "lpmm"));
   Document out = begun(model);
   for (const Param& param : model.params) {
     if (const State* beside = beside_of(param))

@@ -1,10 +1,9 @@
 #include "dialect/peer.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 
 #include "dialect/weights.h"
+#include "io/text.h"
 
 namespace lowbit::ckpt {
 
@@ -88,8 +87,25 @@ Error no_shape(const Param& param) {
 }
 
 Error would_round(const Param& param, const State& state, const std::string& whose) {
-  return bad(shown(param) + ", " + state.name + ": " + state.stored_as + " cannot become " + whose +
-             " codes without rounding");
+  return mismatch(shown(param) + ", " + state.name + ": " + state.stored_as + " cannot become " +
+                  whose + " codes without rounding; leave --keep out to allow it");
+}
+
+Status check_algorithm(const Model& model, const std::string& whose) {
+  const bool any = std::any_of(model.params.begin(), model.params.end(),
+                               [](const Param& p) { return !p.states.empty(); });
+  // Of the others' files each state says what it is.
+  return any && model.algorithm.empty() && model.dialect == "torch"
+             ? Status(no_optimizer(model, whose))
+             : fine();
+}
+
+Status leave_out(const Param& param, const State& state, const std::string& whose,
+                 const Wanted& wanted, DialectReport& report) {
+  const std::string text = shown(param) + ": " + whose + " keeps no " + printable(state.name);
+  if (!wanted.lossy) return bad(text + "; --lossy leaves it out");
+  report.warnings.push_back(text + ": it is left out");
+  return fine();
 }
 
 const Leaf* weight_of(const Model& model, const Param& param) {
@@ -155,9 +171,7 @@ StateReport* report_of(DialectReport& report, const Param& param, const State& s
 }
 
 bool stays_wide(const Param& param, const Wanted& wanted) {
-  return std::any_of(wanted.wide.begin(), wanted.wide.end(), [&](const std::string& pattern) {
-    return fnmatch(pattern.c_str(), param.name.c_str(), 0) == 0;
-  });
+  return name_fits(param.name, wanted.wide);
 }
 
 }  // namespace lowbit::ckpt

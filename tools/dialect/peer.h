@@ -52,6 +52,14 @@ Error no_shape(const Param& param);
 /// What is wrong where --keep was given and a state cannot become `whose` codes ("lpmm's") as it is.
 Error would_round(const Param& param, const State& state, const std::string& whose);
 
+/// An error where torch wrote the file and its optimizer is not known: numbers with the names of Adam's
+/// need not be Adam's.
+Status check_algorithm(const Model& model, const std::string& whose);
+/// For a state that has no place in `whose` ("lpmm") optimizer: an error, or a warning where --lossy
+/// was given.
+Status leave_out(const Param& param, const State& state, const std::string& whose,
+                 const Wanted& wanted, DialectReport& report);
+
 /// Whether the name of a parameter fits one of the patterns that stay float32.
 bool stays_wide(const Param& param, const Wanted& wanted);
 

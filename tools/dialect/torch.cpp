@@ -62,7 +62,7 @@ Result<Model> read(std::shared_ptr<const Document> document) {
       if (!is_float(*leaf))
         return bad(printable(leaf->name()) +
                    ": is no tensor of floating-point numbers, so it is not "
-                   "torch's; say whose it is with --from");
+                   "torch's; convert --from says whose it is");
       State s;
       s.name = name;
       s.shape = leaf->shape;
@@ -116,7 +116,12 @@ Leaf state_leaf(const Model& model, const Param& p, const State& s) {
   return float32_leaf(state_path(model, p, name), s, shape);
 }
 
-Result<Document> write(const Model& model, const Wanted&, DialectReport& report) {
+Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& report) {
+  if ((!wanted.state_format.empty() && wanted.state_format != "float32") || wanted.block != 0)
+    return Error{
+        Exit::kUsage,
+        "torch's optimizers keep state in float32 without blocks; leave --state-format and "
+        "--block out, or take another --to"};
   Document out = begun(model);
   out.leaves = model.rest;
   const Settings& table = torch_settings(model.algorithm);

@@ -72,14 +72,13 @@ class Writer {
     for (const State& s : p.states) {
       const bool known =
           s.name == "exp_avg" || s.name == "exp_avg_sq" || s.name == "max_exp_avg_sq";
-      if (!known || s.values == nullptr) {
-        const std::string text =
-            shown(p) + ": torchao keeps no " + printable(s.name) +
-            (known ? ", and the values of " + s.stored_as + " cannot be recovered" : "");
-        if (known || !wanted_.lossy) return bad(text + (known ? "" : "; --lossy leaves it out"));
-        report_.warnings.push_back(text + ": it is left out");
+      if (!known) {
+        LB_CHECK(leave_out(p, s, "torchao", wanted_, report_));
         continue;
       }
+      if (s.values == nullptr)
+        return bad(shown(p) + ": " + s.name + " is " + s.stored_as +
+                   ", whose values cannot be recovered");
       LB_CHECK(check_shape(p, s, report_));
       LB_CHECK(state(p, s));
     }

@@ -1,5 +1,9 @@
 #include "dialect/weights.h"
 
+#include <fnmatch.h>
+
+#include <algorithm>
+
 namespace lowbit::ckpt {
 
 std::string clean_name(const std::string& name) {
@@ -17,6 +21,13 @@ std::string clean_name(const std::string& name) {
     i += skip == 0 ? 1 : skip;
   }
   return out;
+}
+
+bool name_fits(const std::string& name, const std::vector<std::string>& patterns) {
+  const std::string clean = clean_name(name);
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), clean.c_str(), FNM_NOESCAPE) == 0;
+  });
 }
 
 void TensorsByName::add(const Leaf& leaf) {

@@ -13,6 +13,9 @@ namespace lowbit::ckpt {
 /// A parameter's name without what wrappers put into it (lowbit.overrides.clean_name).
 std::string clean_name(const std::string& name);
 
+/// Whether a parameter's name fits one of the patterns, as Python's fnmatch has them.
+bool name_fits(const std::string& name, const std::vector<std::string>& patterns);
+
 /// Tensors by the end of their name: of "model.a.b" and "model.x.a.b" the first is a.b's.
 class TensorsByName {
  public:

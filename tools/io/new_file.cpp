@@ -15,13 +15,18 @@ namespace {
 
 std::string reason() { return std::strerror(errno); }
 
+/// The folder, with its '/' ("" where the path has none), and the name in it.
+std::pair<std::string, std::string> parts_of(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  const size_t begin = slash == std::string::npos ? 0 : slash + 1;
+  return {path.substr(0, begin), path.substr(begin)};
+}
+
 }  // namespace
 
-Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool replace,
-                                                 const std::vector<std::string>& sources) {
-  const size_t slash = path.find_last_of('/');
-  const std::string parent = slash == std::string::npos ? "" : path.substr(0, slash + 1);
-  const std::string name = path.substr(parent.size());
+Status NewFile::check(const std::string& path, bool replace,
+                      const std::vector<std::string>& sources) {
+  const auto [parent, name] = parts_of(path);
   if (name.empty() || name == "." || name == "..")
     return Error{Exit::kUsage, "'" + printable(path) + "' does not name a file to write"};
   struct stat info;
@@ -36,6 +41,17 @@ Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool r
         other.st_ino == info.st_ino)
       return Error{Exit::kUsage, printable(path) + " is what is read; choose another place"};
   }
+  if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
+    return failed("cannot write " + printable(path) + ": there is no folder " + printable(parent));
+  return fine();
+}
+
+Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool replace,
+                                                 const std::vector<std::string>& sources) {
+  LB_CHECK(check(path, replace, sources));
+  const auto [parent, name] = parts_of(path);
+  struct stat info;
+  const bool exists = ::lstat(path.c_str(), &info) == 0;
   std::string temporary = parent + partial_name(name);
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) return failed("cannot make a file beside " + printable(path) + ": " + reason());

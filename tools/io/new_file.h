@@ -16,6 +16,9 @@ class NewFile {
  public:
   /// Refuses a place that exists, unless `replace`, and always one that is no regular file.
   /// Never a file of `sources`, which are being read.
+  static Status check(const std::string& path, bool replace,
+                      const std::vector<std::string>& sources = {});
+  /// After `check`, the file.
   static Result<std::shared_ptr<NewFile>> create(const std::string& path, bool replace,
                                                  const std::vector<std::string>& sources = {});
   ~NewFile();

@@ -62,6 +62,11 @@ bool replaceable(const std::string& path) {
   return !any;
 }
 
+std::string without_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
 /// Whether `inner` is `outer` or lies in it.
 bool inside(const std::string& inner, const std::string& outer) {
   std::error_code error;
@@ -176,10 +181,9 @@ Status Output::close() {
   return file_->sync();
 }
 
-Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
-    const std::string& given, bool replace, const std::vector<std::string>& sources) {
-  std::string path = given;
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
+Status NewDirectory::check(const std::string& given, bool replace,
+                           const std::vector<std::string>& sources) {
+  const std::string path = without_slashes(given);
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (name.empty() || name == "." || name == "..")
     return Error{Exit::kUsage, "'" + printable(given) + "' does not name a folder to write"};
@@ -198,6 +202,18 @@ Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
       return Error{Exit::kUsage, printable(path) + " cannot be replaced: the source " +
                                      printable(source) + " is or lies in it"};
   }
+  if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
+    return failed("cannot write " + printable(path) + ": there is no folder " + printable(parent));
+  return fine();
+}
+
+Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
+    const std::string& given, bool replace, const std::vector<std::string>& sources) {
+  LB_CHECK(check(given, replace, sources));
+  const std::string path = without_slashes(given);
+  const std::string parent = parent_of(path), name = path.substr(parent.size());
+  struct stat info;
+  const bool exists = ::lstat(path.c_str(), &info) == 0;
   std::string temporary = parent + partial_name(name);
   if (::mkdtemp(temporary.data()) == nullptr)
     return errno == ENOSPC || errno == EDQUOT

@@ -85,6 +85,9 @@ class NewDirectory {
  public:
   /// Refuses a place that exists, unless `replace` and what is there is an empty folder or a
   /// checkpoint. None of `sources` may be that place or lie in it.
+  static Status check(const std::string& path, bool replace,
+                      const std::vector<std::string>& sources = {});
+  /// After `check`, the folder.
   static Result<std::shared_ptr<NewDirectory>> create(const std::string& path, bool replace,
                                                       const std::vector<std::string>& sources = {});
   ~NewDirectory();

@@ -25,7 +25,8 @@ struct InspectOptions {
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };
 /// {"path", "container", "dialect", "facts", "warnings", "steps", "groups", "tensors": [{"name",
-/// "shape", "dtype", "chunks", "bytes", "kind", "health"?}], "values", "bytes", "bytes_by_dtype",
+/// "shape", "dtype", "chunks", "bytes", "kind", "class"?, "stored_as"?}], "states": [{"parameter",
+/// "state", "shape", "stored_as", "bytes", "health"?}], "values", "bytes", "bytes_by_dtype",
 /// "bytes_by_kind", "digest"?}
 Result<Json> inspect(const std::string& path, const InspectOptions& options);
 /// The report of `inspect` (with health) as one self-contained page.
@@ -50,7 +51,7 @@ struct ConvertOptions {
       container;  // "dcp", "torch", "safetensors"; "" by the target's name, else the source's
   Wanted wanted;
   Selection select;
-  bool dry_run = false, lossy = false;
+  bool dry_run = false;
   std::string weights;  // "": as they are; "bfloat16_stochastic", ...: rounds float32 weights
   uint64_t seed = 0;    // of that rounding
   std::string model;    // a checkpoint with the weights, where shapes or names are needed
@@ -77,14 +78,13 @@ struct DiffOptions {
   Selection select;
   bool bytes = false;    // not by meaning
   double tolerance = 0;  // of the difference, relative to the larger tensor's 2-norm
-  int threads = 1;
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };
 /// {"same": bool, "differences": [{"name", "what", "first": index, "count", "max"}]}
 Result<Json> diff(const std::string& a, const std::string& b, const DiffOptions& options);
 
-/// XXH3-128, in hex, of all tensors by name: name, dtype, shape and row-major bytes. It does not
-/// depend on how they are cut.
+/// XXH3-128, in hex, of all tensors by name: name, dtype, shape and row-major bytes, of torchao's
+/// quantized ones the float32 values that they stand for. It does not depend on how they are cut.
 Result<std::string> digest(const Document& document, const Progress& progress);
 
 }  // namespace lowbit::ckpt

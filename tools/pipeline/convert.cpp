@@ -5,9 +5,11 @@
 #include <set>
 
 #include "container/open.h"
+#include "container/subclass_cut.h"
 #include "dialect/dialect.h"
 #include "dialect/master.h"
 #include "dialect/rounding.h"
+#include "dialect/weights.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
@@ -58,6 +60,20 @@ Json states_of(const DialectReport& report, bool dry_run) {
   return states;
 }
 
+/// A pattern that fits no parameter is a typing mistake.
+Status check_wide(const Model& model, const std::vector<std::string>& patterns) {
+  for (const std::string& pattern : patterns) {
+    const bool fits = std::any_of(model.params.begin(), model.params.end(),
+                                  [&](const Param& p) { return name_fits(p.name, {pattern}); });
+    const bool named = std::any_of(model.params.begin(), model.params.end(),
+                                   [](const Param& p) { return !p.name.empty(); });
+    if (!fits)
+      return usage("--wide '" + printable(pattern) + "' fits no parameter" +
+                   (named ? "" : ": they are numbered in this checkpoint, and have no names"));
+  }
+  return fine();
+}
+
 /// A path twice would be one leaf over the other.
 Status check_paths(const Document& document) {
   std::set<std::string> names;
@@ -86,6 +102,8 @@ Result<Json> convert(const std::string& source, const std::string& target,
   if (keeps_dialect && (!options.wanted.state_format.empty() || options.wanted.block != 0 ||
                         !options.wanted.wide.empty()))
     return usage("--state-format, --block and --wide say how the target of --to keeps its state");
+  if (keeps_dialect && (from != nullptr || options.wanted.lossy))
+    return usage("--from and --lossy are about the way to another optimizer; say which with --to");
   LB_TRY(whole, open_checkpoint(source));
   LB_CHECK(check_selection(whole, options.select));
   auto document = std::make_shared<Document>(select(std::move(whole), options.select));
@@ -113,13 +131,15 @@ Result<Json> convert(const std::string& source, const std::string& target,
     }
     LB_TRY(read, from->read(document));
     model = std::move(read);
+    LB_CHECK(check_wide(model, options.wanted.wide));
     warnings.insert(warnings.end(), model.warnings.begin(), model.warnings.end());
-    Wanted wanted = options.wanted;
-    wanted.lossy = options.lossy;
-    LB_TRY(made, to->write(model, wanted, changes));
+    LB_TRY(made, to->write(model, options.wanted, changes));
     out = std::move(made);
     out.manifest = document->manifest;
     out.holders = document->holders;
+    if (changes.states.empty() && std::any_of(model.params.begin(), model.params.end(),
+                                              [](const Param& p) { return !p.states.empty(); }))
+      return bad(std::string(to->name) + " keeps none of the states of " + printable(source));
     spoken = from->name;
     LB_CHECK(check_paths(out));
   }
@@ -129,9 +149,15 @@ Result<Json> convert(const std::string& source, const std::string& target,
     out.manifest = document->manifest;
     LB_CHECK(check_paths(out));
   }
+  // Its weights are read too: what is written must not take its place.
+  if (document->model != nullptr) out.others.push_back(document->model->manifest);
   WriteOptions write = options.write;
-  if (write.mesh.parts.empty()) write.mesh.parts = {ranks_of(*document->manifest)};
+  if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*document->manifest)}, {0}};
+  if (!options.write.mesh.parts.empty() && kind != ContainerKind::kDcp)
+    return usage("--world-size is of directories, and " + printable(target) +
+                 " is to be one file; leave it out, or take --container dcp");
   WriteReport report;
+  if (options.dry_run) LB_CHECK(check_target(kind, out, target, write));
   if (!options.dry_run) {
     LB_TRY(written, write_container(kind, out, target, write));
     report = written;
@@ -140,15 +166,18 @@ Result<Json> convert(const std::string& source, const std::string& target,
     report = plan;
   } else {
     for (const Leaf& leaf : out.leaves) {
-      const bool tensor = leaf.kind == Leaf::Kind::kTensor;
+      const bool tensor = leaf.kind == Leaf::Kind::kTensor || is_subclass(leaf);
       (tensor ? report.tensors : report.values) += 1;
-      if (tensor) report.bytes += leaf.bytes();
+      LB_TRY(bytes, kept_bytes(out, leaf));
+      report.bytes += bytes;
     }
   }
   warnings.insert(warnings.end(), changes.warnings.begin(), changes.warnings.end());
   uint64_t source_bytes = 0;
-  for (const Leaf& leaf : document->leaves)
-    source_bytes += leaf.kind == Leaf::Kind::kTensor ? leaf.bytes() : 0;
+  for (const Leaf& leaf : document->leaves) {
+    LB_TRY(bytes, kept_bytes(*document, leaf));
+    source_bytes += bytes;
+  }
   return Json{{"source", printable(source)},
               {"target", printable(target)},
               {"dry_run", options.dry_run},

@@ -1,11 +1,14 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
 
 #include "container/open.h"
+#include "container/subclass_cut.h"
 #include "dialect/coding.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
+#include "pipeline/recorded.h"
 #include "pipeline/select.h"
 
 namespace lowbit::ckpt {
@@ -18,8 +21,13 @@ class Comparison {
  public:
   Comparison(const DiffOptions& options, uint64_t total) : options_(options), total_(total) {}
 
-  /// Whether this name is compared at all.
-  bool wants(const std::string& name) const { return selected(options_.select, name); }
+  /// Whether something of these names is compared at all.
+  bool wants(const std::vector<std::string>& names) {
+    if (!options_.select.include.empty()) met_.insert(met_.end(), names.begin(), names.end());
+    return selected(options_.select, names);
+  }
+  /// An error where a pattern fits nothing that there was.
+  Status check_patterns() const { return check_selection(met_, options_.select); }
 
   void differ(const std::string& name, std::string what) {
     out_.push_back({{"name", printable(name)}, {"what", std::move(what)}});
@@ -79,7 +87,7 @@ class Comparison {
   }
 
   void value(const std::string& name, const Value& a, const Value& b) {
-    if (!(a == b) && !same_number(a, b)) differ(name, "has another value");
+    if (wants({name}) && !(a == b) && !same_number(a, b)) differ(name, "has another value");
   }
 
   bool alike(const std::string& name, const Leaf& a, const Leaf& b) {
@@ -146,6 +154,7 @@ class Comparison {
   }
 
   const DiffOptions& options_;
+  std::vector<std::string> met_;  // names, for patterns to fit
   uint64_t total_, done_ = 0;
   Json out_ = Json::array();
 };
@@ -154,10 +163,18 @@ class Comparison {
 template <class T, class Both>
 Status pair_up(Comparison& comparison, const std::map<std::string, T>& a,
                const std::map<std::string, T>& b, const Both& both) {
+  const auto wants = [&](const std::string& name, T x) {
+    // A parameter's own name is not what is selected, but those of its states.
+    if constexpr (std::is_same_v<T, const Param*>)
+      return true;
+    else if constexpr (std::is_same_v<T, const State*>)
+      return comparison.wants(names_of(name, *x));
+    else
+      return comparison.wants({name});
+  };
   for (const auto& [name, x] : a) {
     const auto y = b.find(name);
-    // A parameter's own name is not what is selected, but those of its states.
-    if (!std::is_same_v<T, const Param*> && !comparison.wants(name)) continue;
+    if (!wants(name, x) && (y == b.end() || !wants(name, y->second))) continue;
     if (y == b.end()) {
       comparison.differ(name, "is only in the first");
     } else {
@@ -165,41 +182,102 @@ Status pair_up(Comparison& comparison, const std::map<std::string, T>& a,
     }
   }
   for (const auto& [name, y] : b) {
-    if (!a.contains(name) && comparison.wants(name))
-      comparison.differ(name, "is only in the second");
+    if (!a.contains(name) && wants(name, y)) comparison.differ(name, "is only in the second");
   }
   return fine();
 }
 
 using Leaves = std::map<std::string, const Leaf*>;
 
-/// Parts of a subclass count as leaves of their own.
 Leaves leaves_of(const std::vector<Leaf>& leaves) {
   Leaves out;
-  for (const Leaf& leaf : leaves) {
-    out.emplace(leaf.name(), &leaf);
-    for (const Leaf& part : leaf.parts) out.emplace(leaf.name() + "." + part.name(), &part);
-  }
+  for (const Leaf& leaf : leaves) out.emplace(leaf.name(), &leaf);
   return out;
 }
 
-Status compare_leaves(Comparison& comparison, const Leaves& a, const Leaves& b, bool by_bytes) {
-  return pair_up(
-      comparison, a, b, [&](const std::string& name, const Leaf* x, const Leaf* y) -> Status {
-        if (x->kind != y->kind) {
-          comparison.differ(name, "is something else in the second");
-        } else if (x->kind == Leaf::Kind::kValue) {
-          comparison.value(name, x->value, y->value);
-        } else if (x->kind == Leaf::Kind::kSubclass) {
-          if (x->cls != y->cls) comparison.differ(name, "has another class");
-          comparison.value(name, x->attributes, y->attributes);
-        } else if (x->kind == Leaf::Kind::kTensor && x->source && y->source) {
-          const auto p = by_bytes ? nullptr : floats_of(*x), q = by_bytes ? nullptr : floats_of(*y);
-          if (p == nullptr || q == nullptr) return comparison.bytes(name, *x, *y);
-          if (comparison.alike(name, *x, *y)) return comparison.numbers(name, x->shape, *p, *q);
-        }
-        return fine();
-      });
+/// Two subclasses, or chunks of them, by class, attributes and parts.
+Status compare_parts(Comparison& comparison, const std::string& name, const Leaf& a,
+                     const Leaf& b) {
+  if (a.kind != b.kind || a.cls != b.cls || a.parts.size() != b.parts.size()) {
+    comparison.differ(name, "is kept in another way in the second");
+    return fine();
+  }
+  if (a.kind == Leaf::Kind::kTensor) return comparison.bytes(name, a, b);
+  if (!(a.attributes == b.attributes)) comparison.differ(name, "has other attributes");
+  for (size_t i = 0; i < a.parts.size(); ++i) {
+    const std::string part = a.parts[i].name();
+    const auto other = std::find_if(b.parts.begin(), b.parts.end(),
+                                    [&](const Leaf& leaf) { return leaf.name() == part; });
+    if (other == b.parts.end()) {
+      comparison.differ(name + "." + part, "is only in the first");
+    } else {
+      LB_CHECK(comparison.bytes(name + "." + part, a.parts[i], *other));
+    }
+  }
+  return fine();
+}
+
+/// Quantized tensors by what they are kept as: chunk by chunk where both are cut alike, else as
+/// wholes.
+Status compare_subclasses(Comparison& comparison, const std::string& name, const Document& first,
+                          const Leaf& a, const Document& second, const Leaf& b) {
+  if (!is_subclass(a) || !is_subclass(b)) {
+    comparison.differ(name, "is kept in another way in the second");
+    return fine();
+  }
+  if (!comparison.alike(name, a, b)) return fine();
+  const auto cut_alike = [](const Tensor& x, const Tensor& y) {
+    return std::equal(
+        x.chunks.begin(), x.chunks.end(), y.chunks.begin(), y.chunks.end(),
+        [](const Chunk& p, const Chunk& q) { return p.offset == q.offset && p.shape == q.shape; });
+  };
+  if (a.kind == Leaf::Kind::kTensor && b.kind == Leaf::Kind::kTensor &&
+      cut_alike(*a.stored, *b.stored)) {
+    for (size_t i = 0; i < a.stored->chunks.size(); ++i) {
+      LB_TRY(x, subclass_chunk(first, a, a.stored->chunks[i]));
+      LB_TRY(y, subclass_chunk(second, b, b.stored->chunks[i]));
+      LB_CHECK(compare_parts(comparison, a.stored->chunks.size() == 1 ? name : x.name(), x, y));
+    }
+    return fine();
+  }
+  const auto x = whole_subclass(first, a), y = whole_subclass(second, b);
+  if (x.ok() && y.ok()) return compare_parts(comparison, name, x.value(), y.value());
+  comparison.differ(name,
+                    "is quantized in other blocks in the second; diff without --bytes "
+                    "compares its numbers");
+  return fine();
+}
+
+/// Pickles of values that are no plain data: what is in them is not looked at, their bytes are.
+Status compare_opaque(Comparison& comparison, const std::string& name, const Document& first,
+                      const Leaf& a, const Document& second, const Leaf& b) {
+  LB_TRY(x, value_digest(*first.manifest, *a.blob));
+  LB_TRY(y, value_digest(*second.manifest, *b.blob));
+  if (x != y) comparison.differ(name, "is no plain data, and its bytes differ");
+  return fine();
+}
+
+Status compare_leaves(Comparison& comparison, const Document& first, const std::vector<Leaf>& a,
+                      const Document& second, const std::vector<Leaf>& b, bool by_bytes) {
+  return pair_up(comparison, leaves_of(a), leaves_of(b),
+                 [&](const std::string& name, const Leaf* x, const Leaf* y) -> Status {
+                   if (is_subclass(*x) || is_subclass(*y))
+                     return compare_subclasses(comparison, name, first, *x, second, *y);
+                   if (x->kind != y->kind) {
+                     comparison.differ(name, "is something else in the second");
+                   } else if (x->kind == Leaf::Kind::kValue) {
+                     comparison.value(name, x->value, y->value);
+                   } else if (x->kind == Leaf::Kind::kOpaque) {
+                     return compare_opaque(comparison, name, first, *x, second, *y);
+                   } else {
+                     const auto p = by_bytes ? nullptr : floats_of(*x),
+                                q = by_bytes ? nullptr : floats_of(*y);
+                     if (p == nullptr || q == nullptr) return comparison.bytes(name, *x, *y);
+                     if (comparison.alike(name, *x, *y))
+                       return comparison.numbers(name, x->shape, *p, *q);
+                   }
+                   return fine();
+                 });
 }
 
 /// Parameters by name where both have names, else by number.
@@ -249,9 +327,9 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
 
 /// Settings that both have: each dialect has some of its own.
 void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
-  if (a.groups.size() != b.groups.size())
+  if (a.groups.size() != b.groups.size() && comparison.wants({"param_groups"}))
     return comparison.differ("param_groups", "are not as many in the second");
-  for (size_t g = 0; g < a.groups.size(); ++g) {
+  for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g) {
     for (const auto& [key, value] : a.groups[g].settings) {
       for (const auto& [other, second] : b.groups[g].settings) {
         if (key == other)
@@ -288,12 +366,12 @@ Result<Json> diff(const std::string& first, const std::string& second, const Dif
     out["dialects"] = {x.value().dialect, y.value().dialect};
     LB_CHECK(compare_params(comparison, x.value(), y.value()));
     compare_groups(comparison, x.value(), y.value());
-    LB_CHECK(
-        compare_leaves(comparison, leaves_of(x.value().rest), leaves_of(y.value().rest), false));
+    LB_CHECK(compare_leaves(comparison, a, x.value().rest, b, y.value().rest, false));
   } else {
     if (!options.bytes) out["by"] = "leaves";
-    LB_CHECK(compare_leaves(comparison, leaves_of(a.leaves), leaves_of(b.leaves), options.bytes));
+    LB_CHECK(compare_leaves(comparison, a, a.leaves, b, b.leaves, options.bytes));
   }
+  LB_CHECK(comparison.check_patterns());
   out["differences"] = comparison.take();
   out["same"] = out["differences"].empty();
   return out;

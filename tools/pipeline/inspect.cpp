@@ -6,6 +6,7 @@
 #include <set>
 
 #include "container/open.h"
+#include "container/subclass_cut.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/health.h"
@@ -87,7 +88,7 @@ Status describe(const Model& model, const InspectOptions& options, Json& out) {
     const std::string name =
         param.name.empty() ? "parameter " + std::to_string(param.index) : printable(param.name);
     for (const State& state : param.states) {
-      if (!selected(options.select, param.name + "." + state.name)) continue;
+      if (!selected(options.select, names_of(param.name + "." + state.name, state))) continue;
       Json entry{{"parameter", name},
                  {"state", printable(state.name)},
                  {"shape", state.shape},
@@ -114,17 +115,18 @@ class Totals {
   }
 
   /// `stored_as`: what the dialect says of the leaf, null where nothing.
-  Status add(const Leaf& leaf, const std::string* stored_as) {
+  Status add(const Document& document, const Leaf& leaf, const std::string* stored_as) {
     const std::string name = leaf.name();
     if (leaf.kind == Leaf::Kind::kValue || leaf.kind == Leaf::Kind::kOpaque) {
       out_["values"][printable(name)] =
           leaf.kind == Leaf::Kind::kValue ? shown(leaf.value, 0) : Json("<not plain data>");
       return fine();
     }
-    uint64_t bytes = leaf.kind == Leaf::Kind::kTensor ? leaf.bytes() : 0;
-    for (const Leaf& part : leaf.parts) bytes += part.bytes();
-    std::string kind = kind_of(name);
-    if (stored_as != nullptr && kind == kOther) kind = "state, " + *stored_as;
+    LB_TRY(bytes, kept_bytes(document, leaf));
+    // A name tells what a plain tensor is; a quantized one has the same name.
+    const bool quantized = is_subclass(leaf);
+    std::string kind = quantized ? "quantized" : kind_of(name);
+    if (stored_as != nullptr && (quantized || kind == kOther)) kind = "state, " + *stored_as;
     Json entry{{"name", printable(name)},
                {"shape", leaf.shape},
                {"dtype", leaf.dtype->name},
@@ -132,9 +134,10 @@ class Totals {
                {"bytes", bytes},
                {"kind", kind}};
     if (!leaf.cls.empty()) entry["class"] = printable(leaf.cls);
+    if (stored_as != nullptr) entry["stored_as"] = *stored_as;
     out_["tensors"].push_back(std::move(entry));
     bytes_ += bytes;
-    for (auto* sum : {&dtypes_[leaf.dtype->name], &kinds_[kind]}) {
+    for (auto* sum : {&dtypes_[quantized ? "quantized" : leaf.dtype->name], &kinds_[kind]}) {
       ++sum->first;
       sum->second += bytes;
     }
@@ -181,6 +184,7 @@ class Totals {
 
 Result<Json> inspect(const std::string& path, const InspectOptions& options) {
   LB_TRY(document, open_checkpoint(path));
+  LB_CHECK(check_selection(document, options.select));
   const Manifest& m = *document.manifest;
   Json out;
   out["path"] = printable(path);
@@ -202,13 +206,15 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
     }
   } else {
     out["dialect"] = nullptr;
-    out["facts"].push_back("no optimizer state that is known: " + model.error().text);
+    out["facts"].push_back(dialect.ok() ? std::string(dialect.value()->name) +
+                                              "'s state, but: " + model.error().text
+                                        : dialect.error().text);
   }
   Totals totals(out);
   for (const Leaf& leaf : shared->leaves) {
     if (!selected(options.select, leaf.name())) continue;
     const auto state = known.find(&leaf);
-    LB_CHECK(totals.add(leaf, state == known.end() ? nullptr : &state->second));
+    LB_CHECK(totals.add(*shared, leaf, state == known.end() ? nullptr : &state->second));
   }
   if (model.ok()) totals.add_steps(model.value());
   totals.finish();

@@ -1,8 +1,11 @@
 #include "pipeline/recorded.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "container/record_reader.h"
 #include "io/file.h"
+#include "io/hash.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -45,6 +48,19 @@ std::string chunk_key(const Shape& offset) {
   std::string key;
   for (const int64_t o : offset) key += (key.empty() ? "" : ",") + std::to_string(o);
   return key;
+}
+
+Result<std::string> value_digest(const Manifest& manifest, const Blob& blob) {
+  constexpr uint64_t kPiece = 1u << 20;
+  LB_TRY(file, manifest.container->files().open(blob.place.file));
+  Hash hash;
+  std::string buffer;
+  for (uint64_t at = 0; at < blob.place.length; at += buffer.size()) {
+    buffer.resize(std::min(kPiece, blob.place.length - at));
+    LB_CHECK(file->read(blob.place.offset + at, buffer.data(), buffer.size()));
+    hash.add(buffer.data(), buffer.size());
+  }
+  return hash.hex();
 }
 
 Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {

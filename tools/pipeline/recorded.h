@@ -22,6 +22,8 @@ struct Recorded {
 
 /// How lowbit.json names a chunk: its offset, joined by commas.
 std::string chunk_key(const Shape& offset);
+/// The digest of a value's item in a directory, by its bytes.
+Result<std::string> value_digest(const Manifest& manifest, const Blob& blob);
 /// Null where the checkpoint is no directory or has no such file.
 Result<std::optional<Recorded>> read_recorded(const Manifest& manifest);
 

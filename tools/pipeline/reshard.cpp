@@ -19,6 +19,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
     LB_TRY(recut, torchao_recut(document, leaf));
     leaf.recut = std::move(recut);
   }
+  if (options.dry_run) LB_CHECK(check_target(ContainerKind::kDcp, document, target, options.write));
   LB_TRY(report, options.dry_run ? plan_dcp(document, options.write)
                                  : write_dcp(document, target, options.write));
   std::vector<std::string> warnings = document.manifest->warnings;

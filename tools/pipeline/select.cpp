@@ -66,6 +66,20 @@ bool selected(const Selection& selection, std::string_view name) {
          !any_matches(selection.exclude, name);
 }
 
+bool selected(const Selection& selection, const std::vector<std::string>& names) {
+  const auto any = [&](const std::vector<std::string>& patterns) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return any_matches(patterns, name); });
+  };
+  return (selection.include.empty() || any(selection.include)) && !any(selection.exclude);
+}
+
+std::vector<std::string> names_of(const std::string& name, const State& state) {
+  std::vector<std::string> names = {name};
+  for (const Leaf* leaf : state.leaves) names.push_back(leaf->name());
+  return names;
+}
+
 Document select(Document document, const Selection& selection) {
   if (selection.include.empty() && selection.exclude.empty()) return document;
   std::erase_if(document.leaves,
@@ -74,10 +88,17 @@ Document select(Document document, const Selection& selection) {
 }
 
 Status check_selection(const Document& document, const Selection& selection) {
+  if (selection.include.empty()) return fine();
+  std::vector<std::string> names;
+  for (const Leaf& leaf : document.leaves) names.push_back(leaf.name());
+  return check_selection(names, selection);
+}
+
+Status check_selection(const std::vector<std::string>& names, const Selection& selection) {
   for (const std::string& pattern : selection.include) {
-    const bool found =
-        std::any_of(document.leaves.begin(), document.leaves.end(),
-                    [&](const Leaf& leaf) { return glob_matches(pattern, leaf.name()); });
+    const bool found = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return glob_matches(pattern, name);
+    });
     if (!found)
       return Error{Exit::kUsage, "--include '" + printable(pattern) +
                                      "' fits nothing in the checkpoint; inspect lists its names"};

@@ -1,9 +1,11 @@
 // Which leaves a command is about: globs on torch's flat names.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
-#include "container/document.h"
+#include "dialect/model.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
@@ -16,11 +18,18 @@ bool glob_matches(std::string_view pattern, std::string_view name);
 /// Fits one of `include` (or there is none), and none of `exclude`.
 bool selected(const Selection& selection, std::string_view name);
 
+/// The same of something that has several names: one of them must fit `include`, none `exclude`.
+bool selected(const Selection& selection, const std::vector<std::string>& names);
+/// What a state may be called: `name`, which is PARAMETER.STATE, and as the leaves that hold it.
+std::vector<std::string> names_of(const std::string& name, const State& state);
+
 /// The leaves that are selected.
 Document select(Document document, const Selection& selection);
 
 /// An error (usage) where a pattern of `include` fits no leaf: a typing mistake would else write a
-/// checkpoint without what was asked for.
+/// checkpoint without what was asked for, or find that nothing differs.
 Status check_selection(const Document& document, const Selection& selection);
+/// The same of names.
+Status check_selection(const std::vector<std::string>& names, const Selection& selection);
 
 }  // namespace lowbit::ckpt

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <mutex>
+
 #include "container/open.h"
 #include "container/record_reader.h"
 #include "container/tensor_reader.h"
@@ -170,19 +173,13 @@ Status hold_recorded(const Document& document, const Recorded& recorded, TensorC
   }
   if (met < recorded.tensors.size())
     out.find("lowbit.json", "names tensors that the checkpoint does not have");
-  std::string buffer;
   for (const Blob& b : m.blobs) {
     const auto known = recorded.values.find(b.name);
     if (known == recorded.values.end()) continue;
-    LB_TRY(file, m.container->files().open(b.place.file));
-    Hash hash;
-    for (uint64_t at = 0; at < b.place.length; at += buffer.size()) {
-      buffer.resize(std::min(kPiece, b.place.length - at));
-      LB_CHECK(file->read(b.place.offset + at, buffer.data(), buffer.size()));
-      hash.add(buffer.data(), buffer.size());
-    }
-    if (hash.hex() != known->second)
-      out.find(b.name, "is not what lowbit-ckpt wrote: its digest is another", file->name());
+    LB_TRY(digest, value_digest(m, b));
+    if (digest != known->second)
+      out.find(b.name, "is not what lowbit-ckpt wrote: its digest is another",
+               m.container->files().name(b.place.file));
   }
   return fine();
 }

@@ -128,7 +128,7 @@ PYBIND11_MODULE(_checkpoint, m) {
           options.wanted.wide = wide;
           options.select = {include, exclude};
           options.dry_run = dry_run;
-          options.lossy = lossy;
+          options.wanted.lossy = lossy;
           options.weights = weights;
           options.seed = seed;
           options.model = model;
@@ -145,19 +145,18 @@ PYBIND11_MODULE(_checkpoint, m) {
   m.def(
       "diff",
       [](const std::string& a, const std::string& b, const Names& include, const Names& exclude,
-         bool bytes, double tolerance, int threads, const py::object& callback) {
+         bool bytes, double tolerance, const py::object& callback) {
         return report(callback, [&](const Progress& progress) {
           DiffOptions options;
           options.select = {include, exclude};
           options.bytes = bytes;
           options.tolerance = tolerance;
-          options.threads = threads;
           options.progress = progress;
           return diff(a, b, options);
         });
       },
       py::arg("a"), py::arg("b"), py::kw_only(), py::arg("include"), py::arg("exclude"),
-      py::arg("bytes"), py::arg("tolerance"), py::arg("threads"), py::arg("progress"));
+      py::arg("bytes"), py::arg("tolerance"), py::arg("progress"));
 
   py::class_<Reader>(m, "Reader")
       .def(py::init<const std::string&>(), py::arg("path"))
