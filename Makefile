@@ -24,7 +24,7 @@ run: setup
 
 test: setup $(VENV)/frameworks
 	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(PYTHON) \
-	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=$(HAVE_LIBRARIES) -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
+	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=$(HAVE_LIBRARIES) -DLOWBIT_CPP=ON -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
 	@$(BIN)/cmake --build $(CMAKE_BUILD)
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m pytest
