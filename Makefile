@@ -10,6 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 CMAKE_BUILD := build/lowbit
+# What the package has; `make test` adds the rest to the same folder.
+PACKAGE = $(foreach o,TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF,-C cmake.define.LOWBIT_$(o))
 
 # Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests, zstd.
 LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev libzstd-dev
@@ -23,10 +25,10 @@ run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) recipes/demo.py
 
 test: setup $(VENV)/frameworks
-	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
+	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DLOWBIT_CPP=ON -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
 	@$(BIN)/cmake --build $(CMAKE_BUILD)
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m pytest --numprocesses=2 --dist=loadfile
 
 # A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja.
 gpu:
@@ -99,16 +101,16 @@ $(VENV)/torch:
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	@echo "building lowbit"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation -C cmake.define.LOWBIT_TOOLS=$(HAVE_LIBRARIES) -C cmake.define.LOWBIT_BUILD_TESTS=OFF -e ".[test]"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[test]"
 	@touch $@
 
 # Frameworks that tests train through, without those dependencies of torchtitan that its optimizer does not use (it needs Python 3.11).
 $(VENV)/frameworks: $(VENV)/installed
 	@echo "installing transformers, accelerate, lightning, torchtitan"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation -C cmake.define.LOWBIT_TOOLS=$(HAVE_LIBRARIES) -C cmake.define.LOWBIT_BUILD_TESTS=OFF -e ".[frameworks]"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[frameworks]"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/installed
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation -C cmake.define.LOWBIT_TOOLS=$(HAVE_LIBRARIES) -C cmake.define.LOWBIT_BUILD_TESTS=OFF -e ".[dev]"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[dev]"
 	@touch $@

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/update/rule.h"
 #include "job.h"
 
 namespace lowbit {
@@ -31,6 +32,7 @@ struct RuleInfo {
   const char* name;
   int slots, hypers, factors, rounds, numbers;
   int grid_factor[kMostRounds], totals[kMostRounds];  // of each round
+  const Slot* slot;                                   // state tensors, `slots` of them
 };
 
 int state_count();

@@ -118,7 +118,8 @@ class _Saved:
             for state in param.states:
                 read = partial(checkpoint.read_state_box, state)
                 leaves[state.name] = Stored(torch.float32, state.shape, read)
-                if state.codes is not None:
+                # In rows of the parameter, or they are of another grid of blocks.
+                if state.codes is not None and state.codes.rows == (*state.shape, 1)[0]:
                     leaves |= _codes(checkpoint, state, state.codes)
             self.state[owner] = leaves
 
@@ -161,6 +162,12 @@ class _Saved:
         flattened = any(isinstance(p, shard.Piece) and not p.alone for p in params)
         count, groups = len(params), [self.groups[i] for i in sorted(self.groups)]
         ids = [str(key) for group in groups for key in group.get("params", ())]
+        named = [clean_name(n) for group in groups for n in group.get("param_names", ())]
+        if names is not None and ids and len(named) == len(ids) and all(map(str.isdigit, ids)):
+            by_id = dict(zip(ids, named, strict=True))  # groups may be cut otherwise here
+            self.state = {by_id.get(key, key): value for key, value in self.state.items()}
+            groups = [{**g, "params": [by_id[str(key)] for key in g["params"]]} for g in groups]
+            ids = named
         keys = ids or list(self.named) or list(self.state)
         of: dict[str, dict[str, Any]] = {}  # the settings of each parameter that has any
         for group in groups:

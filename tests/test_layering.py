@@ -31,6 +31,12 @@ INCLUDES = [
         "#include <torch/csrc/stable/tensor.h>",
     ),
     (
+        "the front end in C++ knows the kernels by one header without torch",
+        "cpp/**/*.h",
+        r"(core/|cpu/|cuda/|catalog\.h|job\.h|ops\.h)",
+        '#include "cpu/step.h"',
+    ),
+    (
         "tools know neither torch nor Python",
         "tools/**/*",
         TORCH,

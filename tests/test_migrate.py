@@ -149,3 +149,19 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
     with pytest.raises(ValueError, match="names its parameters"):
         lowbit.load_optimizer(lowbit.AdamW(net.parameters()), tmp_path / "optim")
     lowbit.load_optimizer(lowbit.AdamW(net.parameters()), tmp_path / "optim", model=net)
+
+
+def test_parameters_of_groups_cut_otherwise_are_found_by_name(tmp_path):
+    """torch numbers parameters group by group, and matrices of one shape would be taken for each other."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+    old = torch.optim.AdamW(net.named_parameters())
+    for p in net.parameters():
+        p.grad = torch.randn_like(p)
+    old.step()
+    torch.save(old.state_dict(), tmp_path / "run.pt")
+    named = list(net.named_parameters())
+    opt = lowbit.AdamW([{"params": named[2:]}, {"params": named[:2]}], state_format="float32")
+    lowbit.load_optimizer(opt, tmp_path / "run.pt")
+    for _, p in named:
+        assert torch.equal(opt.state[p]["exp_avg"], old.state[p]["exp_avg"])

@@ -1,0 +1,198 @@
+#include "kept.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+#include "catalog.h"
+#include "cpu/step.h"
+
+namespace lowbit {
+namespace {
+
+constexpr int64_t kLeastNumel = 4096, kLeastCols = 16;  // lowbit/layout.py
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument("lowbit: " + what);
+}
+
+/// The format that a preset means for a state with or without negative values (lowbit/presets.py);
+/// a format's own name means itself.
+std::string format_of(const std::string& name, bool is_signed) {
+  if (name.size() == 4 && name.substr(1) == "bit" && name[0] >= '2' && name[0] <= '8') {
+    const std::string bits(1, name[0]);
+    if (is_signed) return "dynamic" + bits;
+    return bits == "8" ? "dynamic8_unsigned" : "power1_" + bits + "_unsigned";
+  }
+  static constexpr const char* kPairs[][3] = {{"fp8", "float8_e4m3", "float8_e4m3_unsigned"},
+                                              {"fp8_e5m2", "float8_e5m2", "float8_e5m2_unsigned"},
+                                              {"log8", "log8_signed", "log8"},
+                                              {"linear8", "linear8", "linear8_unsigned"},
+                                              {"companded8", "companded8", "companded8_unsigned"}};
+  for (const auto& pair : kPairs) {
+    if (name == pair[0]) return pair[is_signed ? 1 : 2];
+  }
+  return name;
+}
+
+int64_t product(const std::vector<int64_t>& shape, size_t from) {
+  int64_t n = 1;
+  for (size_t d = from; d < shape.size(); ++d) n *= shape[d];
+  return n;
+}
+
+int find_grad(const std::string& dtype) {
+  for (int i = 0; i < grad_count(); ++i) {
+    if (dtype == grad_dtype(i)) return i;
+  }
+  refuse("a gradient is " + dtype + ", which is not served");
+}
+
+}  // namespace
+
+Kept::Kept(const std::string& rule, const std::vector<int64_t>& shape, const std::string& dtype,
+           const KeepOptions& options)
+    : rule_(find_rule(rule)), param_format_(-1) {
+  if (rule_ < 0) refuse("no update rule is named '" + rule + "'");
+  const RuleInfo info = rule_info(rule_);
+  if (info.rounds > 0 || info.factors > 0 || info.numbers > 0)
+    refuse(rule + " measures something before it updates; use it from Python");
+  rows_ = shape.empty() ? 1 : shape[0];
+  cols_ = shape.empty() ? 1 : product(shape, 1);
+  numel_ = rows_ * cols_;
+  const bool wide = options.wide || shape.size() < 2 || numel_ < kLeastNumel || cols_ < kLeastCols;
+
+  std::string stored = options.param_format;
+  if (stored == "nearest" || (stored == "auto" && dtype == "float32")) stored = dtype;
+  if (stored == "auto") stored = dtype + "_stochastic";
+  param_format_ = find_param(stored);
+  if (param_format_ < 0 || dtype != param_info(param_format_).dtype)
+    refuse("a parameter is " + dtype + ", which param_format '" + options.param_format +
+           "' does not store");
+  const ParamInfo param = param_info(param_format_);
+  if (param.extra_dtype[0] != 0) {
+    const size_t cut = stored.rfind("_stochastic");
+    KeptTensor extra{"param_" + stored.substr(0, cut), param.extra_dtype, shape};
+    if (extra.dtype == "uint8") extra.shape.push_back(param.extra_bytes);
+    tensors_.push_back(extra);
+  }
+
+  bool flat = true;
+  for (int k = 0; k < info.slots; ++k) {
+    const lowbit::Slot& slot = info.slot[k];
+    std::string name = format_of(options.state_format, slot.is_signed);
+    int format = find_state(name);
+    if (format < 0)
+      refuse("'" + options.state_format + "' is no state format, or not one that C++ serves");
+    if (slot.is_signed && !state_info(format).is_signed)
+      refuse(std::string(slot.name) + " has negative values, which the unsigned format " + name +
+             " cannot hold");
+    if (wide && state_info(format).scaled) format = find_state(name = "float32");
+    const StateInfo state = state_info(format);
+    const std::string key = name == "float32" ? slot.name : std::string(slot.name) + "_" + name;
+    slots_.push_back({format, state.scaled ? state.block : 0});
+    if (!state.scaled) {
+      tensors_.push_back({key, state.dtype, shape});
+      continue;
+    }
+    flat = false;
+    tensors_.push_back({key, state.dtype, {rows_, code_bytes(cols_, state.bits)}});
+    tensors_.push_back({key + "_scale",
+                        state.scale_dtype,
+                        {rows_, ceil_div(cols_, state.block) * state.scale_numbers}});
+  }
+  if (flat) rows_ = 1, cols_ = numel_;  // one long row: nothing but the element index counts
+}
+
+void Kept::fresh(const std::vector<void*>& state) const {
+  size_t at = param_info(param_format_).extra_dtype[0] != 0 ? 1 : 0;
+  const std::vector<float> zeros(kMostTile, 0.0f);
+  for (const Slot& slot : slots_) {
+    if (slot.block == 0) {
+      ++at;
+      continue;
+    }
+    // The code of zero is not 0 in every format.
+    const StateInfo info = state_info(slot.format);
+    auto* codes = static_cast<char*>(state[at]);
+    auto* scales = static_cast<char*>(state[at + 1]);
+    const int64_t row_bytes = code_bytes(cols_, info.bits);
+    const int64_t scale_bytes = ceil_div(cols_, slot.block) * info.scale_bytes;
+    const int64_t tile = std::max(kTile, slot.block);
+    for (int64_t row = 0; row < rows_; ++row) {
+      for (int64_t col = 0; col < cols_; col += tile) {
+        const int n = static_cast<int>(std::min(tile, cols_ - col));
+        cpu::leaves().encode[slot.format](
+            zeros.data(), codes + row * row_bytes + code_bytes(col, info.bits),
+            scales + row * scale_bytes + col / slot.block * info.scale_bytes, slot.block, n,
+            nullptr);
+      }
+    }
+    at += 2;
+  }
+}
+
+void Kept::step(const KeptStep& s, const RunParts& run) const {
+  if (static_cast<int>(s.hyper.size()) != rule_info(rule_).hypers)
+    refuse(std::string(rule_info(rule_).name) + " takes other hyperparameters");
+  if (numel_ == 0) return;
+  Job job{};
+  job.rule = rule_;
+  job.param = s.param, job.grad = s.grad;
+  job.param_format = param_format_, job.grad_format = find_grad(s.grad_dtype);
+  job.rows = rows_, job.cols = job.global_cols = cols_;
+  job.numel = numel_;
+  job.batches = job.inner_rows = job.inner_cols = 1;
+  job.global_inner_rows = job.global_inner_cols = 1;
+  job.tile = kTile;
+  size_t at = 0;
+  if (param_info(param_format_).extra_dtype[0] != 0) job.extra = s.state[at++];
+  for (size_t k = 0; k < slots_.size(); ++k) {
+    StateSlot& slot = job.state[k];
+    slot.format = slots_[k].format, slot.block = slots_[k].block;
+    slot.kind = slot.block > 0 ? kBlock : kNoScale;
+    slot.values = s.state[at++];
+    if (slot.block > 0) slot.scales = s.state[at++];
+    job.tile = std::max(job.tile, slot.block);
+  }
+  const auto seed = static_cast<uint64_t>(s.seed);
+  job.random = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                static_cast<uint32_t>(s.step), s.stream};
+  job.write_param = s.hyper[0] != 0.0;
+  prepare(job, s.hyper.data(), s.step, s.maximize ? -1.0 : 1.0);
+  const cpu::Leaves& leaves = cpu::leaves();
+  run(job.tiles(), [&](int64_t begin, int64_t end) { cpu::step(job, begin, end, leaves); });
+}
+
+uint32_t stream_of(const std::string& name) {
+  uint32_t crc = 0xffffffffu;  // CRC-32 as of zlib
+  for (const char c : name) {
+    crc ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xedb88320u : 0u);
+  }
+  return ~crc;
+}
+
+void write_whole(const std::string& path, const void* data, size_t size) {
+  const std::string temporary = path + ".part" + std::to_string(::getpid());
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  bool good = file >= 0;
+  for (size_t done = 0; good && done < size;) {
+    const ssize_t n = ::write(file, static_cast<const char*>(data) + done, size - done);
+    good = n > 0 || (n < 0 && errno == EINTR);
+    if (n > 0) done += static_cast<size_t>(n);
+  }
+  good = good && ::fsync(file) == 0;
+  if (file >= 0) good = ::close(file) == 0 && good;
+  if (good && ::rename(temporary.c_str(), path.c_str()) == 0) return;
+  const int error = errno;
+  ::unlink(temporary.c_str());
+  throw std::runtime_error("lowbit: cannot write " + path + ": " + std::strerror(error));
+}
+
+}  // namespace lowbit

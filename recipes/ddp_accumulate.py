@@ -1,0 +1,44 @@
+"""DDP with gradients accumulated over micro-batches: reduced once a step. Rank 0 saves; every rank has the same state.
+
+torchrun --nproc-per-node 2 recipes/ddp_accumulate.py
+"""
+
+import contextlib
+import pathlib
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from toy import batch, loss_of, make_model
+
+import lowbit
+
+STEPS, MICRO, PATH = 20, 4, pathlib.Path("out/ddp.pt")
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dist.init_process_group("nccl" if device == "cuda" else "gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+if device == "cuda":
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+
+model = DistributedDataParallel(make_model().to(device))
+opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+for step in range(STEPS):
+    for micro in range(MICRO):
+        last = micro == MICRO - 1
+        # torch adds micro-batches in the gradients' dtype; for many of them keep the sum in float32.
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = loss_of(model, batch(MICRO * step + micro, rank, ranks).to(device))
+            (loss / MICRO).backward()
+    opt.step()
+    opt.zero_grad()
+    if step % 5 == 0 and rank == 0:
+        print(f"step {step}, loss {loss.item():.3f}", flush=True)
+
+if rank == 0:
+    PATH.parent.mkdir(exist_ok=True)
+    torch.save({"model": model.module.state_dict(), "optimizer": opt.state_dict()}, PATH)
+    print(f"step {STEPS}, loss {loss.item():.3f}")
+dist.barrier()
+dist.destroy_process_group()

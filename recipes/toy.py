@@ -1,0 +1,23 @@
+"""What the recipes share and you have of your own: a small model, batches, a loss. The batch of a step depends on the step alone, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from train_gpt import GPT, Text, loss_of
+
+__all__ = ["batch", "loss_of", "make_model"]
+
+_text: Text | None = None
+
+
+def make_model(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    torch.manual_seed(0)
+    return GPT(width=64, depth=2, heads=4, context=64).to(dtype)
+
+
+def batch(step: int, rank: int = 0, ranks: int = 1, size: int = 16) -> torch.Tensor:
+    """This rank's rows of the batch of `step`: int64 [size / ranks, 65]."""
+    global _text
+    _text = _text or Text([], context=64, limit=1 << 20)
+    return _text.batch(0, step, size, rank, ranks)
