@@ -18,6 +18,7 @@ LIMIT = 300  # seconds that a case may take
 def _work(rank: int, pipe) -> None:
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor import _redistribute, debug
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -32,6 +33,9 @@ def _work(rank: int, pipe) -> None:
             pipe.send(("failed", traceback.format_exc()))
         finally:
             gc.collect()  # gloo aborts where a sharded tensor outlives it
+            # DTensor's caches keep meshes, which compare equal to later ones though their groups are gone.
+            debug._clear_sharding_prop_cache()
+            _redistribute._gen_transform_infos.cache_clear()
             if dist.is_initialized():
                 dist.destroy_process_group()
 
