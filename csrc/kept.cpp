@@ -130,7 +130,7 @@ void Kept::fresh(const std::vector<void*>& state) const {
         cpu::leaves().encode[slot.format](
             zeros.data(), codes + row * row_bytes + code_bytes(col, info.bits),
             scales + row * scale_bytes + col / slot.block * info.scale_bytes, slot.block, n,
-            nullptr);
+            nullptr, nullptr);
       }
     }
     at += 2;
