@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 STEPS = 14  # with a checkpoint every 4 steps, and the last
 
 
-def run(folder, *, ranks=2, steps=STEPS, kill=None, restarts=2, timeout=20, code=0):
+def run(folder, *, ranks=2, steps=STEPS, kill=None, restarts=3, timeout=60, code=0):
     """The recipe under torchrun; the output and the seconds it took."""
     script = ROOT / ("tests/killing.py" if kill else "recipes/elastic.py")
     command = [
@@ -30,7 +30,7 @@ def run(folder, *, ranks=2, steps=STEPS, kill=None, restarts=2, timeout=20, code
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     said = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "KILL": kill or "", "MARKER": str(folder) + ".killed"}  # fmt: skip
     begin = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **said}, timeout=240)  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **said}, timeout=420)  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr[-4000:]
     return done.stdout, time.monotonic() - begin
 
@@ -67,7 +67,7 @@ def test_on_another_number_of_ranks(whole, tmp_path):
     """Two ranks, of which one dies for good in a save; three go on from the checkpoint before it."""
     folder = tmp_path / "run"
     _, seconds = run(folder, kill="1:save:3", restarts=0, code=1)
-    assert seconds < 60  # the other rank does not wait for ever
+    assert seconds < 120  # the other rank does not wait for ever
     assert elastic.latest(folder) == elastic.step_folder(folder, 8)
     assert checkpoint.verify(elastic.step_folder(folder, 8))["ok"]
     assert digest(folder, 8) == digest(whole, 8)
