@@ -1,9 +1,8 @@
-"""DDP with gradients accumulated over micro-batches: reduced once a step. Rank 0 saves; every rank has the same state.
+"""DDP with gradients accumulated over micro-batches, in bfloat16 with stochastic rounding and reduced once a step. Rank 0 saves; every rank has the same state.
 
 torchrun --nproc-per-node 2 recipes/ddp_accumulate.py
 """
 
-import contextlib
 import pathlib
 
 import torch
@@ -23,14 +22,13 @@ if device == "cuda":
 
 model = DistributedDataParallel(make_model().to(device))
 opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+accumulator = lowbit.accumulate(model, average=MICRO)
 
 for step in range(STEPS):
     for micro in range(MICRO):
-        last = micro == MICRO - 1
-        # torch adds micro-batches in the gradients' dtype; for many of them keep the sum in float32.
-        with contextlib.nullcontext() if last else model.no_sync():
+        with accumulator.micro(last=micro == MICRO - 1):
             loss = loss_of(model, batch(MICRO * step + micro, rank, ranks).to(device))
-            (loss / MICRO).backward()
+            loss.backward()
     opt.step()
     opt.zero_grad()
     if step % 5 == 0 and rank == 0:

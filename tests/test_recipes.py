@@ -11,7 +11,12 @@ import pytest
 from conftest import need
 
 RECIPES = pathlib.Path(__file__).parent.parent / "recipes"
-COVERED = {"demo", "toy", "train_gpt"}  # make run, the helper, and the regression tests
+COVERED = {
+    "demo",
+    "elastic",
+    "toy",
+    "train_gpt",
+}  # make run, test_elastic, the helper, and the regression tests
 
 
 def run(name, ranks, folder):
@@ -32,7 +37,9 @@ def run(name, ranks, folder):
     "name, ranks, again",
     [
         ("single_device", 0, 0),
+        ("step_in_backward", 0, None),
         ("fsdp2", 2, 1),
+        ("fsdp1", 2, 1),
         ("ddp_accumulate", 2, None),
         ("hsdp_tp", 4, None),
         ("huggingface", 0, None),
