@@ -109,6 +109,10 @@ Kept::Kept(const std::string& rule, const std::vector<int64_t>& shape, const std
   if (flat) rows_ = 1, cols_ = numel_;  // one long row: nothing but the element index counts
 }
 
+bool Kept::coded() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& s) { return s.block != 0; });
+}
+
 void Kept::fresh(const std::vector<void*>& state) const {
   size_t at = param_info(param_format_).extra_dtype[0] != 0 ? 1 : 0;
   const std::vector<float> zeros(kMostTile, 0.0f);

@@ -47,6 +47,8 @@ class Kept {
        const KeepOptions& options);
 
   const std::vector<KeptTensor>& tensors() const { return tensors_; }
+  /// Whether some state is coded, as a matrix that does not tell the parameter's shape.
+  bool coded() const;
   /// Fills the tensors, zeroed and in the order of tensors(), with the state before the first step.
   void fresh(const std::vector<void*>& state) const;
   void step(const KeptStep& step, const RunParts& run) const;

@@ -252,6 +252,7 @@ class Optimizer : public torch::optim::Optimizer {
       detail::Dict entry = detail::new_dict();
       entry.insert("step", torch::tensor(static_cast<float>(s.step)));
       entry.insert("stream", torch::tensor(static_cast<int64_t>(s.stream)));
+      if (s.kept.coded()) entry.insert("shape", torch::tensor(p.sizes(), torch::kInt64));
       for (size_t i = 0; i < s.tensors.size(); ++i)
         entry.insert(s.kept.tensors()[i].key, s.tensors[i]);
       state.insert(index, entry);
