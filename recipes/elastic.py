@@ -56,8 +56,11 @@ def main() -> None:
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=args.timeout))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    timeout = timedelta(seconds=args.timeout)
+    # torchrun keeps its store over restarts, and with it the addresses of ranks that are dead: each start needs keys of its own.
+    store, rank, ranks = next(dist.rendezvous("env://", timeout=timeout))
+    store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)  # fmt: skip
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device).bfloat16()

@@ -198,6 +198,7 @@ def test_ctrl_c_stops(large, tmp_path):
     """In a process of its own: a signal to this one would reach pytest."""
     code = """
         import os, signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
         from lowbit import checkpoint
         def once(done, total):
             os.kill(os.getpid(), signal.SIGINT)

@@ -357,9 +357,12 @@ def test_override_quantize_enable(monkeypatch):
         opt.override_quantize_enable(nn.Linear(2, 2), "weight", True)
     one = nn.Linear(96, 64, bias=False)
     cut = lowbit.AdamW(one.named_parameters(), wide=True)
-    part = shard.Part((64, 96), (64, 50), (0, 46))
-    with monkeypatch.context() as patched, pytest.raises(ValueError, match="inside a block"):
-        patched.setattr(layout.shard, "part", lambda p, what: part)
+
+    def refused(p, what):
+        raise ValueError(f"{what} is sharded on dimension 2")
+
+    with monkeypatch.context() as patched, pytest.raises(ValueError, match="on dimension 2"):
+        patched.setattr(layout.shard, "part", refused)
         cut.override_quantize_enable(one, "weight", True)
     assert formats(cut)["weight"] == wide and set(cut.state[one.weight]) == set(opt.state[net["body"][0].weight])  # fmt: skip
     fresh = lowbit.AdamW(net.parameters())

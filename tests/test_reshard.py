@@ -3,6 +3,7 @@
 import ctypes
 import ctypes.util
 import filecmp
+import functools
 import json
 import os
 import pickle
@@ -251,7 +252,9 @@ def partials(folder: Path) -> list[str]:
 
 
 def start(*arguments) -> subprocess.Popen:
-    return subprocess.Popen([TOOL, *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+    # A shell that runs the tests in the background ignores Ctrl-C, and so would they.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([TOOL, *map(str, arguments)], stderr=subprocess.PIPE, text=True, preexec_fn=heeds)  # fmt: skip
 
 
 def wait_for_partial(folder: Path, process: subprocess.Popen) -> None:
