@@ -21,11 +21,6 @@ DIRECTORIES = of(container="dcp")
 FILES = of(container=("torch", "legacy", "safetensors"))
 
 
-def cases(pairs):
-    """Pairs of a kind and a number of ranks as parameters."""
-    return [pytest.param(kind, world, id=f"{kind}-{world}") for kind, world in pairs]
-
-
 def run(*arguments, code=0):
     done = subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True, timeout=60)
     assert done.returncode == code, f"{arguments}: exit {done.returncode}, {done.stderr}"
@@ -53,7 +48,7 @@ def tensors(path):
     return {t["name"]: t for t in json.loads(run("inspect", path, "--json").stdout)["tensors"]}
 
 
-@pytest.mark.parametrize("kind, world", cases(DIRECTORIES))
+@pytest.mark.parametrize("kind, world", DIRECTORIES)
 def test_inspect_of_directories(made, kind, world):
     path = made(kind, world)
     held = {k: v for k, v in flat(path).items() if isinstance(v, torch.Tensor)}
@@ -64,7 +59,7 @@ def test_inspect_of_directories(made, kind, world):
         assert said[name]["dtype"] == str(t.dtype).removeprefix("torch.")
 
 
-@pytest.mark.parametrize("kind, world", cases(FILES))
+@pytest.mark.parametrize("kind, world", FILES)
 def test_inspect_of_files(made, kind, world):
     said = tensors(made(kind, world))
     shapes = {tuple(t["shape"]) for t in said.values()}
@@ -80,12 +75,12 @@ def test_the_digest_is_the_same_for_every_world(made, kind):
 # Verify
 
 
-@pytest.mark.parametrize("kind, world", cases(DIRECTORIES))
+@pytest.mark.parametrize("kind, world", DIRECTORIES)
 def test_verify_of_directories(made, kind, world):
     run("verify", made(kind, world))
 
 
-@pytest.mark.parametrize("kind, world", cases(FILES))
+@pytest.mark.parametrize("kind, world", FILES)
 def test_verify_of_files(made, kind, world):
     run("verify", made(kind, world))
 
@@ -95,7 +90,7 @@ def test_verify_of_files(made, kind, world):
 TO = {1: (4,), 2: (3,), 4: (1, 2, 3, 4, 7)}
 
 
-@pytest.mark.parametrize("kind, world", cases(DIRECTORIES))
+@pytest.mark.parametrize("kind, world", DIRECTORIES)
 def test_reshard_keeps_every_bit(made, tmp_path, kind, world):
     """torch loads what was resharded: the same bits of every tensor and the same values, and the same meaning."""
     source = made(kind, world)

@@ -20,4 +20,7 @@ void join_done(Manifest& all);
 /// The bytes of `.metadata` for a manifest, as every torch since 2.1 reads them.
 std::string metadata_bytes(const Manifest& manifest, const std::string& path);
 
+/// How lowbit.json names a chunk: its offset, joined by commas.
+std::string chunk_key(const Shape& offset);
+
 }  // namespace lowbit::ckpt

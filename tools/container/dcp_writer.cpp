@@ -317,10 +317,7 @@ class DcpWriter {
       if (!is_utf8(t.name, false)) continue;  // JSON has no such names
       Json chunks = Json::object();
       for (size_t c = 0; c < t.chunks.size(); ++c) {
-        std::string at;
-        for (const int64_t o : t.chunks[c].offset)
-          at += (at.empty() ? "" : ",") + std::to_string(o);
-        chunks[at] = digests_[i][c];
+        chunks[chunk_key(t.chunks[c].offset)] = digests_[i][c];
       }
       LB_CHECK(
           out->write((first ? "\n" : ",\n") + text(t.name) + ": " +
@@ -357,6 +354,12 @@ class DcpWriter {
 };
 
 }  // namespace
+
+std::string chunk_key(const Shape& offset) {
+  std::string key;
+  for (const int64_t o : offset) key += (key.empty() ? "" : ",") + std::to_string(o);
+  return key;
+}
 
 Result<WriteReport> plan_dcp(const Document& document, const WriteOptions& options) {
   DcpWriter writer(document, options);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "container/joined.h"
 #include "container/record_reader.h"
 #include "container/strided.h"
 #include "container/zip.h"
@@ -26,39 +27,6 @@ class RecordSource : public Source {
   std::shared_ptr<const Manifest> manifest_;
   Payload payload_;
   std::string what_;
-};
-
-/// Ranges of sources, one after the other.
-class JoinedSource : public Source {
- public:
-  explicit JoinedSource(uint64_t width) : width_(width) {}
-  void add(std::shared_ptr<Source> source, uint64_t first, uint64_t count) {
-    pieces_.push_back({std::move(source), first, count});
-  }
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    char* to = static_cast<char*>(out);
-    for (const Piece& p : pieces_) {
-      if (count == 0) break;
-      if (first >= p.count) {
-        first -= p.count;
-        continue;
-      }
-      const uint64_t n = std::min(count, p.count - first);
-      LB_CHECK(p.source->read(p.first + first, n, to));
-      to += n * width_;
-      count -= n;
-      first = 0;
-    }
-    return fine();
-  }
-
- private:
-  struct Piece {
-    std::shared_ptr<Source> source;
-    uint64_t first, count;
-  };
-  uint64_t width_;
-  std::vector<Piece> pieces_;
 };
 
 /// A chunk of the source: its rows, and a kSubclass.
@@ -126,10 +94,8 @@ Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box&
 
   const int64_t block = block_of(out);
   if (block <= 0) return bad(name + ": a " + printable(out.cls) + " has no blocks to cut between");
-  std::vector<std::shared_ptr<JoinedSource>> joined;
+  std::vector<std::vector<Run>> runs(out.parts.size());
   std::vector<uint64_t> counts(out.parts.size(), 0);
-  for (const Leaf& part : out.parts)
-    joined.push_back(std::make_shared<JoinedSource>(static_cast<uint64_t>(part.dtype->bytes)));
   for (const Whole& w : sources) {
     const Box common = common_box(w.box, box);
     for (size_t d = 1; d < box.shape.size(); ++d) {
@@ -160,7 +126,7 @@ Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box&
       if (inner == "qmap") {
         LB_TRY(same, same_values(part, sources[0].leaf.parts[i]));
         if (!same) return bad(name + ": its chunks have different tables of values");
-        if (counts[i] == 0) joined[i]->add(part.source, 0, volume(part.shape));
+        if (counts[i] == 0) runs[i].push_back({part.source, volume(part.shape)});
         counts[i] = volume(part.shape);
         continue;
       }
@@ -168,15 +134,15 @@ Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box&
       const uint64_t held = volume(part.shape), each = held == 0 ? 0 : n / held;
       if (held == 0 || n % held != 0 || static_cast<uint64_t>(block) % each != 0)
         return bad(name + ": its " + printable(inner) + " is in no rhythm with its blocks");
-      joined[i]->add(part.source, static_cast<uint64_t>(first) / each,
-                     static_cast<uint64_t>(count) / each);
+      runs[i].push_back(
+          {part.source, static_cast<uint64_t>(count) / each, static_cast<uint64_t>(first) / each});
       counts[i] += static_cast<uint64_t>(count) / each;
     }
   }
   for (size_t i = 0; i < out.parts.size(); ++i) {
     Leaf& part = out.parts[i];
     const bool as_outer = part.shape == sources[0].box.shape && part.path[0].text() != "qmap";
-    part.source = joined[i];
+    part.source = joined(std::move(runs[i]), part.dtype->bytes);
     part.shape = as_outer ? box.shape : Shape{static_cast<int64_t>(counts[i])};
     part.stored = nullptr;
   }

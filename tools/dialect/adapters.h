@@ -1,10 +1,11 @@
-// Sources and values made of others: mapped, joined, parted, narrowed. None knows whose they are.
+// Sources and values made of others: mapped, parted, narrowed. None knows whose they are.
 #pragma once
 
 #include <array>
 #include <memory>
 #include <vector>
 
+#include "container/joined.h"
 #include "dialect/coding.h"
 
 namespace lowbit::ckpt {
@@ -36,12 +37,6 @@ std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source);
 std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t first);
 /// A source that several may read, each from its own thread.
 std::shared_ptr<Source> shared_source(std::shared_ptr<Source> source);
-/// Sources of elements of `width` bytes, one behind the other.
-struct Run {
-  std::shared_ptr<Source> source;
-  uint64_t count;
-};
-std::shared_ptr<Source> joined(std::vector<Run> runs, int width);
 /// Float32 numbers as a source that holds them.
 std::shared_ptr<Source> held_floats(const std::vector<float>& numbers);
 

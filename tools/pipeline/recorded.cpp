@@ -44,12 +44,6 @@ std::optional<Recorded::Entry> entry_of(const Json& j) {
 
 }  // namespace
 
-std::string chunk_key(const Shape& offset) {
-  std::string key;
-  for (const int64_t o : offset) key += (key.empty() ? "" : ",") + std::to_string(o);
-  return key;
-}
-
 Result<std::string> value_digest(const Manifest& manifest, const Blob& blob) {
   constexpr uint64_t kPiece = 1u << 20;
   LB_TRY(file, manifest.container->files().open(blob.place.file));

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "container/dcp.h"
 #include "container/manifest.h"
 
 namespace lowbit::ckpt {
@@ -20,8 +21,6 @@ struct Recorded {
   std::map<std::string, std::string> values;
 };
 
-/// How lowbit.json names a chunk: its offset, joined by commas.
-std::string chunk_key(const Shape& offset);
 /// The digest of a value's item in a directory, by its bytes.
 Result<std::string> value_digest(const Manifest& manifest, const Blob& blob);
 /// Null where the checkpoint is no directory or has no such file.
