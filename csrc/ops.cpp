@@ -20,9 +20,6 @@ namespace lowbit {
 namespace {
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Tensors = std::vector<Tensor>;
-using MaybeTensor = std::optional<Tensor>;
 
 // Columns of a plan row; lowbit/layout.py writes them.
 enum PlanColumn {
@@ -485,12 +482,10 @@ std::vector<int64_t> scratch_sizes(std::string name, Tensor plan) {
           size.col_most, size.blocks, size.floats};
 }
 
-void step_cpu(std::string name, Tensors params, Tensors grads, Tensors state, Tensors steps,
-              Tensors scratch, Tensor plan, std::vector<double> hyper, MaybeTensor lr,
-              MaybeTensor grad_scale, MaybeTensor found_inf, bool maximize, int64_t seed,
-              int64_t phase) {
+void step_cpu(StepArgs args) {
+  auto& [name, params, grads, state, steps, scratch, plan, hyper, lr, grad_scale, found_inf,
+         maximize, seed, phase] = args;
   const int rule = checked_rule(name, hyper);
-  if (params.empty()) return;
   Plan made = make_plan(rule, params, grads, state, steps, plan, seed, checked_scratch(scratch));
   check_scratch_size(scratch, made.size);
   const RuleInfo info = rule_info(rule);
@@ -551,12 +546,10 @@ std::vector<CudaScale> cuda_scales(const Plan& plan, const Tensor& rows, int slo
   return all;
 }
 
-void step_cuda(std::string name, Tensors params, Tensors grads, Tensors state, Tensors steps,
-               Tensors scratch, Tensor plan, std::vector<double> hyper, MaybeTensor lr,
-               MaybeTensor grad_scale, MaybeTensor found_inf, bool maximize, int64_t seed,
-               int64_t phase) {
+void step_cuda(StepArgs args) {
+  auto& [name, params, grads, state, steps, scratch, plan, hyper, lr, grad_scale, found_inf,
+         maximize, seed, phase] = args;
   const int rule = checked_rule(name, hyper);
-  if (params.empty()) return;
   Plan made = make_plan(rule, params, grads, state, steps, plan, seed, checked_scratch(scratch));
   std::vector<Job>& jobs = made.jobs;
   check_scratch_size(scratch, made.size);
@@ -617,6 +610,28 @@ void step_cuda(std::string name, Tensors params, Tensors grads, Tensors state, T
   call.workspace = workspace.data_ptr();
   const char* error = library.step(&call);
   STD_TORCH_CHECK(error == nullptr, "lowbit::step on CUDA: ", error);
+}
+
+}  // namespace
+
+void step(StepArgs args) {
+  if (args.params.empty()) {
+    checked_rule(args.rule, args.hyper);
+  } else if (args.params[0].is_cuda()) {
+    step_cuda(std::move(args));
+  } else {
+    step_cpu(std::move(args));
+  }
+}
+
+namespace {
+
+void step_boxed(std::string rule, Tensors params, Tensors grads, Tensors state, Tensors steps,
+                Tensors scratch, Tensor plan, std::vector<double> hyper, MaybeTensor lr,
+                MaybeTensor grad_scale, MaybeTensor found_inf, bool maximize, int64_t seed,
+                int64_t phase) {
+  step({rule, params, grads, state, steps, scratch, plan, hyper, lr, grad_scale, found_inf,
+        maximize, seed, phase});
 }
 
 // ---- codes without a step ----
@@ -870,7 +885,7 @@ STABLE_TORCH_LIBRARY(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
-  m.impl("step", TORCH_BOX(&lowbit::step_cpu));
+  m.impl("step", TORCH_BOX(&lowbit::step_boxed));
   m.impl("encode", TORCH_BOX(&lowbit::encode));
   m.impl("decode", TORCH_BOX(&lowbit::decode));
   m.impl("encode_given", TORCH_BOX(&lowbit::encode_given));
@@ -880,7 +895,7 @@ STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) {
-  m.impl("step", TORCH_BOX(&lowbit::step_cuda));
+  m.impl("step", TORCH_BOX(&lowbit::step_boxed));
   m.impl("encode", TORCH_BOX(&lowbit::encode));
   m.impl("decode", TORCH_BOX(&lowbit::decode));
 }

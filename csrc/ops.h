@@ -7,11 +7,33 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <cstdint>
 #include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "catalog.h"
 
 namespace lowbit {
+
+using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using MaybeTensor = std::optional<Tensor>;
+
+/// What the operator `step` takes.
+struct StepArgs {
+  const std::string& rule;
+  const Tensors &params, &grads, &state, &steps, &scratch;
+  const Tensor& plan;
+  std::vector<double> hyper;
+  MaybeTensor lr, grad_scale, found_inf;
+  bool maximize;
+  int64_t seed, phase;
+};
+
+/// One phase of a step, on the device where the parameters are.
+void step(StepArgs args);
 
 inline torch::headeronly::ScalarType scalar_type(const char* dtype) {
   using torch::headeronly::ScalarType;

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit import lowrank, ops, options, shard
+from lowbit import lowrank, options, shard
 from lowbit.batch import Batch
 from lowbit.layout import Layout
 from lowbit.optim import LowbitOptimizer
@@ -68,15 +68,16 @@ class _Subspace(LowbitOptimizer):
         params: Iterable[tuple[int, Tensor]],
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
-    ) -> None:
+    ) -> list[Batch]:
         matrices: list[tuple[int, Tensor]] = []
         others: list[tuple[int, Tensor]] = []
         for number, p in params:
             low = isinstance(self._layouts[p], lowrank.LowRankLayout)
             (matrices if low else others).append((number, p))
-        super()._update(others, grad_scale, found_inf)
+        batches = super()._update(others, grad_scale, found_inf)
         if matrices:
             self._update_matrices(matrices, grad_scale, found_inf)
+        return batches
 
     @torch.compiler.disable
     def _update_matrices(
@@ -105,10 +106,8 @@ class _Subspace(LowbitOptimizer):
                 batches[where] = Batch(work.group, work.lay)
             lowrank.add_inner(batches[where], work)
         for where, batch in batches.items():
-            batch.call = functools.partial(
-                ops.step, batch.rule, batch.params, batch.grads, batch.state, batch.steps,
-                self._plan((where, id(batch.rows[0][1])), batch), self.hyper(batch.group, batch.rule), seed=batch.group["seed"],
-            )  # fmt: skip
+            table = self._plan((where, id(batch.rows[0][1])), batch)
+            batch.bind(table, self.hyper(batch.group, batch.rule), seed=batch.group["seed"])
         return list(batches.values())
 
 

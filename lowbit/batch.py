@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +40,8 @@ class Batch:
         self.rows: list[tuple[layout.Layout, Tensor]] = []
         self.pieces: list[shard.Piece] = []  # as many, or none
         self.copies: list[tuple[Tensor, Tensor]] = []
+        self.owners: list[Any] = []  # as groups have them
+        self.table: Tensor  # the operator's plan
         self.call: Callable[..., None]
 
     def add(self, p: Any, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
@@ -53,6 +56,7 @@ class Batch:
         else:  # such as channels_last: stepped in a copy
             self.copies.append((value, value.contiguous()))
             self.params.append(self.copies[-1][1])
+        self.owners.append(p)
         self.grads.append(grad.contiguous())
         for key in lay.keys:
             self.state.append(shard.local(state[key]))
@@ -63,6 +67,22 @@ class Batch:
 
     def plan(self) -> Tensor:
         return layout.plan_tensor([lay.plan_row(int(stream)) for lay, stream in self.rows])
+
+    def bind(self, table: Tensor, hyper: list[float], **options: Any) -> None:
+        """Gives it its operator call: `table` is its plan, `options` are `ops.step`'s keywords."""
+        self.table = table
+        self.call = functools.partial(
+            ops.step, self.rule, self.params, self.grads, self.state, self.steps, table, hyper, **options
+        )  # fmt: skip
+
+    def prepare(self) -> int:
+        """Hands over all but the gradients, for calls of `bind_prepared`; the number that the operator gave it."""
+        self.grads.clear()
+        return ops.step_prepare(self.rule, self.params, self.state, self.steps, self.table)
+
+    def bind_prepared(self, number: int, hyper: list[float], **options: Any) -> None:
+        """As `bind`, for the gradients that `ops.step_take` took."""
+        self.call = functools.partial(ops.step_prepared, number, hyper, self.phases, **options)
 
     def write_back(self) -> None:
         for value, copy in self.copies:
@@ -114,8 +134,7 @@ def run_phases(batches: Sequence[Batch], holders: Holders | None = None) -> None
                 batch.call()
             else:
                 if phase == 0:
-                    plan, device = batch.call.args[5], batch.params[0].device  # type: ignore[attr-defined]
-                    scratch[i] = ops.scratch(batch.rule, plan, device)
+                    scratch[i] = ops.scratch(batch.rule, batch.table, batch.params[0].device)
                 batch.call(phase=phase, scratch=scratch[i])
             if phase >= batch.phases:
                 batch.write_back()

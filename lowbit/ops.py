@@ -116,6 +116,25 @@ def step(
     )  # fmt: skip
 
 
+# Steps over the same tensors: all but the gradients is handed over once (csrc/ops_prepared.cpp).
+step_prepare = _ops.step_prepare  # (rule, params, state, steps, plan) -> number
+step_discard = _ops.step_discard  # (number)
+step_take = _ops.step_take  # (number, grads) -> False where tensors are not as they were
+
+
+def step_prepared(
+    number: int,
+    hyper: Sequence[float],
+    phases: int,
+    *,
+    phase: int = 0,
+    scratch: Sequence[Tensor] = (),
+    **options: Any,
+) -> None:
+    """`step` with the gradients that were taken, which are let go behind the last of its phases."""
+    _ops.step_prepared(number, scratch, hyper, phase=phase, last=phase >= phases, **options)
+
+
 # The passes of a low-rank step over what is here of one matrix: docs/lowrank.md. CPU only, so that nothing but lowbit/lowrank.py calls them.
 projection = _ops.projection
 singular_vectors = _ops.singular_vectors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lowbit import layout, ops, overrides, shard
+from lowbit import layout, overrides, shard
 from lowbit.adopt import Adoption, adopt_state, is_stored
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
 from lowbit.holders import Holders
 from lowbit.layout import Layout
 from lowbit.stats import Stats, collect
+from lowbit.steady import Steady
 
 # Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
 STRUCTURE = (
@@ -43,6 +43,7 @@ class LowbitOptimizer(Optimizer):
         self._pieces: dict[Tensor, list[shard.Piece]] = {}  # of flat shards: fsdp1.bind
         self._holders: Holders | None = None
         self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}
+        self._steady: Steady | None = None
         self._ready = False
         # Left out of the groups where they say nothing, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
@@ -83,10 +84,16 @@ class LowbitOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._layouts, self._plans = {}, {}
+        self._layouts, self._plans, self._steady = {}, {}, None
         self.__dict__.setdefault("_pieces", {})
         self._holders = None
         self._ready = True
+
+    def _lay_out_again(self) -> None:
+        """Forgets what was decided about parameters and made of them."""
+        self._layouts.clear()
+        self._plans.clear()
+        self._steady = None
 
     def _decided(self) -> list[bool]:
         return [bool(group[key]) for group in self.param_groups for key in self.decides]
@@ -97,13 +104,13 @@ class LowbitOptimizer(Optimizer):
             _check_group("the parameter group", param_group)
         super().add_param_group(param_group)
         if self._ready and not self._unbound():
-            self._layouts.clear()
+            self._lay_out_again()
             try:
                 overrides.check_matched(self.param_groups)
                 self.init_state()
             except ValueError:
                 self.param_groups.pop()
-                self._layouts.clear()
+                self._lay_out_again()
                 raise
 
     def init_state(self) -> None:
@@ -132,8 +139,7 @@ class LowbitOptimizer(Optimizer):
             del self.state[p]
         owners = (p.owner if isinstance(p, shard.Piece) else p for p in self._layouts)
         if any(p not in here for p in owners):
-            self._layouts.clear()
-            self._plans.clear()
+            self._lay_out_again()
 
     def state_dict(self) -> dict[str, Any]:
         """torch's; with state for every parameter, those included that were put in the place of others since."""
@@ -188,8 +194,7 @@ class LowbitOptimizer(Optimizer):
             if p not in self._pieces:
                 self.state.pop(p, None)
         self._pieces, self._holders = pieces, None
-        self._layouts.clear()
-        self._plans.clear()
+        self._lay_out_again()
         overrides.check_matched(
             [
                 {**group, "param_names": [name for k, _, name, _ in self._members() if k == number and name] or None}
@@ -271,13 +276,12 @@ class LowbitOptimizer(Optimizer):
         rest = {k: v for k, v in (before or {}).items() if k != key}
         group["overrides"] = {key: options, **rest}
         kept = self.state.pop(p, None)
-        self._layouts.clear()
-        self._plans.clear()
+        self._lay_out_again()
         try:
             self.init_state()
         except ValueError:  # a shard that cuts its blocks: as before
             group["overrides"], self.state[p] = before or {}, kept or {}
-            self._layouts.clear()
+            self._lay_out_again()
             raise
 
     def stats(self, *, probe: bool = False) -> Stats:
@@ -315,7 +319,8 @@ class LowbitOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._prepare():
+        scale, found_inf = self._divisor(grad_scale), getattr(self, "found_inf", None)
+        if self._step_again(scale, found_inf) or not self._prepare():
             return loss
         pieces = self._pieces
         with_grad = [
@@ -325,19 +330,37 @@ class LowbitOptimizer(Optimizer):
             for p in (pieces.get(owner, (owner,)) if pieces else (owner,))
             if p.grad is not None
         ]
-        scale = getattr(self, "grad_scale", None)
-        if grad_scale is not None and scale is not None:
-            grad_scale = scale * shard.local(grad_scale).to(scale.device)
-        self._update(
-            with_grad, scale if grad_scale is None else grad_scale, getattr(self, "found_inf", None)
-        )
+        batches = self._update(with_grad, scale, found_inf)
+        if not torch.compiler.is_compiling() and Steady.serves(with_grad, batches):
+            self._steady = Steady(self.param_groups, self.state, batches)
         return loss
+
+    def _divisor(self, given: Tensor | None) -> Tensor | None:
+        """What gradients are divided by: what GradScaler sets, and what is given beside it."""
+        scale = getattr(self, "grad_scale", None)
+        if given is None or scale is None:
+            return scale if given is None else given
+        return scale * shard.local(given).to(scale.device)
+
+    def _step_again(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
+        """A step over the parameters of the last one. False, and nothing done, where they are not as they were."""
+        steady = self._steady
+        if steady is None or torch.compiler.is_compiling():
+            return False
+        if self._laid_out_for != self._decided() or not steady.take(self.param_groups, self.state):
+            steady.discard()
+            self._steady = None
+            return False
+        steady.bind(
+            lambda batch: self._options(batch, batch.params[0].device, grad_scale, found_inf)
+        )
+        run_phases(steady.batches)
+        return True
 
     def _prepare(self) -> bool:
         """State as the groups want it now. False where the step is only there to create it."""
         if self._layouts and self._laid_out_for != self._decided():
-            self._layouts.clear()  # such as by OneCycleLR, which gives SGD a momentum
-            self._plans.clear()
+            self._lay_out_again()  # such as by OneCycleLR, which gives SGD a momentum
             self.init_state()
         return not self._create_late_state()
 
@@ -346,7 +369,7 @@ class LowbitOptimizer(Optimizer):
         params: Iterable[tuple[int, Any]],
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
-    ) -> None:
+    ) -> list[Batch]:
         """Steps these parameters, each with the number of its group."""
         batches: dict[Any, Batch] = {}
         holders = self._agreed()
@@ -367,6 +390,7 @@ class LowbitOptimizer(Optimizer):
         if holders and (found_inf is None or not bool(shard.local(found_inf))):
             for p in holders.stepped_elsewhere():
                 self._state_of(p)["step"] += 1.0
+        return list(batches.values())
 
     def _agreed(self) -> Holders | None:
         """What the holders of flat shards agree on in a step; None where there are none."""
@@ -384,23 +408,26 @@ class LowbitOptimizer(Optimizer):
         found_inf: Tensor | None = None,
     ) -> None:
         """Gives a batch its operator call."""
+        hyper, options = self._options(batch, device, grad_scale, found_inf)
+        batch.bind(plan, hyper, **options)
+
+    def _options(
+        self,
+        batch: Batch,
+        device: torch.device,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> tuple[list[float], dict[str, Any]]:
+        """The hyperparameters of a batch, and the keywords of its operator call."""
         group = batch.group
         lr = group["lr"]
-        batch.call = functools.partial(
-            ops.step,
-            batch.rule,
-            batch.params,
-            batch.grads,
-            batch.state,
-            batch.steps,
-            plan,
-            self.hyper(group, batch.rule),
-            lr=shard.local(lr) if isinstance(lr, Tensor) else None,
-            grad_scale=_on(grad_scale, device),
-            found_inf=_on(found_inf, device),
-            maximize=group["maximize"],
-            seed=group["seed"],
-        )
+        return self.hyper(group, batch.rule), {
+            "lr": shard.local(lr) if isinstance(lr, Tensor) else None,
+            "grad_scale": _on(grad_scale, device),
+            "found_inf": _on(found_inf, device),
+            "maximize": group["maximize"],
+            "seed": group["seed"],
+        }
 
     def _plan(self, where: Any, batch: Batch) -> Tensor:
         """The plan of a batch, kept until its parameters or their streams change."""

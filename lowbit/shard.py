@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -188,6 +190,33 @@ def gradient(p: Any) -> Tensor:
     if grad.device_mesh != p.device_mesh or tuple(grad.placements) != tuple(p.placements):
         grad = grad.redistribute(p.device_mesh, p.placements)
     return local(grad)
+
+
+_grad = operator.attrgetter("grad")
+_local = operator.attrgetter("_local_tensor")
+_placed = operator.attrgetter("_spec.placements")
+_mesh = operator.attrgetter("_spec.mesh")
+
+
+def plain_gradients(params: Sequence[Any], locals_: Sequence[Tensor]) -> list[Tensor] | None:
+    """The local gradients of parameters that are all sharded, or none of them; None where one is missing or asks for a closer look (`gradient`).
+
+    Args:
+        locals_: the parameters' local tensors as they were.
+    """
+    grads = list(map(_grad, params))
+    kinds = set(map(type, grads))
+    if kinds == {DTensor}:
+        if not (
+            all(map(isinstance, params, repeat(DTensor)))
+            and all(map(operator.is_, map(_local, params), locals_))
+            and all(map(operator.is_, map(_mesh, grads), map(_mesh, params)))
+            and all(map(operator.eq, map(_placed, grads), map(_placed, params)))
+        ):
+            return None
+        grads = list(map(_local, grads))
+        kinds = set(map(type, grads))
+    return grads if kinds == {Tensor} else None
 
 
 def holders(t: Tensor) -> tuple[Any, ...]:
