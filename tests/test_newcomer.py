@@ -211,3 +211,40 @@ def test_python_keeps_the_ranks_of_the_source(saved, tmp_path):
 def test_a_page_and_a_report_at_once(saved, tmp_path):
     assert report("inspect", saved / "adam", "--html", tmp_path / "page.html")["tensors"]
     assert (tmp_path / "page.html").exists()
+
+
+def test_radam_is_no_adam(tmp_path):
+    torch.save(stepped(torch.optim.RAdam)[1].state_dict(), tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "torchao", code=3)
+    assert not (tmp_path / "b.pt").exists()
+
+
+def test_a_dimension_that_no_tensor_has(tmp_path, saved):
+    to = ("reshard", saved / "adam", tmp_path / "b", "--mesh", "2")
+    assert "no tensor has more than 2 dimensions" in run(*to, "--dims", "5", code=2).stderr
+    assert not (tmp_path / "b").exists()
+    run(*to, "--dims", "1")
+
+
+def test_a_seed_without_rounding(tmp_path, saved):
+    to = ("convert", saved / "adam.pt", tmp_path / "b.pt", "--seed", "3")
+    assert "--weights" in run(*to, code=2).stderr
+
+
+def test_a_digest_is_of_what_is_selected(saved):
+    all_of, some, others = (
+        report("inspect", saved / "adam", "--digest", *more)["digest"]
+        for more in ((), ("--include", "*.weight"), ("--include", "*.bias"))
+    )
+    assert len({all_of, some, others}) == 3
+
+
+def test_verify_speaks_of_what_is_selected(tmp_path, saved):
+    run("reshard", saved / "adam", tmp_path / "b", "--world-size", "2")
+    written = tmp_path / "b" / "lowbit.json"
+    known = json.loads(written.read_text())
+    name = next(n for n in known["tensors"] if n.endswith("weight"))
+    del known["tensors"][name]
+    written.write_text(json.dumps(known))
+    assert run("verify", tmp_path / "b", code=4).returncode == 4
+    run("verify", tmp_path / "b", "--exclude", name)

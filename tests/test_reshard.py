@@ -336,6 +336,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path):
     try:
         error = run("reshard", tmp_path / "a", disk / "b", "--world-size", 2, code=1).stderr
         assert "disk is full" in error and error.count("\n") == 1
+        assert f"{disk / 'b'}" in error and ".partial" not in error
         assert os.listdir(disk) == []
     finally:
         subprocess.run(["umount", disk], check=True)

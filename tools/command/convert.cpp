@@ -143,7 +143,8 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option("--weights", options.weights,
                    "Also round float32 weights: bfloat16, bfloat16_stochastic")
       ->type_name("FORMAT");
-  command->add_option("--seed", options.seed, "Of stochastic rounding");
+  command->add_option("--seed", options.seed, "Of stochastic rounding of --weights")
+      ->needs("--weights");
   add_selection(*command, options.select);
   command->add_flag("--dry-run", options.dry_run, "Say what would be done and write nothing");
   given->write.add(*command, options.write);

@@ -219,8 +219,11 @@ std::string algorithm_of(const Model& model) {
   if (names.empty()) return set("momentum") && set("nesterov") ? "sgd" : "";
   if (only({"exp_avg", "exp_avg_slow", "exp_avg_sq"}, "exp_avg_slow")) return "ademamix";
   if (only({"exp_avg", "exp_avg_sq", "exp_avg_res"}, "exp_avg_res")) return "came";
-  if (set("momentum_decay")) return "";  // NAdam has Adam's names
-  if (only({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "exp_avg_sq")) return "adam";
+  if (only({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "exp_avg_sq")) {
+    // NAdam and RAdam have Adam's names; torch's Adam says amsgrad beside the others.
+    const bool radam = set("decoupled_weight_decay") && set("foreach") && !set("amsgrad");
+    return radam || set("momentum_decay") ? "" : "adam";
+  }
   if (only({"exp_avg", "variance"}, "variance")) return "adafactor";
   if (only({"exp_avg"}, "exp_avg")) return "lion";
   if (only({"square_avg", "momentum_buffer", "grad_avg"}, "square_avg")) return "rmsprop";

@@ -37,7 +37,12 @@ constexpr std::string_view kPartial = ".partial-";
 constexpr size_t kMostOpen = 200;
 constexpr uint64_t kBegin = 32u << 20;  // bytes that are written before the disk is told to begin
 
-Error full(const std::string& path) {
+Error full(const std::string& temporary) {
+  std::string path = temporary;  // as the user said it
+  if (const size_t at = path.rfind(kPartial); at != std::string::npos) {
+    path.erase(at, kPartial.size() + 6);
+    path.erase(path.find_last_of('/', at - 1) + 1, 1);  // the dot; npos + 1 is 0
+  }
   if (errno == ENOSPC || errno == EDQUOT)
     return failed("the disk is full while " + printable(path) +
                   " is written; nothing was left behind");

@@ -372,6 +372,8 @@ Result<Json> diff(const std::string& first, const std::string& second, const Dif
     LB_CHECK(compare_leaves(comparison, a, a.leaves, b, b.leaves, options.bytes));
   }
   LB_CHECK(comparison.check_patterns());
+  LB_CHECK(a.finish());
+  LB_CHECK(b.finish());
   out["differences"] = comparison.take();
   out["same"] = out["differences"].empty();
   return out;

@@ -219,7 +219,7 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
   if (model.ok()) totals.add_steps(model.value());
   totals.finish();
   if (options.digest) {
-    LB_TRY(hex, digest(*shared, options.progress));
+    LB_TRY(hex, digest(select(*shared, options.select), options.progress));
     out["digest"] = hex;
   }
   return out;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "container/open.h"
 #include "container/subclass_cut.h"
 #include "dialect/torchao_leaf.h"
@@ -7,6 +9,23 @@
 
 namespace lowbit::ckpt {
 
+namespace {
+
+/// An error where a dimension of the mesh cuts one that no tensor has.
+Status check_mesh(const Document& document, const Mesh& mesh) {
+  size_t most = 0;
+  for (const Leaf& leaf : document.leaves) most = std::max(most, leaf.shape.size());
+  for (size_t i = 0; i < mesh.dims.size(); ++i) {
+    if (mesh.parts[i] > 1 && static_cast<size_t>(mesh.dims[i]) >= most && most > 0)
+      return Error{Exit::kUsage, "nothing would be cut along tensor dimension " +
+                                     std::to_string(mesh.dims[i]) + ": no tensor has more than " +
+                                     std::to_string(most) + " dimensions, which count from 0"};
+  }
+  return fine();
+}
+
+}  // namespace
+
 Result<Json> reshard(const std::string& source, const std::string& target,
                      const ReshardOptions& options) {
   LB_TRY(whole, open_checkpoint(source));
@@ -14,6 +33,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   Document document = select(std::move(whole), options.select);
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
+  LB_CHECK(check_mesh(document, options.write.mesh));
   for (Leaf& leaf : document.leaves) {
     if (!options.requantize || !is_subclass(leaf)) continue;
     LB_TRY(recut, torchao_recut(document, leaf));

@@ -156,16 +156,18 @@ class TensorCheck {
 };
 
 /// What is recorded of tensors and values as a whole.
-Status hold_recorded(const Document& document, const Recorded& recorded, TensorCheck& out) {
+Status hold_recorded(const Document& document, const Recorded& recorded, const Selection& select,
+                     TensorCheck& out) {
   const Manifest& m = *document.manifest;
   size_t met = 0;
   for (const Tensor& t : m.tensors) {
     const auto known = recorded.tensors.find(t.name);
+    if (known != recorded.tensors.end()) ++met;
+    if (!selected(select, t.name)) continue;
     if (known == recorded.tensors.end()) {
       if (is_utf8(t.name, false)) out.find(t.name, "is not in lowbit.json: it was added later");
       continue;
     }
-    ++met;
     if (known->second.dtype != t.dtype->name || known->second.shape != t.shape)
       out.find(t.name, "has another dtype or shape than lowbit-ckpt wrote");
     if (known->second.chunks.size() > t.chunks.size())
@@ -175,7 +177,7 @@ Status hold_recorded(const Document& document, const Recorded& recorded, TensorC
     out.find("lowbit.json", "names tensors that the checkpoint does not have");
   for (const Blob& b : m.blobs) {
     const auto known = recorded.values.find(b.name);
-    if (known == recorded.values.end()) continue;
+    if (known == recorded.values.end() || !selected(select, b.name)) continue;
     LB_TRY(digest, value_digest(m, b));
     if (digest != known->second)
       out.find(b.name, "is not what lowbit-ckpt wrote: its digest is another",
@@ -206,7 +208,7 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options) {
     }
   }
   std::vector<TensorCheck> checks(tensors.size() + 1, TensorCheck(document, options));
-  if (recorded) LB_CHECK(hold_recorded(document, *recorded, checks.back()));
+  if (recorded) LB_CHECK(hold_recorded(document, *recorded, options.select, checks.back()));
   std::mutex lock;
   LB_CHECK(parallel(tensors.size(), options.threads, [&](size_t i) -> Status {
     const Recorded::Entry* entry = nullptr;
