@@ -271,7 +271,7 @@ def _source(
     p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any
 ) -> tuple[Slot, list[Kept]]:
     """Where the slot's values come from: a wide or coded moment of any known format, and how it is kept."""
-    for entry in ops.catalog()["state"]:
+    for entry in ops.entries("state"):
         first = saved.get(
             slot.name if entry["name"] == "float32" else f"{slot.name}_{entry['name']}"
         )

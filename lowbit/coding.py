@@ -79,7 +79,7 @@ def fresh_slot(value: float, lay: Layout, slot: Slot, device: torch.device) -> l
         return [
             tensor[:, e.offset[1] : e.offset[1] + e.local[1]].expand(e.local)
             for tensor, e in zip(
-                ops.encode(row, slot.format, slot.block), slot.entries(lay.part), strict=True
+                ops.encode(row, slot.format, slot.block), lay.of_slots[slot.name], strict=True
             )
         ]
     values = torch.full(lay.part.local, value, dtype=torch.float32, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -182,11 +183,17 @@ class Layout:
         """What is kept beside the moments; a loaded state must have it."""
         return self.factors + ([self.number] if self.number else [])
 
+    @functools.cached_property
+    def of_slots(self) -> dict[str, list[Entry]]:
+        """The tensors of each slot, by its name."""
+        return {slot.name: slot.entries(self.part) for slot in self.slots}
+
     def entries(self) -> list[Entry]:
         """Every tensor that csrc/ops.cpp takes for the parameter, in its order."""
-        made = [self.extra] if self.extra else []
+        extra = self.extra
+        made = [extra] if extra else []
         for slot in self.slots:
-            made += slot.entries(self.part)
+            made += self.of_slots[slot.name]
         return made + self.others
 
     def told(self, stream: int) -> dict[str, Tensor]:
@@ -278,7 +285,7 @@ def slots_of(
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     """The parameter format: "auto" rounds 16-bit parameters stochastically, "nearest" to the nearest; both are plain for float32."""
     dtype = str(p.dtype).removeprefix("torch.")
-    served = sorted({entry["dtype"] for entry in ops.catalog()["param"]})
+    served = sorted({entry["dtype"] for entry in ops.entries("param")})
     if dtype not in served:
         raise ValueError(
             f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served)}"

@@ -34,7 +34,7 @@ class LowRankLayout(layout.Layout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        keys = tuple(e.key for slot in self.slots for e in slot.entries(self.part))
+        keys = tuple(e.key for slot in self.slots for e in self.of_slots[slot.name])
         object.__setattr__(self, "keys", keys)  # what the inner step takes
 
     @functools.cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,11 @@ def _registered() -> dict[str, Any]:
 def catalog() -> dict[str, Any]:
     """What the operators were built with; `lowbit.catalog` says what is in it."""
     return json.loads(_ops.catalog())
+
+
+def entries(kind: str) -> Sequence[Mapping[str, Any]]:
+    """The catalog's entries of a kind: state, rules or param. Shared: only to be read."""
+    return _registered()[kind]
 
 
 @functools.cache

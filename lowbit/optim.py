@@ -184,7 +184,7 @@ class LowbitOptimizer(Optimizer):
             value = self.initial(group, slot.name)
             if slot.coded or value:
                 tensors = fresh_slot(value, lay, slot, device)
-                for entry, tensor in zip(slot.entries(lay.part), tensors, strict=True):
+                for entry, tensor in zip(lay.of_slots[slot.name], tensors, strict=True):
                     shard.local(state[entry.key]).copy_(tensor)
         return state
 
