@@ -79,7 +79,7 @@ class _Subspace(LowbitOptimizer):
             self._update_matrices(matrices, grad_scale, found_inf)
         return batches
 
-    @torch.compiler.disable
+    @torch._disable_dynamo  # torch.compiler.disable, which would import the compiler with this module
     def _update_matrices(
         self,
         params: Iterable[tuple[int, Tensor]],
