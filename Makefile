@@ -2,7 +2,7 @@
 #
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
-.PHONY: run test gpu bench fuzz lint format ci clean setup libraries
+.PHONY: run test gpu bench fuzz arm64 lint format ci clean setup libraries
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -84,6 +84,13 @@ libraries:
 	    echo "*** Type that line and run make again. The Python package builds without them, but for lowbit.checkpoint and lowbit.load_optimizer."; \
 	  fi; \
 	fi
+
+# What tests/test_processors.py compiles for ARM64 and emulates it with; it skips, and says so, where they are missing.
+arm64:
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null || { \
+	  sudo=""; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
+	  echo "installing g++-aarch64-linux-gnu qemu-user-static"; \
+	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static >/dev/null; }
 
 # torch: the interpreter's own where it has one (seen through a .pth, since a virtual environment made from a virtual environment does not inherit), else $(TORCH).
 $(VENV)/torch:
