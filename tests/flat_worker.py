@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
     ShardedStateDictConfig,
     StateDictType,
 )
+from wrapped_checkpoint import load
 from wrappers_worker import (
     MAKE,
     Model,
@@ -25,7 +26,6 @@ from wrappers_worker import (
     build,
     equal,
     kept_of,
-    load,
     name_of,
     set_grads,
     unequal,

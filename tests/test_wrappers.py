@@ -4,6 +4,7 @@ Prints the table: `pytest -s tests/test_wrappers.py`. A cell is 10 steps, equal;
 In the column of real sizes the checkpoint is that of the wrapper in the row above.
 """
 
+import placements_worker
 import pytest
 import wrappers_worker
 from pool import Pool
@@ -43,7 +44,7 @@ def test_the_same_bytes_under_every_wrapper(pool):
     print()
     for row in [["wrapper (ranks)", *COLUMNS], *rows]:
         print("  ".join(cell.ljust(22 if i == 0 else 16) for i, cell in enumerate(row)).rstrip())
-    for what, message in wrappers_worker.REFUSED_BY_TORCH.items():
+    for what, message in placements_worker.REFUSED_BY_TORCH.items():
         print(f"torch refuses {what}: {message}")
     assert not all_wrong
 
@@ -58,10 +59,10 @@ def test_more_formats(pool, wrapper):
         assert wrong(pool, wrapper, "resume", name, ["single"], folder) == [], name
 
 
-@pytest.mark.parametrize("what", wrappers_worker.REFUSED_BY_TORCH)
+@pytest.mark.parametrize("what", placements_worker.REFUSED_BY_TORCH)
 def test_what_torch_refuses(pool, what):
-    message = pool.run(2, "wrappers_worker", "refused_by_torch", what)[0]
-    assert wrappers_worker.REFUSED_BY_TORCH[what] in message
+    message = pool.run(2, "placements_worker", "refused_by_torch", what)[0]
+    assert placements_worker.REFUSED_BY_TORCH[what] in message
 
 
 def test_a_difference_is_seen(pool):
@@ -90,7 +91,7 @@ def test_real_training(pool, wrapper, ranks):
 
 
 def test_what_state_cannot_follow_is_refused_with_the_numbers(pool):
-    for said in pool.run(2, "wrappers_worker", "refused_placements"):
+    for said in pool.run(2, "placements_worker", "refused_placements"):
         assert "'w' of 77 columns is cut at columns 39, inside a byte of 4-bit codes; shard it on dimension 0" in said["a byte"]  # fmt: skip
         assert said["a byte, wide"] == "nothing was refused"
         assert "'w' is sharded on dimension 2; state follows dimensions 0 and 1" in said["dimension 2"]  # fmt: skip
@@ -102,4 +103,4 @@ def test_what_state_cannot_follow_is_refused_with_the_numbers(pool):
 
 def test_columns_cut_inside_blocks_load_other_formats(pool):
     """A float32 checkpoint is encoded on loading where blocks are cut, as one process encodes it."""
-    assert all(pool.run(3, "wrappers_worker", "recode_columns"))
+    assert all(pool.run(3, "placements_worker", "recode_columns"))

@@ -9,20 +9,14 @@ import zlib
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from wrapped_checkpoint import load, save, spoil
 
 import lowbit
-from lowbit import coding, fsdp1, shard
+from lowbit import fsdp1, shard
 from lowbit.overrides import clean_name
 
 # Rows are fewer than a real model's; columns are what blocks are cut by.
@@ -241,47 +235,6 @@ def equal(found, want: torch.Tensor) -> bool:
     return torch.equal(a, b)
 
 
-# Checkpoints
-
-
-def state_of(wrapper: str, model, opt) -> dict:
-    if wrapper.startswith("FSDP1"):
-        return {"model": get_model_state_dict(model), "optim": fsdp1.get_state_dict(opt)}
-    return {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}
-
-
-def save(wrapper: str, model, opt, path: pathlib.Path) -> None:
-    dcp.save(state_of(wrapper, model, opt), checkpoint_id=path)
-
-
-def load(wrapper: str, model, opt, path: pathlib.Path) -> None:
-    state = state_of(wrapper, model, opt)
-    if wrapper.startswith("FSDP1"):
-        # One by one: an FSDP1 model's ShardedTensor without a local shard makes torch 2.13 look for 2.3's names of everything loaded beside it.
-        for part in state:
-            dcp.load({part: state[part]}, checkpoint_id=path)
-    else:
-        dcp.load(state, checkpoint_id=path)
-    if wrapper == "DDP":  # set_model_state_dict does not find tied parameters there
-        model.module.load_state_dict(state["model"])
-    else:
-        set_model_state_dict(model, state["model"])
-    if wrapper.startswith("FSDP1"):
-        fsdp1.set_state_dict(opt, state["optim"])
-    else:
-        set_optimizer_state_dict(model, opt, state["optim"])
-
-
-def spoil(model, opt) -> None:
-    """Other weights and state, so that what is not loaded is seen."""
-    for p in model.parameters():
-        shard.local(p.detach()).fill_(-3)
-    for _, p, _, _ in opt._members():
-        for key, t in opt._state_of(p).items():
-            if key != "shape":
-                shard.local(t).fill_(1)
-
-
 # The table
 
 
@@ -329,74 +282,3 @@ def nothing_loaded() -> list[str]:
     model, opt = build("FSDP2", "8bit")
     spoil(model, opt)
     return unequal(opt, alone("8bit")[10])
-
-
-# What torch itself refuses, and what it says.
-REFUSED_BY_TORCH = {
-    "a scalar under FSDP2": "fully_shard doesn't support scalar parameters",
-    "channels_last under FSDP2": "FSDP does not support non-contiguous parameters yet",
-    "columns that do not divide under FSDP2 on dimension 1": "FSDP does not support uneven sharding on dim 1",
-}
-
-
-def refused_by_torch(what: str) -> str:
-    module = nn.Module()
-    value = torch.zeros(6, 4, 5, 5) if "channels_last" in what else torch.zeros(4, 77) if "columns" in what else torch.zeros(())  # fmt: skip
-    if "channels_last" in what:
-        value = value.to(memory_format=torch.channels_last)
-    module.p = nn.Parameter(value)
-    options = {"shard_placement_fn": lambda p: Shard(1)} if "columns" in what else {}
-    try:
-        fully_shard(module, mesh=init_device_mesh("cpu", (2,)), **options)
-    except (ValueError, NotImplementedError) as error:
-        return str(error)
-    return "nothing"
-
-
-# Placements
-
-
-def refused_placements() -> dict[str, str]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-
-    def message(shape, dim, make=lowbit.AdamW, **options) -> str:
-        p = nn.Parameter(distribute_tensor(torch.zeros(shape), mesh, [Shard(dim)]))
-        try:
-            make([("w", p)], **options)
-        except ValueError as error:
-            return str(error)
-        return "nothing was refused"
-
-    return {
-        "a byte": message((100, 77), 1, state_format="4bit"),
-        "a byte, wide": message((100, 77), 1, state_format="4bit", wide=["w"]),
-        "dimension 2": message((8, 16, 64), 2),
-        "dimension 3": message((8, 4, 4, 64), 3, lowbit.SGD, momentum=0.9),
-        "measured": message((64, 64, 8), 1, state_format="lpmm4"),
-        "APOLLO": message((64, 256), 1, lowbit.APOLLO, rank=8),
-        "Fira": message((64, 256), 1, lowbit.Fira, rank=8),
-    }
-
-
-def recode_columns() -> bool:
-    torch.manual_seed(0)
-    value, moments = torch.randn(64, 1000), {"exp_avg": torch.randn(64, 1000), "exp_avg_sq": torch.rand(64, 1000)}  # fmt: skip
-    mesh, good = init_device_mesh("cpu", (dist.get_world_size(),)), True
-    for state_format in ("8bit", "4bit", "log8", "fp8", "lpmm4"):
-        made = []
-        for p in (nn.Parameter(value.clone()), nn.Parameter(distribute_tensor(value, mesh, [Shard(1)]))):  # fmt: skip
-            opt = lowbit.AdamW([("w", p)], state_format=state_format)
-            saved = opt.state_dict()
-            saved["state"] = {0: {"step": torch.tensor(3.0), **moments}}
-            opt.load_state_dict(saved)
-            ((_, _, lay),) = opt._laid_out()
-            values = [
-                coding.decode_slot([shard.local(opt.state[p][e.key]) for e in slot.entries(lay.part)], lay, slot)
-                for slot in lay.slots
-            ]  # fmt: skip
-            made.append((dict(opt.state[p]), values, lay.part))
-        (plain, all_values, _), (cut, here, part) = made
-        good &= plain.keys() == cut.keys() and all(equal(cut[k], plain[k]) for k in plain)
-        columns = slice(part.col_offset, part.col_offset + part.cols)
-        good &= all(torch.equal(a[:, columns], b) for a, b in zip(all_values, here, strict=True))
-    return good
