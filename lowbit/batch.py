@@ -138,8 +138,9 @@ def run_phases(batches: Sequence[Batch], holders: Holders | None = None) -> None
                 batch.call(phase=phase, scratch=scratch[i])
             if phase >= batch.phases:
                 batch.write_back()
-            elif shared and batch.pieces:
-                shared.put(batch, scratch[i])
+            elif batch.pieces:  # what one rank has alone nobody adds to
+                if shared:
+                    shared.put(batch, scratch[i])
             else:
                 wanted += batch.measured(phase, scratch[i])
         if shared:

@@ -41,7 +41,7 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: error_if_nonfinite and the norm is not finite, in torch's words; this waits for the device, nothing else does.
-        ValueError: norm_type or max_norm out of range, or a flat shard of FSDP1.
+        ValueError: norm_type or max_norm out of range, or a flat shard of FSDP1 that `lowbit.fsdp1.bind` was not told of.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     norm, divisor = clip_scale(parameters, max_norm, norm_type, error_if_nonfinite)

@@ -19,7 +19,8 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
     """Tells an optimizer over FSDP1's parameters what they are shards of. State is then laid out by the original parameters, and state and weights
     are the bits of a single process.
 
-    Call it after wrapping and building the optimizer, before the first step or load, on every rank:
+    Call it after wrapping and building the optimizer, before the first step or load, on every rank. `lowbit.clip_grad_norm_` and `clip_scale` take
+    the model's parameters from then on:
 
         model = FullyShardedDataParallel(model, use_orig_params=True)
         opt = lowbit.AdamW(model.named_parameters())
@@ -41,7 +42,7 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
     if export not in (None, "fp32"):
         raise ValueError(f"export must be 'fp32' or None, not {export!r}")
     pieces: dict[Tensor, list[shard.Piece]] = {}
-    for piece in _pieces(model):
+    for piece in pieces_of(model):
         pieces.setdefault(piece.owner, []).append(piece)
     wanted = [p for group in opt.param_groups for p in group["params"]]
     flat = [p for p in wanted if shard.is_flat(p)]
@@ -50,6 +51,8 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
             f"{missing} of the optimizer's {len(flat)} flat shards are not in the model that was given: build the optimizer from the parameters of the "
             "wrapped model"
         )
+    for p, several in pieces.items():  # the optimizer's or not: clipping takes all of a model
+        shard.flats[p] = several[0].flat
     opt._bind_pieces({p: pieces[p] for p in wanted if p in pieces})
     if export:
         _check_exportable(opt)
@@ -57,8 +60,8 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
         opt.register_load_state_dict_pre_hook(_imported)
 
 
-def _pieces(model: nn.Module) -> Iterator[shard.Piece]:
-    """The original parameters of all FSDP1 modules, in the order that all ranks have them in."""
+def pieces_of(model: nn.Module) -> Iterator[shard.Piece]:
+    """The original parameters of all FSDP1 modules, in the order that all ranks have them in; tied ones under their first name."""
     for path, module in model.named_modules():
         handle = getattr(module, "_handle", None)
         flat = getattr(handle, "flat_param", None)
@@ -74,9 +77,17 @@ def _pieces(model: nn.Module) -> Iterator[shard.Piece]:
         runs = zip(handle._get_flat_param_offsets(), flat._is_padding_mask, strict=True)
         offsets = [run for run, padding in runs if not padding]
         owners = flat._params if alone else [flat] * len(flat._fqns)
+        also: dict[str, list[str]] = {}
+        for name, _, inside, first, _, first_inside in flat._shared_param_infos:
+            of = f"{first_inside}.{first}".removeprefix(".")
+            also.setdefault(of, []).append(f"{inside}.{name}".removeprefix("."))
+
+        def named(fqn: str, path: str = path) -> str:
+            return clean_name(f"{path}._fsdp_wrapped_module.{fqn}".removeprefix("."))
+
         for owner, fqn, shape, (begin, _) in zip(owners, flat._fqns, flat._shapes, offsets, strict=True):  # fmt: skip
-            name = clean_name(f"{path}._fsdp_wrapped_module.{fqn}".removeprefix("."))
-            yield shard.Piece(owner, name, shape, place, begin, alone)
+            others = [named(name) for name in also.get(fqn, ())]
+            yield shard.Piece(owner, named(fqn), shape, place, begin, alone, others)
 
 
 # Checkpoints
@@ -188,8 +199,7 @@ def _exported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         shown["step"] = kept["step"].clone()
         for slot in lay.slots:
             values = decode_slot([kept[e.key] for e in slot.entries(lay.part)], lay, slot)
-            flat = values.reshape(-1)
-            here = flat[p.part.front : flat.numel() - p.part.back]
+            here = p.part.without_room(values)
             if slot.name not in shown:
                 size = p.owner.numel()
                 shown[slot.name] = torch.zeros(size, dtype=torch.float32, device=here.device)

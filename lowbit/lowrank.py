@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lowbit import layout, ops, shard
 from lowbit.batch import Batch, reductions, refuse_overlap, run_phases
-from lowbit.overrides import effective
+from lowbit.overrides import clean_name, effective
 
 INNER = "apollo_inner"
 TOGETHER = 1 << 24  # local elements whose scratch is held at once; a larger parameter goes alone
@@ -87,6 +87,7 @@ def layout_of(
     Raises:
         ValueError: its columns are cut.
     """
+    name = None if name is None else clean_name(name)
     what = f"parameter {name!r}" if name else f"parameter {index}"
     own, options = shard.part(p, what), effective(group, name, index)
     if isinstance(p, shard.Piece):

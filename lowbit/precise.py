@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from lowbit import ops, shard
+from lowbit.fsdp1 import pieces_of
 from lowbit.layout import Layout
 from lowbit.optim import LowbitOptimizer
+from lowbit.overrides import clean_name
 
 
 @torch.no_grad()
@@ -19,19 +21,22 @@ def get_fp32_model_state_dict(model: nn.Module, opt: LowbitOptimizer) -> dict[st
     """The model's state dict with float32 weights, as exact as the parameter formats hold them.
 
     A parameter whose format keeps something beside it (Kahan, split) gives its full value, under each of its names where it is tied; other floating
-    tensors are widened; the rest is as it is. Sharded parameters stay DTensors of the same placement. All tensors are copies.
+    tensors are widened; the rest is as it is. Sharded parameters stay DTensors of the same placement; those of FSDP1 are DTensors sharded on
+    dimension 0, which takes a collective. All tensors are copies.
 
     Args:
-        model: as trained; what DDP and torch.compile put into names is left out.
+        model: as trained; what DDP, FSDP1 and torch.compile put into names is left out.
         opt: the optimizer of its parameters.
     """
     kept = _kept(opt)
     copies: dict[int, Any] = {}
-    entries = _entries(model)
+    entries = _entries(model, opt)
     for value in entries.values():
         if id(value) in copies:
             continue
-        if id(value) in kept:
+        if isinstance(value, shard.Piece):
+            copies[id(value)] = _gathered(value, kept.get(id(value)), opt)
+        elif id(value) in kept:
             copies[id(value)] = _joined(*kept[id(value)], opt)
         elif isinstance(value, Tensor):
             dtype = torch.float32 if value.is_floating_point() else value.dtype
@@ -47,7 +52,7 @@ def set_fp32_model_state_dict(
 ) -> None:
     """The inverse of `get_fp32_model_state_dict`: stores float32 weights in the model's parameters and in what their formats keep beside them.
 
-    Works on an optimizer that has never stepped. Tensors that are not in `state_dict` stay; step and moments are not touched.
+    Works on an optimizer that has never stepped. A collective under FSDP1. Tensors that are not in `state_dict` stay; step and moments are not touched.
 
     Raises:
         ValueError: a name that the model does not have, another shape, or another dtype than float32 (than the model's, of integers). Nothing is
@@ -55,25 +60,29 @@ def set_fp32_model_state_dict(
     """
     opt.init_state()
     kept = _kept(opt)
-    own = _entries(model)
+    own = _entries(model, opt)
     if unknown := sorted(set(state_dict) - set(own)):
         raise ValueError(f"the model has no {unknown[0]!r} ({len(unknown)} unknown names)")
-    tensors = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+    kinds = (Tensor, shard.Piece)
+    tensors = {name: value for name, value in own.items() if isinstance(value, kinds)}
     for name in tensors.keys() & state_dict.keys():
         given, value = state_dict[name], tensors[name]
         if tuple(given.shape) != tuple(value.shape):
             raise ValueError(f"{name!r} is {tuple(given.shape)}, the model's {tuple(value.shape)}")
-        if value.is_floating_point() and given.dtype != torch.float32:
+        floating = value.dtype.is_floating_point
+        if floating and given.dtype != torch.float32:
             raise ValueError(
                 f"{name!r} is {given.dtype}, not float32: its low bits are gone already, and storing it would clear those kept here; "
                 "use .float() if that is meant"
             )
-        if not value.is_floating_point() and given.dtype != value.dtype:
+        if not floating and given.dtype != value.dtype:
             raise ValueError(f"{name!r} is {given.dtype}, the model's {value.dtype}")
     for name, given in state_dict.items():
         value = own[name]
         if id(value) in kept:
             store_precise(*kept[id(value)], opt, _like(value, given))
+        elif isinstance(value, shard.Piece):
+            value.value.copy_(value.part.without_room(_like(value, given)))
         elif name in tensors:
             shard.local(value.detach()).copy_(_like(value, given))
     rest = {name: given for name, given in state_dict.items() if name not in tensors}
@@ -83,14 +92,14 @@ def set_fp32_model_state_dict(
 
 @torch.no_grad()
 def store_precise(p: Tensor, lay: Layout, opt: LowbitOptimizer, values: Tensor) -> None:
-    """Stores local float32 `values` as parameter p and what its format keeps beside it."""
+    """Stores local float32 `values`, of a piece the rows that it touches, as parameter p and what its format keeps beside it."""
     assert lay.extra is not None
     local = shard.local(p)
     flat = values.to(torch.float32).cpu().contiguous()
     # to the nearest: random bits would have to know where in the whole parameter this part lies
     stored, extra = ops.split(flat, lay.param_format.removesuffix("_stochastic"))
-    local.copy_(stored.reshape(local.shape))
-    shard.local(opt.state[p][lay.extra.key]).copy_(extra.reshape(lay.extra.local))
+    local.copy_(lay.part.without_room(stored).reshape(local.shape))
+    shard.local(opt._state_of(p)[lay.extra.key]).copy_(extra.reshape(lay.extra.local))
 
 
 @torch.no_grad()
@@ -103,6 +112,8 @@ def to_master_free(
     """Turns a float32 model (its weights, or master weights that were loaded into it) into a 16-bit one in place, and makes its optimizer; no bit
     that the parameter format can hold is lost. Parameters that need no gradient have no format and are rounded. Gradients are dropped.
 
+    Under FSDP1 it is refused: there, wrap a 16-bit model, bind its optimizer, and give the weights to `set_fp32_model_state_dict`.
+
     Batch and instance norms stay float32, as their running statistics do: torch takes no norm whose weights and statistics differ in dtype.
 
     Args:
@@ -113,6 +124,11 @@ def to_master_free(
     Returns:
         The optimizer, whose state holds what the formats keep beside the parameters.
     """
+    if any(shard.is_flat(p) for p in model.parameters()):
+        raise ValueError(
+            "to_master_free cannot change the dtype of what FSDP1 (FullyShardedDataParallel) has flattened: wrap a model that is 16-bit already, "
+            "lowbit.fsdp1.bind its optimizer, and give the float32 weights to lowbit.set_fp32_model_state_dict; or use fully_shard"
+        )
     norms = {id(p) for m in model.modules() if isinstance(m, _NormBase) for p in m.parameters()}
     values = {}
     for p in model.parameters():
@@ -143,36 +159,58 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _entries(model: nn.Module) -> dict[str, Any]:
-    """The live parameters and buffers by name, tied ones under each, and whatever else the state dict has."""
-    entries = _unwrapped(model).state_dict(keep_vars=True)
-    return {name.replace("_orig_mod.", ""): value for name, value in entries.items()}
-
-
-def _kept(opt: LowbitOptimizer) -> dict[int, tuple[Tensor, Layout]]:
-    """The parameters that something is kept beside, by id: not those that need no gradient, which have no state."""
-    made = {}
-    for _, p, lay in opt._laid_out():
-        if lay.extra is None or not opt._state_of(p):
-            continue
-        if isinstance(p, shard.Piece):
-            raise ValueError(
-                f"{p.name!r} is a flat shard of FSDP1, whose model has no entry of its own: save with lowbit.fsdp1.get_state_dict and load it under "
-                "fully_shard or in a single process for float32 weights"
-            )
-        made[id(p)] = (p, lay)
+def _entries(model: nn.Module, opt: LowbitOptimizer) -> dict[str, Any]:
+    """The live parameters and buffers by name, tied ones under each, and whatever else the state dict has; under FSDP1 pieces, the optimizer's own
+    where it has them."""
+    pieces = list(pieces_of(model))
+    if not pieces:
+        entries = _unwrapped(model).state_dict(keep_vars=True)
+        return {name.replace("_orig_mod.", ""): value for name, value in entries.items()}
+    mine = {(id(p.owner), p.name): p for _, p, _, _ in opt._members() if isinstance(p, shard.Piece)}
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules(remove_duplicate=False):  # as it lies here
+        module._save_to_state_dict(found, path + "." if path else "", keep_vars=True)
+    rest = {k: v for k, v in found.items() if not (isinstance(v, Tensor) and shard.is_flat(v))}
+    made = {clean_name(name): value for name, value in rest.items()}
+    for piece in pieces:
+        for name in (piece.name, *piece.also):
+            made[name] = mine.get((id(piece.owner), piece.name), piece)
     return made
 
 
-def _joined(p: Tensor, lay: Layout, opt: LowbitOptimizer) -> Tensor:
+def _kept(opt: LowbitOptimizer) -> dict[int, tuple[Any, Layout]]:
+    """The parameters that something is kept beside, by id: not those that need no gradient, which have no state."""
+    laid_out = opt._laid_out()
+    return {id(p): (p, lay) for _, p, lay in laid_out if lay.extra and opt._state_of(p)}
+
+
+def _values(p: Any, lay: Layout, opt: LowbitOptimizer) -> Tensor:
+    """The float32 values that are here, of a piece the rows that it touches."""
     assert lay.extra is not None
-    local = shard.local(p.detach())
-    extra = shard.local(opt.state[p][lay.extra.key])
+    local = shard.local(p).detach()
+    if isinstance(p, shard.Piece):
+        local = p.part.with_room(local)
+    extra = shard.local(opt._state_of(p)[lay.extra.key])
     values = ops.join(local.cpu().contiguous(), extra.cpu().contiguous(), lay.param_format)
-    return shard.like(p, values.to(local.device), tuple(p.shape))
+    return values.to(local.device)
 
 
-def _like(value: Tensor, given: Tensor) -> Tensor:
+def _joined(p: Tensor, lay: Layout, opt: LowbitOptimizer) -> Tensor:
+    return shard.like(p, _values(p, lay, opt), tuple(p.shape))
+
+
+def _gathered(
+    p: shard.Piece, kept: tuple[shard.Piece, Layout] | None, opt: LowbitOptimizer
+) -> Tensor:
+    """A piece's float32 values, from all holders of the parameter. A collective."""
+    rows = _values(*kept, opt) if kept else p.part.with_room(p.value.to(torch.float32))
+    if p.flat.ranks == 1:
+        return rows
+    spread = shard.Spread(tuple(p.shape), p.part.local, 4 * p.cols, 32)
+    return shard.to_chunks(p, [spread], [rows])[0]
+
+
+def _like(value: Any, given: Tensor) -> Tensor:
     """The part of `given` that `value` holds here."""
     part = shard.part(value, "a tensor of the model")
     dims = range(len(part.shape))

@@ -14,6 +14,7 @@ from torch import Tensor
 from lowbit import ops, shard
 from lowbit.batch import Batch, run_phases
 from lowbit.coding import decode_slot
+from lowbit.holders import Holders
 from lowbit.layout import Layout, Slot
 from lowbit.overrides import clean_name
 
@@ -72,14 +73,15 @@ def collect(opt: LowbitOptimizer, probe: bool) -> Stats:
             "states": {},
         }
         counted = {slot.name: _codes(lay, slot, state) for slot in lay.slots}
-        # a step in a subspace is several, and its states are not of the parameter's elements
-        stepped_alone = lay.part.shape == tuple(p.shape) and not isinstance(p, shard.Piece)
-        if probe and p.grad is not None and stepped_alone:
-            errors, moved = _probe(opt, group, p, lay, state)
-            for key, tally in errors.items():
+        # A step in a subspace is several, and its states are not of the parameter's elements.
+        stepped_alone = lay.part.shape == tuple(p.shape)
+        # Of a piece other holders may have a gradient, and need this one.
+        wanted = stepped_alone and (p.grad is not None or isinstance(p, shard.Piece))
+        if probe and wanted and (found := _probe(opt, group, p, lay, state)):
+            for key, tally in found[0].items():
                 counted[key].update(tally)
-            made.update(_finish(moved))
-            updates.append(moved)
+            made.update(_finish(found[1]))
+            updates.append(found[1])
         for slot in lay.slots:
             kept = {"format": slot.format, "scale": slot.scale, "block": slot.block}
             made["states"][slot.name] = {**kept, **_finish(counted[slot.name])}
@@ -159,9 +161,14 @@ def _size(t: Tensor) -> int:
 
 
 def _kept(lay: Layout, slot: Slot, state: Mapping[str, Tensor]) -> Tensor:
-    """Float32 values of a slot."""
+    """Float32 values of a slot; of a piece those of all the rows that it touches."""
     tensors = [shard.local(state[entry.key]) for entry in slot.entries(lay.part)]
     return decode_slot(tensors, lay, slot)
+
+
+def _here(lay: Layout, slot: Slot, state: Mapping[str, Tensor]) -> Tensor:
+    """Those that are this rank's, in one dimension."""
+    return lay.part.without_room(_kept(lay, slot, state))
 
 
 def _codes(lay: Layout, slot: Slot, state: Mapping[str, Tensor]) -> dict[str, float]:
@@ -171,15 +178,17 @@ def _codes(lay: Layout, slot: Slot, state: Mapping[str, Tensor]) -> dict[str, fl
     bits = ops.state_format(slot.format)["bits"]
     part = lay.part
     codes = shard.local(state[slot.key])
-    values = _kept(lay, slot, state).reshape(part.rows, part.cols)
+    values = _here(lay, slot, state)
     ends = ends_of(slot.format).to(codes.device)
     seen = torch.zeros(1 << bits, dtype=torch.bool, device=codes.device)
-    saturated = 0
-    for begin in range(0, part.rows, max(1, _AT_ONCE // max(1, part.cols))):
-        rows = slice(begin, begin + max(1, _AT_ONCE // max(1, part.cols)))
-        some = unpack(codes[rows], bits, part.cols)
-        seen[some.reshape(-1)] = True
-        saturated += int((torch.isin(some, ends) & (values[rows] != 0)).sum())
+    saturated, at_once = 0, max(1, _AT_ONCE // max(1, part.cols))
+    for begin in range(0, part.rows, at_once):
+        some = unpack(codes[begin : begin + at_once], bits, part.cols).reshape(-1)
+        first = begin * part.cols - part.front  # of them among the values
+        some = some[max(-first, 0) : values.numel() - first]
+        of_them = values[max(first, 0) : max(first, 0) + some.numel()]
+        seen[some] = True
+        saturated += int((torch.isin(some, ends) & (of_them != 0)).sum())
     return {
         "coded": values.numel(),
         "saturated": saturated,
@@ -220,25 +229,28 @@ def ends_of(format: str) -> Tensor:
 
 
 def _probe(
-    opt: LowbitOptimizer, group: dict[str, Any], p: Tensor, lay: Layout, state: dict[str, Tensor]
-) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """The next step on copies, as it is stored and without any rounding of what is stored: (errors of each state, updates lost)."""
-    value, grad = shard.local(p).detach(), shard.local(p.grad)  # type: ignore[arg-type]
+    opt: LowbitOptimizer, group: dict[str, Any], p: Any, lay: Layout, state: dict[str, Tensor]
+) -> tuple[dict[str, dict[str, float]], dict[str, float]] | None:
+    """The next step on copies, as it is stored and without any rounding of what is stored: (errors of each state, updates lost); None where there is no
+    gradient here. The holders of a piece must call it at once."""
+    value = shard.local(p).detach()
     before = _weights(value, lay, state)
     stored_state = {key: shard.local(tensor).clone() for key, tensor in state.items()}
     stored = value.clone(memory_format=torch.contiguous_format)
-    _run(opt, group, lay, stored, grad, stored_state)
+    _run(opt, group, p, lay, stored, stored_state)
     slots = tuple(Slot(slot.name, "float32") for slot in lay.slots)
-    exact_lay = replace(lay, slots=slots, param_format="float32")
+    part = replace(lay.part, cut=0)  # no blocks are left to cut
+    exact_lay = replace(lay, slots=slots, part=part, param_format="float32")
     exact_state = {key: shard.local(tensor).clone() for key, tensor in state.items()}
     exact_state.update({slot.name: _kept(lay, slot, state).clone() for slot in lay.slots})
     exact = before.clone()
-    _run(opt, group, exact_lay, exact, grad, exact_state)
-
+    _run(opt, group, p, exact_lay, exact, exact_state)
+    if p.grad is None:
+        return None
     errors = {}
     for slot in lay.slots:
-        want = exact_state[slot.name].double()
-        off = (_kept(lay, slot, stored_state).double() - want).abs()
+        want = lay.part.without_room(exact_state[slot.name]).double()
+        off = (_here(lay, slot, stored_state).double() - want).abs()
         relative = torch.where(off == 0, 0.0, off / want.abs())
         errors[slot.name] = {
             "error2": float(off.square().sum()),
@@ -255,16 +267,27 @@ def _weights(value: Tensor, lay: Layout, state: Mapping[str, Tensor]) -> Tensor:
     if not lay.extra:
         return value.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     extra = shard.local(state[lay.extra.key]).cpu().contiguous()
-    return ops.join(value.cpu().contiguous(), extra, lay.param_format).to(value.device)
+    if value.shape == lay.part.local:
+        return ops.join(value.cpu().contiguous(), extra, lay.param_format).to(value.device)
+    rows = lay.part.with_room(value).cpu()  # of a piece
+    values = ops.join(rows, extra, lay.param_format)
+    return lay.part.without_room(values).clone().to(value.device)
 
 
 def _run(
-    opt: LowbitOptimizer, group: dict[str, Any], lay: Layout, value: Tensor, grad: Tensor, state: dict[str, Tensor]
+    opt: LowbitOptimizer, group: dict[str, Any], p: Any, lay: Layout, value: Tensor, state: dict[str, Tensor]
 ) -> None:  # fmt: skip
-    batch = Batch(group, lay)
-    batch.add(_Given(grad), value, lay, state)  # type: ignore[arg-type]
-    opt._bind(batch, value.device, batch.plan())
-    run_phases([batch])
+    """One step of `value`, which stands for p, with p's gradient."""
+    holders = Holders([(p, lay)]) if isinstance(p, shard.Piece) else None
+    batches = []
+    if p.grad is not None and (value.numel() or not holders):
+        batch = Batch(group, lay)
+        batch.add(p if holders else _Given(shard.local(p.grad)), value, lay, state)  # type: ignore[arg-type]
+        opt._bind(batch, value.device, batch.plan())
+        batches.append(batch)
+        if holders:
+            holders.steps(p)
+    run_phases(batches, holders)
 
 
 class _Given:

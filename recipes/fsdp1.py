@@ -49,6 +49,7 @@ if (PATH / ".metadata").exists():
 for step in range(begin, begin + STEPS):
     loss = loss_of(model, batch(step, rank, ranks).to(device))
     loss.backward()
+    lowbit.clip_grad_norm_(model.parameters(), 1.0)
     opt.step()
     opt.zero_grad()
     if step % 10 == 0 and rank == 0:

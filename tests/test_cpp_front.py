@@ -36,9 +36,13 @@ def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("front")
     run(cmake, "--install", installed.parent, "--prefix", out / "prefix")
     shutil.copytree(ROOT / "recipes" / "cpp", out / "source")
+    shutil.copy(ROOT / "tests" / "cpp" / "front" / "rules.cpp", out / "source")
+    with (out / "source" / "CMakeLists.txt").open("a") as lists:
+        lists.write("add_executable(rules rules.cpp)\n")
+        lists.write("target_link_libraries(rules PRIVATE lowbit::lowbit ${TORCH_LIBRARIES})\n")
     prefixes = f"{out / 'prefix'};{torch.utils.cmake_prefix_path}"
     run(cmake, "-S", out / "source", "-B", out / "build", f"-DCMAKE_PREFIX_PATH={prefixes}")
-    run(cmake, "--build", out / "build")
+    run(cmake, "--build", out / "build", "--parallel")
     printed = run(out / "build" / "train", out / "opt.pt", out / "record.pt")
     return out, printed, torch.load(out / "record.pt", weights_only=True)
 
@@ -123,3 +127,61 @@ def test_it_goes_on_from_a_file_of_python(trained, replayed):
     )
     done = subprocess.run([out / "build" / "train", out / "x.pt", out / "y.pt", out / "wrong.pt"], capture_output=True, text=True)  # fmt: skip
     assert done.returncode != 0 and "has no 'exp_avg_dynamic8'" in done.stderr
+
+
+# Every rule, and torch's own serialization
+
+RULES = {
+    "AdamW": lambda p: lowbit.AdamW(p, lr=1e-2, weight_decay=0.1, amsgrad=True, seed=7),
+    "SGD": lambda p: lowbit.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1, seed=7),
+    "SGD, plain": lambda p: lowbit.SGD(p, lr=1e-2, seed=7),
+    "Lion": lambda p: lowbit.Lion(p, lr=1e-3, weight_decay=0.1, maximize=True, seed=7),
+}
+
+
+@pytest.fixture(scope="module", params=RULES)
+def ruled(trained, request):
+    """A rule's name and its files, and Python's parameters and optimizer from the same gradients, without a stop."""
+    out = trained[0]
+    files = [out / f"{request.param} {name}.pt" for name in ("saved", "archive", "record")]
+    run(out / "build" / "rules", request.param, *files)
+    record = torch.load(files[2], weights_only=True)
+    params = {name: nn.Parameter(value) for name, value in record["before"].items()}
+    opt = RULES[request.param](params.items())
+    for grads in record["grads"]:
+        for name, p in params.items():
+            p.grad = grads[name]
+        opt.step()
+    return request.param, files, record, params, opt
+
+
+def test_every_rule_has_the_bits_of_python_through_torchs_own_save_and_load(ruled):
+    _, files, record, params, opt = ruled
+    for name, p in params.items():
+        assert torch.equal(p.detach(), record["after"][name]), name
+    saved = torch.load(files[0], weights_only=True)
+    own = opt.state_dict()
+    assert saved["state"].keys() == own["state"].keys()
+    for i, state in own["state"].items():
+        assert_equal(saved["state"][i], state)
+    (group,) = saved["param_groups"]
+    for key in set(group) - {"params"}:
+        assert group[key] == own["param_groups"][0][key], key
+
+
+def test_what_torch_save_writes_holds_the_same_file(ruled, tmp_path):
+    _, files, _, _, opt = ruled
+    archive = torch.jit.load(files[1])
+    (tmp_path / "inner.pt").write_bytes(bytes(archive.lowbit.numpy()))
+    inner = torch.load(tmp_path / "inner.pt", weights_only=True)
+    for i, state in opt.state_dict()["state"].items():
+        assert_equal(inner["state"][i], state)
+
+
+def test_lowbit_ckpt_reads_what_every_rule_saves(ruled):
+    need("ckpt", TOOL is not None, "lowbit-ckpt is not on PATH: run make where its libraries are installed")  # fmt: skip
+    rule, files, *_ = ruled
+    printed = [run(TOOL, "inspect", file).replace(str(file), "") for file in files[:2]]
+    assert printed[0] == printed[1] and ("dynamic8" in printed[0] or rule == "SGD, plain")
+    for file in files[:2]:
+        run(TOOL, "verify", file)

@@ -81,8 +81,9 @@ INCLUDES = [
 ]
 TEXTS = [
     ("only ops.py touches torch.ops", "lowbit/*.py", r"torch\.ops\b(?!`)", "torch.ops.lowbit.step()", {"ops.py"}),
-    ("only shard.py and load.py know torch.distributed", "lowbit/*.py", r"import .*torch\.distributed|from torch\.distributed", "import torch.distributed", {"shard.py", "load.py"}),
-    ("only shard.py knows DTensor", "lowbit/*.py", r"\bDTensor\(|isinstance\(.*DTensor", "isinstance(p, DTensor)", {"shard.py"}),
+    ("only lowbit/shard knows torch.distributed", "lowbit/*.py", r"import .*torch\.distributed|from torch\.distributed", "import torch.distributed", set()),
+    ("only lowbit/shard knows DTensor", "lowbit/*.py", r"\bDTensor\(|isinstance\(.*DTensor", "isinstance(p, DTensor)", set()),
+    ("lowbit/shard knows nothing of lowbit but itself", "lowbit/shard/*.py", r"(from|import) lowbit(?!\.shard)", "from lowbit import layout", set()),
     ("the library imports no test, bench or recipe", "lowbit/*.py", r"^(from|import) (tests|bench|recipes)", "import bench", set()),
     ("the library does not print", "lowbit/*.py", r"^\s*print\(", "print(1)", set()),
     ("only io opens files", "tools/**/*.cpp", r"(?<!\w)::open(at)?\(|\bfopen\(|ifstream", "::open(path)", {"file.cpp", "output.cpp", "new_file.cpp"}),

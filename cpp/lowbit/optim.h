@@ -64,7 +64,7 @@ struct AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWOptions> {
   template <class Fn>
   void each(const Fn& fn) {
     fn("lr", lr_), fn("betas", betas_), fn("eps", eps_), fn("weight_decay", weight_decay_);
-    fn("maximize", maximize_), fn("seed", seed_);
+    fn("amsgrad", amsgrad_), fn("maximize", maximize_), fn("seed", seed_);
   }
 };
 
@@ -181,7 +181,8 @@ inline std::vector<char> to_bytes(const IValue& value) {
 }
 
 struct State : torch::optim::OptimizerCloneableParamState<State> {
-  State(Kept k, uint32_t s) : kept(std::move(k)), stream(s) {}
+  State(std::string r, Kept k, uint32_t s) : rule(std::move(r)), kept(std::move(k)), stream(s) {}
+  std::string rule;
   Kept kept;
   uint32_t stream;
   int64_t step = 0;
@@ -230,6 +231,8 @@ class Optimizer : public torch::optim::Optimizer {
                   "lowbit: in C++ parameters are stepped on the CPU, and one is on ", p.device());
       TORCH_CHECK(p.grad().layout() == at::kStrided, "lowbit: gradients must be dense");
       detail::State& s = state_of(p);
+      TORCH_CHECK(s.rule == options.rule(), "lowbit: the options' rule was ", s.rule,
+                  " and is now ", options.rule(), ", which has other state; make a new optimizer");
       const Tensor value = p.contiguous(), grad = p.grad().contiguous();
       s.kept.step(
           {value.data_ptr(), grad.const_data_ptr(), detail::name_of(grad.scalar_type()),
@@ -281,8 +284,9 @@ class Optimizer : public torch::optim::Optimizer {
     return all;
   }
 
-  /// Takes what `state_dict()` gave, here or in Python, in the same formats; throws c10::Error with
-  /// what does not fit, and has then changed nothing.
+  /// Takes what `state_dict()` gave, here or in Python, in the same formats; settings are the loaded
+  /// ones, and the rule follows them. Throws c10::Error with what does not fit, and has then changed
+  /// nothing.
   void load_state_dict(const torch::IValue& value) {
     const torch::NoGradGuard no_grad;
     init_state();
@@ -291,48 +295,58 @@ class Optimizer : public torch::optim::Optimizer {
     const auto groups = all.at("param_groups").toList();
     TORCH_CHECK(groups.size() == param_groups().size(), "lowbit: the state dict has ",
                 groups.size(), " parameter groups, this optimizer ", param_groups().size());
-    std::vector<int64_t> ids;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      const auto params = torch::IValue(groups.get(g)).toGenericDict().at("params").toList();
-      TORCH_CHECK(params.size() == param_groups()[g].params().size(), "lowbit: group ", g,
-                  " of the state dict has ", params.size(), " parameters, here ",
-                  param_groups()[g].params().size());
-      for (size_t i = 0; i < params.size(); ++i)
-        ids.push_back(torch::IValue(params.get(i)).toInt());
-    }
+    std::vector<O> settings;
     std::vector<std::pair<Tensor, Tensor>> copies;
+    std::vector<std::pair<void*, std::unique_ptr<detail::State>>> made;
     std::vector<std::tuple<detail::State*, int64_t, uint32_t>> counts;
-    each_param([&](O&, Tensor& p, int64_t index) {
-      if (!p.requires_grad()) return;
-      const int64_t id = ids[static_cast<size_t>(index)];
-      TORCH_CHECK(saved.contains(id), "lowbit: the state dict has no state of parameter ", index);
-      const detail::Dict entry = saved.at(id).toGenericDict();
-      detail::State& s = state_of(p);
-      const auto found = [&](const std::string& key) {
-        TORCH_CHECK(entry.contains(key), "lowbit: state of parameter ", index, " has no '", key,
-                    "': it is of another format; convert it by lowbit-ckpt, or load it in Python");
-        return entry.at(key).toTensor();
-      };
-      for (size_t i = 0; i < s.tensors.size(); ++i) {
-        const std::string& key = s.kept.tensors()[i].key;
-        const Tensor t = found(key);
-        TORCH_CHECK(
-            t.scalar_type() == s.tensors[i].scalar_type() && t.sizes() == s.tensors[i].sizes(),
-            "lowbit: '", key, "' of parameter ", index, " is ", t.scalar_type(), " ", t.sizes(),
-            ", expected ", s.tensors[i].scalar_type(), " ", s.tensors[i].sizes());
-        copies.emplace_back(s.tensors[i], t);
-      }
-      counts.emplace_back(&s, static_cast<int64_t>(found("step").template item<double>()),
-                          static_cast<uint32_t>(found("stream").template item<int64_t>()));
-    });
-    for (auto& [to, from] : copies) to.copy_(from);
-    for (auto& [s, step, stream] : counts) s->step = step, s->stream = stream;
+    int64_t index = -1;
     for (size_t g = 0; g < groups.size(); ++g) {
       const detail::Dict group = torch::IValue(groups.get(g)).toGenericDict();
-      static_cast<O&>(param_groups()[g].options()).each([&](const char* name, auto& x) {
+      const auto ids = group.at("params").toList();
+      const std::vector<Tensor>& params = param_groups()[g].params();
+      TORCH_CHECK(ids.size() == params.size(), "lowbit: group ", g, " of the state dict has ",
+                  ids.size(), " parameters, here ", params.size());
+      settings.push_back(static_cast<const O&>(param_groups()[g].options()));
+      settings.back().each([&](const char* name, auto& x) {
         if (group.contains(name)) detail::read_value(group.at(name), x);
       });
+      for (size_t i = 0; i < ids.size(); ++i) {
+        const Tensor& p = params[i];
+        ++index;
+        if (!p.requires_grad()) continue;
+        const int64_t id = torch::IValue(ids.get(i)).toInt();
+        TORCH_CHECK(saved.contains(id), "lowbit: the state dict has no state of parameter ", index);
+        const detail::Dict entry = saved.at(id).toGenericDict();
+        detail::State* s = &state_of(p);
+        if (s->rule !=
+            settings.back().rule()) {  // such as by a momentum, which has state of its own
+          made.emplace_back(p.unsafeGetTensorImpl(), new_state(settings.back(), p, index));
+          s = made.back().second.get();
+        }
+        const auto found = [&](const std::string& key) {
+          TORCH_CHECK(
+              entry.contains(key), "lowbit: state of parameter ", index, " has no '", key,
+              "': it is of another format; convert it by lowbit-ckpt, or load it in Python");
+          return entry.at(key).toTensor();
+        };
+        for (size_t k = 0; k < s->tensors.size(); ++k) {
+          const std::string& key = s->kept.tensors()[k].key;
+          const Tensor t = found(key);
+          TORCH_CHECK(
+              t.scalar_type() == s->tensors[k].scalar_type() && t.sizes() == s->tensors[k].sizes(),
+              "lowbit: '", key, "' of parameter ", index, " is ", t.scalar_type(), " ", t.sizes(),
+              ", expected ", s->tensors[k].scalar_type(), " ", s->tensors[k].sizes());
+          copies.emplace_back(s->tensors[k], t);
+        }
+        counts.emplace_back(s, static_cast<int64_t>(found("step").template item<double>()),
+                            static_cast<uint32_t>(found("stream").template item<int64_t>()));
+      }
     }
+    for (auto& [to, from] : copies) to.copy_(from);
+    for (auto& [s, step, stream] : counts) s->step = step, s->stream = stream;
+    for (auto& [key, s] : made) state_[key] = std::move(s);
+    for (size_t g = 0; g < groups.size(); ++g)
+      static_cast<O&>(param_groups()[g].options()) = settings[g];
   }
 
   /// For torch::save and torch::load: the same bytes as lowbit::save, as one tensor of the archive.
@@ -360,18 +374,22 @@ class Optimizer : public torch::optim::Optimizer {
   detail::State& state_of(const Tensor& p) {
     return static_cast<detail::State&>(*state_.at(p.unsafeGetTensorImpl()));
   }
+  std::unique_ptr<detail::State> new_state(const O& options, const Tensor& p, int64_t index) const {
+    const auto number = static_cast<size_t>(index);
+    const std::string rule = options.rule();
+    auto s = std::make_unique<detail::State>(
+        rule, Kept(rule, p.sizes().vec(), detail::name_of(p.scalar_type()), options.keep()),
+        number < names_.size() ? stream_of(names_[number]) : static_cast<uint32_t>(index));
+    for (const KeptTensor& t : s->kept.tensors())
+      s->tensors.push_back(torch::zeros(t.shape, detail::dtype_of(t.dtype)));
+    s->kept.fresh(s->pointers());
+    return s;
+  }
   void init_state() {
     each_param([&](O& options, Tensor& p, int64_t index) {
       void* key = p.unsafeGetTensorImpl();
-      if (!p.requires_grad() || state_.find(key) != state_.end()) return;
-      const auto number = static_cast<size_t>(index);
-      auto s = std::make_unique<detail::State>(
-          Kept(options.rule(), p.sizes().vec(), detail::name_of(p.scalar_type()), options.keep()),
-          number < names_.size() ? stream_of(names_[number]) : static_cast<uint32_t>(index));
-      for (const KeptTensor& t : s->kept.tensors())
-        s->tensors.push_back(torch::zeros(t.shape, detail::dtype_of(t.dtype)));
-      s->kept.fresh(s->pointers());
-      state_[key] = std::move(s);
+      if (p.requires_grad() && state_.find(key) == state_.end())
+        state_[key] = new_state(options, p, index);
     });
   }
 

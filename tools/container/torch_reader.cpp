@@ -68,6 +68,20 @@ Status check_small_records(const File& file, const ZipIndex& index, const ZipSto
   return fine();
 }
 
+/// What torch::save in C++ makes of an optimizer of lowbit's: a TorchScript program whose only
+/// tensor is the file that lowbit::save writes.
+Result<ZipIndex> inside_program(const File& file, const ZipIndex& program,
+                                const std::string& what) {
+  const ZipRecord* inner = program.find("data/0");
+  char begin[4] = {};
+  if (inner != nullptr && program.find("data/1") == nullptr && inner->size > sizeof begin)
+    LB_CHECK(file.read(inner->offset, begin, sizeof begin));
+  if (std::string_view(begin, sizeof begin) != "PK\3\4")
+    return bad(what + ": is a TorchScript program, not a checkpoint");
+  LB_CHECK(check_crc(file, program, *inner, what));
+  return read_zip(file, inner->offset, inner->size, what);
+}
+
 }  // namespace
 
 Result<Manifest> read_torch_zip(const std::string& path) {
@@ -75,9 +89,11 @@ Result<Manifest> read_torch_zip(const std::string& path) {
   const std::string& what = archive->what();
   LB_TRY(file, archive->file());
   LB_TRY(index, read_zip(*file, 0, file->size(), what));
+  if (index.find("constants.pkl") != nullptr) {
+    LB_TRY(inner, inside_program(*file, index, what));
+    index = std::move(inner);
+  }
   ZipStorages storages(index);
-  if (storages.record("constants.pkl") != nullptr)
-    return bad(what + ": is a TorchScript program, not a checkpoint");
   const ZipRecord* data = storages.record("data.pkl");
   if (data == nullptr) return bad(what + ": is a zip, but not of torch.save (it has no data.pkl)");
   LB_CHECK(check_small_records(*file, index, storages, what));

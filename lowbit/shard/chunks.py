@@ -1,0 +1,133 @@
+"""State of pieces of flattened parameters as DTensors of the original ones, and whole rows from pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lowbit.shard.collective import reduce_over
+from lowbit.shard.piece import Piece
+from lowbit.shard.placement import strides
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a state tensor lies over the holders of a parameter."""
+
+    shape: tuple[int, ...]  # of the whole parameter
+    local: tuple[int, ...]
+    row: int | None  # bytes of each row of the parameter; None where all holders have all of it
+    bits: int  # of each element of the parameter, 0 where a row's numbers belong to all of it
+
+
+def to_chunks(p: Piece, spreads: Sequence[Spread], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """State tensors of a piece as DTensors that are sharded on dimension 0 (replicated ones where all holders have all of them). A collective."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    ranks, rank = p.flat.ranks, p.flat.rank
+    count = -(-p.shape[0] // ranks) if p.shape else 0
+    chunks = [(min(r * count, p.shape[0]), min((r + 1) * count, p.shape[0])) for r in range(ranks)] if p.shape else []  # fmt: skip
+    first_holder = p.holders[0] if p.holders else 0
+
+    def shared(i: int, k: int) -> tuple[int, int]:
+        """Rows of rank i's piece in rank k's chunk."""
+        begin, end = max(p.rows[i][0], chunks[k][0]), min(p.rows[i][1], chunks[k][1])
+        return begin, max(begin, end)
+
+    device = p.owner.device
+    own = [_own_bytes(p, s, t) for s, t in zip(spreads, tensors, strict=True)]
+    sent: list[Tensor] = []
+    out, into = [], []
+    for k in range(ranks):
+        parts = []
+        for spread, bytes_ in zip(spreads, own, strict=True):
+            if spread.row is None:
+                parts.append(bytes_ if rank == first_holder else bytes_[:0])
+            else:
+                begin, end = shared(rank, k)
+                at = p.rows[rank][0]
+                parts.append(bytes_[(begin - at) * spread.row : (end - at) * spread.row])
+        sent += parts
+        out.append(sum(part.numel() for part in parts))
+        into.append(
+            sum(
+                (b.numel() if k == first_holder else 0)
+                if s.row is None
+                else (shared(k, rank)[1] - shared(k, rank)[0]) * s.row
+                for s, b in zip(spreads, own, strict=True)
+            )
+        )
+    received = torch.empty(sum(into), dtype=torch.uint8, device=device)
+    dist.all_to_all_single(received, torch.cat(sent), into, out, group=p.flat.group)
+    mesh = DeviceMesh.from_group(p.flat.group, device.type)
+    made: list[Tensor] = []
+    at, mine = 0, (chunks[rank] if chunks else (0, 0))
+    buffers = [
+        torch.zeros(b.numel() if s.row is None else (mine[1] - mine[0]) * s.row, dtype=torch.uint8, device=device)
+        for s, b in zip(spreads, own, strict=True)
+    ]  # fmt: skip
+    for k in range(ranks):
+        for spread, buffer in zip(spreads, buffers, strict=True):
+            if spread.row is None:
+                begin, size = 0, buffer.numel() if k == first_holder else 0
+            else:
+                rows = shared(k, rank)
+                begin, size = (rows[0] - mine[0]) * spread.row, (rows[1] - rows[0]) * spread.row
+            buffer[begin : begin + size] |= received[at : at + size]  # what is not theirs is zero
+            at += size
+    for spread, tensor, buffer in zip(spreads, tensors, buffers, strict=True):
+        whole = spread.row is None
+        local = spread.shape if whole else (mine[1] - mine[0], *spread.shape[1:])
+        value = buffer.view(tensor.dtype).reshape(local)
+        made.append(
+            DTensor.from_local(
+                value, mesh, [Replicate() if whole else Shard(0)], run_check=False,
+                shape=torch.Size(spread.shape), stride=strides(spread.shape),
+            )
+        )  # fmt: skip
+    return made
+
+
+def _own_bytes(p: Piece, spread: Spread, tensor: Tensor) -> Tensor:
+    """The bytes of a state tensor, zero where they are another holder's."""
+    bytes_ = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if spread.row is None or not bytes_.numel() or not (p.part.front or p.part.back):
+        return bytes_
+    bytes_ = bytes_.clone()
+    rows = bytes_.view(-1, spread.row)
+    if not spread.bits:  # a row's numbers are those of who has its beginning
+        rows[: 1 if p.part.front else 0] = 0
+        return bytes_
+    before, behind = p.part.front * spread.bits, (p.cols - p.part.back) * spread.bits
+    rows[0, : before // 8] = 0
+    if before % 8:
+        rows[0, before // 8] &= 0xFF << before % 8 & 0xFF
+    rows[-1, -(-behind // 8) :] = 0
+    if behind % 8:
+        rows[-1, behind // 8] &= (1 << behind % 8) - 1
+    return bytes_
+
+
+def complete(p: Piece, values: Sequence[Tensor]) -> list[Tensor]:
+    """The rows that a piece touches, in float32, from the elements that are here; what others hold of them comes from there. A collective where
+    rows are cut."""
+    made = [p.part.with_room(value).reshape(p.part.rows, p.cols) for value in values]
+    cut, mine = p.cut_rows, range(*p.rows[p.flat.rank])
+    if cut:
+        bits = torch.zeros(
+            (len(values), len(cut), p.cols), dtype=torch.int32, device=p.owner.device
+        )
+        here = [(k, r - mine.start) for k, r in enumerate(cut) if r in mine]
+        for i, rows in enumerate(made):
+            for k, r in here:
+                bits[i, k] = rows[r].view(torch.int32)
+        reduce_over([(bits, p.flat.group, "sum")])  # each from one
+        for i, rows in enumerate(made):
+            for k, r in here:
+                rows[r] = bits[i, k].view(torch.float32)
+    return [rows.reshape(p.part.local) for rows in made]

@@ -1,0 +1,77 @@
+// For tests/test_cpp_front.py: a rule of the front end from gradients that are recorded, with
+// torch::save and torch::load in the middle.
+//
+//   rules RULE SAVED ARCHIVE RECORD
+//
+// writes the state by lowbit::save to SAVED and by torch::save to ARCHIVE, weights and gradients to
+// RECORD.
+#include <torch/serialize.h>
+
+#include <cstdio>
+#include <string>
+
+#include "lowbit/optim.h"
+
+namespace {
+
+using Named = torch::OrderedDict<std::string, torch::Tensor>;
+
+torch::IValue copies(const Named& params, const bool grads) {
+  auto all = lowbit::detail::new_dict();
+  for (const auto& p : params)
+    all.insert(p.key(), (grads ? p.value().grad() : p.value().detach()).clone());
+  return all;
+}
+
+template <class Optimizer, class Options>
+int run(const Options& options, char** paths) {
+  torch::manual_seed(0);
+  Named params;
+  const auto add = [&](const char* name, const std::vector<int64_t>& shape, at::ScalarType type) {
+    params.insert(name, torch::randn(shape).to(type).requires_grad_());
+  };
+  add("matrix", {70, 300}, at::kBFloat16);
+  add("wide", {64, 77}, at::kFloat);
+  add("cube", {9, 40, 20}, at::kHalf);
+  add("vector", {300}, at::kBFloat16);
+  auto record = lowbit::detail::new_dict();
+  auto grads = lowbit::detail::new_list();
+  record.insert("before", copies(params, false));
+  auto opt = std::make_unique<Optimizer>(params, options);
+  for (int step = 0; step < 8; ++step) {
+    if (step == 4) {
+      torch::save(*opt, paths[1]);
+      opt = std::make_unique<Optimizer>(params, Options(123.0));  // settings are loaded
+      torch::load(*opt, paths[1]);
+    }
+    for (auto& p : params)
+      p.value().mutable_grad() = torch::randn_like(p.value()).mul_(step == 2 ? 100 : 1);
+    grads.push_back(copies(params, true));
+    opt->step();
+  }
+  torch::save(*opt, paths[1]);
+  lowbit::save(*opt, paths[0]);
+  record.insert("grads", grads);
+  record.insert("after", copies(params, false));
+  const auto bytes = lowbit::detail::to_bytes(record);
+  lowbit::write_whole(paths[2], bytes.data(), bytes.size());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return std::fprintf(stderr, "rules RULE SAVED ARCHIVE RECORD\n"), 2;
+  const std::string rule = argv[1];
+  using lowbit::AdamWOptions, lowbit::LionOptions, lowbit::SGDOptions;
+  char** paths = argv + 2;
+  if (rule == "AdamW")
+    return run<lowbit::AdamW>(AdamWOptions(1e-2).weight_decay(0.1).amsgrad(true).seed(7), paths);
+  if (rule == "SGD")
+    return run<lowbit::SGD>(SGDOptions(1e-2).momentum(0.9).nesterov(true).weight_decay(0.1).seed(7),
+                            paths);
+  if (rule == "SGD, plain") return run<lowbit::SGD>(SGDOptions(1e-2).seed(7), paths);
+  if (rule == "Lion")
+    return run<lowbit::Lion>(LionOptions(1e-3).weight_decay(0.1).maximize(true).seed(7), paths);
+  return std::fprintf(stderr, "no rule %s\n", argv[1]), 2;
+}
