@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
     """Tells an optimizer over FSDP1's parameters what they are shards of. State is then laid out by the original parameters, and state and weights
     are the bits of a single process.
 
-    Call it after wrapping and building the optimizer, before the first step or load, on every rank:
+    Call it after wrapping and building the optimizer, before the first step or load, and before Accelerate's `prepare(opt)`, on every rank:
 
         model = FullyShardedDataParallel(model, use_orig_params=True)
         opt = lowbit.AdamW(model.named_parameters())
@@ -37,6 +37,7 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
 
     Raises:
         ValueError: a flat shard of the optimizer is not in `model`; state that `export` cannot show.
+        RuntimeError: the optimizer was stepped before its parameters became flat shards.
     """
     if export not in (None, "fp32"):
         raise ValueError(f"export must be 'fp32' or None, not {export!r}")
@@ -57,14 +58,40 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
         opt.register_load_state_dict_pre_hook(_imported)
 
 
-def _pieces(model: nn.Module) -> Iterator[shard.Piece]:
-    """The original parameters of all FSDP1 modules, in the order that all ranks have them in."""
+def flattened_weights(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
+    """The original names of those of the modules' weights that FSDP1 has flattened into others (`use_orig_params=False`), which then are no parameters."""
+    wanted = {(id(module), "weight") for module in modules}
+    found = []
+    for path, handle, flat in _handles(model):
+        if handle._use_orig_params:
+            continue
+        first = {  # of tied ones
+            (id(info.prim_module), info.prim_param_name)
+            for info in flat._shared_param_infos
+            if (id(info.module), info.param_name) in wanted
+        }
+        for info, fqn in zip(flat._param_infos, flat._fqns, strict=True):
+            if (id(info.module), info.param_name) in wanted | first:
+                found.append(_original(path, fqn))
+    return found
+
+
+def _handles(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The handles of all FSDP1 modules and their flat parameters, with the modules' names, in the order that all ranks have them in."""
     for path, module in model.named_modules():
         handle = getattr(module, "_handle", None)
         flat = getattr(handle, "flat_param", None)
-        if flat is None:
-            continue
-        assert handle is not None
+        if flat is not None:
+            yield path, handle, flat
+
+
+def _original(path: str, fqn: str) -> str:
+    return clean_name(f"{path}._fsdp_wrapped_module.{fqn}".removeprefix("."))
+
+
+def _pieces(model: nn.Module) -> Iterator[shard.Piece]:
+    """The original parameters of all FSDP1 modules."""
+    for path, handle, flat in _handles(model):
         alone = bool(handle._use_orig_params)
         if handle.uses_sharded_strategy:
             size = flat._sharded_size.numel()
@@ -75,8 +102,7 @@ def _pieces(model: nn.Module) -> Iterator[shard.Piece]:
         offsets = [run for run, padding in runs if not padding]
         owners = flat._params if alone else [flat] * len(flat._fqns)
         for owner, fqn, shape, (begin, _) in zip(owners, flat._fqns, flat._shapes, offsets, strict=True):  # fmt: skip
-            name = clean_name(f"{path}._fsdp_wrapped_module.{fqn}".removeprefix("."))
-            yield shard.Piece(owner, name, shape, place, begin, alone)
+            yield shard.Piece(owner, _original(path, fqn), shape, place, begin, alone)
 
 
 # Checkpoints
