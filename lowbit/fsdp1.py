@@ -217,8 +217,8 @@ def _exported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
             flat = values.reshape(-1)
             here = flat[p.part.front : flat.numel() - p.part.back]
             if slot.name not in shown:
-                size = p.owner.numel()
-                shown[slot.name] = torch.zeros(size, dtype=torch.float32, device=here.device)
+                shape = p.owner.shape  # one dimension, but for what is not sharded
+                shown[slot.name] = torch.zeros(shape, dtype=torch.float32, device=here.device)
             p.here(shown[slot.name]).copy_(here)
     return {**state_dict, "state": {**state, **made}}
 

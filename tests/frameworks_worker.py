@@ -223,22 +223,19 @@ def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str
                 model, device_id=self.root_device, sharding_strategy=self.sharding_strategy, **self.kwargs
             )  # fmt: skip
 
+    policy = ModuleWrapPolicy({nn.Linear, nn.Embedding})
+    sharded = {"process_group_backend": "gloo", "state_dict_type": "sharded", "auto_wrap_policy": policy}  # fmt: skip
     strategies = {
         "ddp": lambda: DDPStrategy(process_group_backend="gloo"),
         # By itself it takes all ranks for tensor parallelism.
         "model_parallel": lambda: ModelParallelStrategy(
             data_parallel_size=ranks, tensor_parallel_size=1, process_group_backend="gloo"
         ),  # type: ignore[arg-type]
-        "fsdp1": lambda: OnCPU(
-            process_group_backend="gloo",
-            state_dict_type="sharded",
-            use_orig_params=kind != "fsdp1_flat",
-            auto_wrap_policy=ModuleWrapPolicy({nn.Linear, nn.Embedding}),
-        ),  # fmt: skip
+        "fsdp1_orig": lambda: OnCPU(use_orig_params=True, **sharded),
+        "fsdp1_flat": lambda: OnCPU(use_orig_params=False, **sharded),
     }
-    strategy = strategies[kind if kind in strategies else kind.split("_")[0]]()
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=ranks, strategy=strategy,
+        accelerator="cpu", devices=ranks, strategy=strategies[kind](),
         max_steps=ALL, logger=False, default_root_dir=folder, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
@@ -308,7 +305,7 @@ def main() -> None:
         try:
             with sharding_on_a_cpu() if patched else contextlib.nullcontext():
                 result[case] = {name: run(kind, path, resume) for name, resume in runs.items()}
-        except Exception:
+        except BaseException:  # torch's CheckpointException is no Exception
             result[case] = {"error": traceback.format_exc()}
     if rank() == 0:
         pathlib.Path(out).write_text(json.dumps(result))

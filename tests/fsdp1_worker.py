@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import wrappers_worker
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -77,3 +78,21 @@ def stepped_before() -> str:
     except RuntimeError as error:
         return str(error)
     return "bound"
+
+
+def not_sharded(orig: bool) -> bool:
+    """FSDP1 on one rank leaves parameters whole, and torch's functions want moments of their shape."""
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(Words(False), use_orig_params=orig, device_id=CPU)
+    opts = []
+    for _ in range(2):
+        opts.append(lowbit.AdamW(lowbit.param_groups(model), lr=1e-2))
+        lowbit.fsdp1.bind(model, opts[-1], export="fp32")
+    model(torch.arange(9)).square().sum().backward()
+    opts[0].step()
+    saved = FullyShardedDataParallel.optim_state_dict(model, opts[0])
+    assert saved["state"]["layer.weight"]["exp_avg"].shape == (96, 64)
+    opts[1].load_state_dict(
+        FullyShardedDataParallel.optim_state_dict_to_load(model, opts[1], saved)
+    )
+    return wrappers_worker.digest(opts[0], 1) == wrappers_worker.digest(opts[1], 1)

@@ -34,3 +34,8 @@ def test_an_optimizer_that_is_older_than_fsdp1_is_refused_until_it_is_bound(pool
 def test_an_optimizer_that_was_stepped_before_fsdp1_is_not_bound(pool):
     for message in pool.run(2, "fsdp1_worker", "stepped_before"):
         assert "became flat shards of FSDP1 after the optimizer had been stepped" in message
+
+
+@pytest.mark.parametrize("orig", [True, False])
+def test_the_float32_view_of_what_one_rank_has_whole(pool, orig):
+    assert all(pool.run(1, "fsdp1_worker", "not_sharded", orig))
