@@ -122,6 +122,19 @@ def through_accelerate(kind: str, folder: pathlib.Path, resume: bool) -> dict[st
     return out
 
 
+def through_accelerate_on_a_cpu(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, str]:
+    """What Accelerate wraps a model in where nobody says that a CPU is a GPU."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=int(kind[-1]), sync_module_states=False, cpu_ram_efficient_loading=False
+    )
+    with mock.patch.dict(os.environ):
+        return {"wrapped": sharding(Accelerator(cpu=True, fsdp_plugin=plugin).prepare(Net()))}
+
+
 def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
     from accelerate.state import AcceleratorState
     from transformers import (
@@ -153,7 +166,7 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
         }  # fmt: skip
     args = TrainingArguments(
         output_dir=str(folder), max_steps=ALL, save_steps=HALF, per_device_train_batch_size=4,
-        learning_rate=1e-2, weight_decay=0.1, report_to=[], use_cpu=True, disable_tqdm=True,
+        learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.0, report_to=[], use_cpu=True, disable_tqdm=True,
         logging_strategy="no", warmup_steps=2, dataloader_num_workers=0, seed=0, **plugin,
     )  # fmt: skip
     data = [{"input_ids": row, "labels": row} for i in range(12) for row in batch_of(i, 0)]
