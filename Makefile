@@ -111,11 +111,11 @@ $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[test]"
 	@touch $@
 
-# Frameworks that tests train through, without those dependencies of torchtitan that its optimizer does not use (it needs Python 3.11).
+# Frameworks that tests train through, without those dependencies of torchtitan (it needs Python 3.11) and torchtune that their optimizers do not use.
 $(VENV)/frameworks: $(VENV)/installed
-	@echo "installing transformers, accelerate, lightning, torchtitan"
+	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[frameworks]"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'" "torchtune==0.6.1"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/installed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
     """Tells an optimizer over FSDP1's parameters what they are shards of. State is then laid out by the original parameters, and state and weights
     are the bits of a single process.
 
-    Call it after wrapping and building the optimizer, before the first step or load, on every rank. `lowbit.clip_grad_norm_` and `clip_scale` take
-    the model's parameters from then on:
+            others = [_original(path, name) for name in also.get(fqn, ())]
+            yield shard.Piece(owner, _original(path, fqn), shape, place, begin, alone, others)
 
         model = FullyShardedDataParallel(model, use_orig_params=True)
         opt = lowbit.AdamW(model.named_parameters())
@@ -38,6 +38,7 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
 
     Raises:
         ValueError: a flat shard of the optimizer is not in `model`; state that `export` cannot show.
+        RuntimeError: the optimizer was stepped before its parameters became flat shards.
     """
     if export not in (None, "fp32"):
         raise ValueError(f"export must be 'fp32' or None, not {export!r}")
@@ -60,14 +61,40 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
         opt.register_load_state_dict_pre_hook(_imported)
 
 
-def pieces_of(model: nn.Module) -> Iterator[shard.Piece]:
-    """The original parameters of all FSDP1 modules, in the order that all ranks have them in; tied ones under their first name."""
+def flattened_weights(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
+    """The original names of those of the modules' weights that FSDP1 has flattened into others (`use_orig_params=False`), which then are no parameters."""
+    wanted = {(id(module), "weight") for module in modules}
+    found = []
+    for path, handle, flat in _handles(model):
+        if handle._use_orig_params:
+            continue
+        first = {  # of tied ones
+            (id(info.prim_module), info.prim_param_name)
+            for info in flat._shared_param_infos
+            if (id(info.module), info.param_name) in wanted
+        }
+        for info, fqn in zip(flat._param_infos, flat._fqns, strict=True):
+            if (id(info.module), info.param_name) in wanted | first:
+                found.append(_original(path, fqn))
+    return found
+
+
+def _handles(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The handles of all FSDP1 modules and their flat parameters, with the modules' names, in the order that all ranks have them in."""
     for path, module in model.named_modules():
         handle = getattr(module, "_handle", None)
         flat = getattr(handle, "flat_param", None)
-        if flat is None:
-            continue
-        assert handle is not None
+        if flat is not None:
+            yield path, handle, flat
+
+
+def _original(path: str, fqn: str) -> str:
+    return clean_name(f"{path}._fsdp_wrapped_module.{fqn}".removeprefix("."))
+
+
+def pieces_of(model: nn.Module) -> Iterator[shard.Piece]:
+    """The original parameters of all FSDP1 modules; tied ones under their first name."""
+    for path, handle, flat in _handles(model):
         alone = bool(handle._use_orig_params)
         if handle.uses_sharded_strategy:
             size = flat._sharded_size.numel()
@@ -82,12 +109,13 @@ def pieces_of(model: nn.Module) -> Iterator[shard.Piece]:
             of = f"{first_inside}.{first}".removeprefix(".")
             also.setdefault(of, []).append(f"{inside}.{name}".removeprefix("."))
 
-        def named(fqn: str, path: str = path) -> str:
-            return clean_name(f"{path}._fsdp_wrapped_module.{fqn}".removeprefix("."))
-
         for owner, fqn, shape, (begin, _) in zip(owners, flat._fqns, flat._shapes, offsets, strict=True):  # fmt: skip
+<<<<<<< HEAD
             others = [named(name) for name in also.get(fqn, ())]
             yield shard.Piece(owner, named(fqn), shape, place, begin, alone, others)
+=======
+            yield shard.Piece(owner, _original(path, fqn), shape, place, begin, alone)
+>>>>>>> six-a
 
 
 # Checkpoints
@@ -201,8 +229,8 @@ def _exported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
             values = decode_slot([kept[e.key] for e in slot.entries(lay.part)], lay, slot)
             here = p.part.without_room(values)
             if slot.name not in shown:
-                size = p.owner.numel()
-                shown[slot.name] = torch.zeros(size, dtype=torch.float32, device=here.device)
+                shape = p.owner.shape  # one dimension, but for what is not sharded
+                shown[slot.name] = torch.zeros(shape, dtype=torch.float32, device=here.device)
             p.here(shown[slot.name]).copy_(here)
     return {**state_dict, "state": {**state, **made}}
 

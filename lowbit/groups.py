@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 from typing import Any
 
 from torch import nn
+
+from lowbit import fsdp1
+from lowbit.overrides import clean_name
 
 HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
 
@@ -18,22 +22,23 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     vocabulary (`out_features` is some embedding's `num_embeddings`).
 
     Args:
-        model: before or after `fully_shard`; DDP and compiled wrappers are seen through.
+        model: before or after `fully_shard`; DDP, FSDP1 and compiled wrappers are seen through.
         options: put into both groups (`lr=...`, `weight_decay=...`).
 
     Returns:
-        One or two groups with `params` and `param_names`, the second with `wide=True`. Parameters that need no gradient are left out.
+        One or two groups with `params` and `param_names`, the second with `wide=True`. Parameters that need no gradient are left out. What FSDP1 has
+        flattened into one (`use_orig_params=False`) is in the first group, whose `wide` then names the weights in it.
     """
     embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-    wide = {id(m.weight) for m in embeddings}
-    linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    for name, linear in linears:
-        if name.rsplit(".", 1)[-1] in HEAD_NAMES:
-            wide.add(id(linear.weight))
+    named = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    linears = [(clean_name(name + ".").rstrip("."), m) for name, m in named]
+    heads = [m for name, m in linears if name.rsplit(".", 1)[-1] in HEAD_NAMES]
     if linears and linears[-1][1].out_features in {m.num_embeddings for m in embeddings}:
-        wide.add(id(linears[-1][1].weight))
+        heads.append(linears[-1][1])
+    wide = {id(m.weight) for m in (*embeddings, *heads)}
+    flattened = [glob.escape(name) for name in fsdp1.flattened_weights(model, [*embeddings, *heads])]  # fmt: skip
     groups: list[dict[str, Any]] = [
-        {"params": [], "param_names": [], **options},
+        {"params": [], "param_names": [], **({"wide": flattened} if flattened else {}), **options},
         {"params": [], "param_names": [], "wide": True, **options},
     ]
     for name, p in model.named_parameters():  # a tied parameter comes once

@@ -121,6 +121,8 @@ class LowbitOptimizer(Optimizer):
         """
         self._laid_out_for = self._decided()
         self._drop_replaced()
+        if self._unbound():
+            self._layouts.clear()  # of whole parameters, where FSDP1 came later: refused below
         for group, p, lay in self._laid_out():
             if p.requires_grad and not p.is_meta:
                 state = self._state_of(p)
@@ -190,9 +192,15 @@ class LowbitOptimizer(Optimizer):
 
     def _bind_pieces(self, pieces: dict[Tensor, list[shard.Piece]]) -> None:
         """Takes the original parameters for the flat shards that hold pieces of them; state that was laid out otherwise is dropped."""
-        for p in pieces:
-            if p not in self._pieces:
-                self.state.pop(p, None)
+        late = [p for p in pieces if p not in self._pieces]
+        for p in late:
+            if float(self.state.get(p, {}).get("step", 0.0)) > 0:
+                raise RuntimeError(
+                    f"{sum(len(pieces[p]) for p in late)} parameters became flat shards of FSDP1 after the optimizer had been stepped, and its state cannot "
+                    "follow; wrap the model first, then load the checkpoint"
+                )
+        for p in late:
+            self.state.pop(p, None)
         self._pieces, self._holders = pieces, None
         self._lay_out_again()
         overrides.check_matched(
@@ -455,7 +463,8 @@ class LowbitOptimizer(Optimizer):
         count = sum(len(group["params"]) for group in self.param_groups)
         count += sum(len(pieces) - 1 for pieces in self._pieces.values())
         if len(self._layouts) == count and all(
-            (p in self._layouts or p in self._pieces) and (self.state.get(p) or not p.requires_grad)
+            (p in self._pieces or (p in self._layouts and not shard.is_flat(p)))
+            and (self.state.get(p) or not p.requires_grad)
             for group in self.param_groups
             for p in group["params"]
         ):

@@ -5,6 +5,7 @@ torchrun --nproc-per-node N tests/frameworks_worker.py OUT FOLDER train|resume F
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -13,12 +14,14 @@ import pathlib
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from distributed_worker import digest
 from torch import nn
+from wrappers_worker import digest
 
 import lowbit
 
@@ -47,42 +50,92 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
+Digest = dict[str, str]  # of each parameter
+
+
 def rank() -> int:
     return dist.get_rank()
 
 
-def through_accelerate(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, str]:
+@contextlib.contextmanager
+def sharding_on_a_cpu() -> Iterator[None]:
+    """Accelerate, and with it the Trainer, shards on accelerators alone and takes DistributedDataParallel on a CPU, whatever the plugin says. Here it is
+    told that the ranks are GPUs whose device is the CPU."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    gpus = ("gloo", DistributedType.MULTI_GPU)
+    with (
+        mock.patch.object(PartialState, "_prepare_backend", lambda *_, **__: gpus),
+        mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="cpu"),
+    ):
+        yield
+
+
+def sharding(model: nn.Module) -> str:
+    """What a model is wrapped in."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    if isinstance(model, FullyShardedDataParallel):
+        return "fsdp1"
+    if isinstance(model, FSDPModule):
+        return "fsdp2"
+    return "ddp" if isinstance(model, nn.parallel.DistributedDataParallel) else "none"
+
+
+def through_accelerate(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    plugin = None
-    if kind == "fsdp2":
+    version, plugin = kind.split("_")[0], None
+    if version != "ddp":
         plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2, cpu_ram_efficient_loading=False, reshard_after_forward=True,
-            state_dict_type="SHARDED_STATE_DICT", auto_wrap_policy="size_based_wrap", min_num_params=1000,
+            fsdp_version=int(version[-1]), cpu_ram_efficient_loading=False, reshard_after_forward=version == "fsdp2" or "FULL_SHARD",
+            use_orig_params=kind != "fsdp1_flat", state_dict_type="SHARDED_STATE_DICT", auto_wrap_policy="size_based_wrap",
+            min_num_params=1000,
         )  # fmt: skip
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-    model = Net(seed=int(resume))
-    opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2, seed=3)
-    model, prepared = accelerator.prepare(model, opt)
+    model: nn.Module = Net(seed=int(resume))
+    if version == "fsdp1":
+        model = accelerator.prepare(model)
+        opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2, seed=3)
+        lowbit.fsdp1.bind(model, opt, export="fp32")
+        prepared = accelerator.prepare(opt)
+    else:
+        opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2, seed=3)
+        model, prepared = accelerator.prepare(model, opt)
+    assert sharding(model) == version
     out, begin = {}, 0
     if resume:
         accelerator.load_state(str(folder))
         begin = HALF
-        out["loaded"] = digest(model, opt)
+        out["loaded"] = digest(opt, HALF)
     for step in range(begin, ALL):
         if step == HALF and not resume:
             accelerator.save_state(str(folder))
-            out["saved"] = digest(model, opt)
+            out["saved"] = digest(opt, HALF)
         accelerator.backward(loss_of(model, batch_of(step, rank())))
         prepared.step()
         prepared.zero_grad()
-    out["end"] = digest(model, opt)
+    out["end"] = digest(opt, ALL)
     return out
 
 
-def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, str]:
+def through_accelerate_on_a_cpu(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, str]:
+    """What Accelerate wraps a model in where nobody says that a CPU is a GPU."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=int(kind[-1]), sync_module_states=False, cpu_ram_efficient_loading=False
+    )
+    with mock.patch.dict(os.environ):
+        return {"wrapped": sharding(Accelerator(cpu=True, fsdp_plugin=plugin).prepare(Net()))}
+
+
+def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
     from accelerate.state import AcceleratorState
     from transformers import (
         LlamaConfig,
@@ -101,39 +154,51 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16, tie_word_embeddings=True,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
+    version, plugin = kind.split("_")[0], {}
+    if version != "ddp":
+        plugin = {
+            "fsdp": True,
+            "fsdp_config": {
+                "version": int(version[-1]), "state_dict_type": "SHARDED_STATE_DICT" if version == "fsdp1" else "FULL_STATE_DICT",
+                "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "use_orig_params": kind != "fsdp1_flat",
+                "sync_module_states": False,  # which takes a GPU
+            },
+        }  # fmt: skip
     args = TrainingArguments(
         output_dir=str(folder), max_steps=ALL, save_steps=HALF, per_device_train_batch_size=4,
-        learning_rate=1e-2, weight_decay=0.1, report_to=[], use_cpu=True, disable_tqdm=True,
-        logging_strategy="no", warmup_steps=2, dataloader_num_workers=0, seed=0,
+        learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.0, report_to=[], use_cpu=True, disable_tqdm=True,
+        logging_strategy="no", warmup_steps=2, dataloader_num_workers=0, seed=0, **plugin,
     )  # fmt: skip
     data = [{"input_ids": row, "labels": row} for i in range(12) for row in batch_of(i, 0)]
-    out: dict[str, str] = {}
+    out: dict[str, Digest] = {}
 
     class Digests(TrainerCallback):
         def on_step_begin(self, args, state, control, *, model, optimizer, **_):  # type: ignore[no-untyped-def]
             if state.global_step == HALF:
                 opt = getattr(optimizer, "optimizer", optimizer)
-                out["loaded" if resume else "saved"] = digest(model, opt)
+                out["loaded" if resume else "saved"] = digest(opt, HALF)
 
     choice = optimizer(args, seed=3)
     trainer = Trainer(
         model, args, train_dataset=data, optimizer_cls_and_kwargs=choice, callbacks=[Digests()]
     )  # type: ignore[arg-type]
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{HALF}") if resume else None)
+    assert sharding(trainer.model_wrapped) == version
     opt = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    names = {name for group in opt.param_groups for name in group["param_names"]}
-    assert "model.embed_tokens.weight" in names and len(opt.param_groups) == 3, names
-    out["end"] = digest(model, opt)
+    out["end"] = digest(opt, ALL)
+    assert "model.embed_tokens.weight" in out["end"], out["end"]
+    assert len(opt.param_groups) == (1 if kind == "fsdp1_flat" else 3)
     return out
 
 
-def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, str]:
+def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
     import lightning
-    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-    from torch.distributed.fsdp import fully_shard
+    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     ranks = int(os.environ["WORLD_SIZE"])
-    out: dict[str, str] = {}
+    out: dict[str, Digest] = {}
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -146,11 +211,15 @@ def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str
                     fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
         def configure_optimizers(self):  # type: ignore[no-untyped-def]
-            return lowbit.AdamW(lowbit.param_groups(self), lr=1e-2, seed=3)
+            model = self.trainer.model  # as the strategy has wrapped it
+            opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2, seed=3)
+            if kind.startswith("fsdp1"):
+                lowbit.fsdp1.bind(model, opt, export="fp32")
+            return opt
 
         def on_train_batch_start(self, batch: int, number: int) -> None:
             if self.global_step == HALF:
-                out["loaded" if resume else "saved"] = digest(self, self.optimizers().optimizer)
+                out["loaded" if resume else "saved"] = digest(self.optimizers().optimizer, HALF)
                 if not resume:
                     self.trainer.save_checkpoint(folder / "lightning.ckpt")
 
@@ -159,26 +228,38 @@ def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str
                 self.net, batch_of(self.global_step, rank())
             )  # loaders start anew where resumed
 
-    # By itself it takes all ranks for tensor parallelism.
-    sizes = {"data_parallel_size": ranks, "tensor_parallel_size": 1}
-    strategy = (
-        ModelParallelStrategy(**sizes, process_group_backend="gloo")  # type: ignore[arg-type]
-        if kind == "model_parallel"
-        else DDPStrategy(process_group_backend="gloo")
-    )
+    class OnCPU(FSDPStrategy):
+        """Trainer refuses FSDPStrategy on a CPU, but none that is derived from it; and FullyShardedDataParallel must be told that the device is one."""
+
+        def _setup_model(self, model: nn.Module) -> nn.Module:
+            return FullyShardedDataParallel(
+                model, device_id=self.root_device, sharding_strategy=self.sharding_strategy, **self.kwargs
+            )  # fmt: skip
+
+    policy = ModuleWrapPolicy({nn.Linear, nn.Embedding})
+    sharded = {"process_group_backend": "gloo", "state_dict_type": "sharded", "auto_wrap_policy": policy}  # fmt: skip
+    strategies = {
+        "ddp": lambda: DDPStrategy(process_group_backend="gloo"),
+        # By itself it takes all ranks for tensor parallelism.
+        "model_parallel": lambda: ModelParallelStrategy(
+            data_parallel_size=ranks, tensor_parallel_size=1, process_group_backend="gloo"
+        ),  # type: ignore[arg-type]
+        "fsdp1_orig": lambda: OnCPU(use_orig_params=True, **sharded),
+        "fsdp1_flat": lambda: OnCPU(use_orig_params=False, **sharded),
+    }
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=ranks, strategy=strategy,
+        accelerator="cpu", devices=ranks, strategy=strategies[kind](),
         max_steps=ALL, logger=False, default_root_dir=folder, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
     data = torch.utils.data.DataLoader(range(ALL), batch_size=None)  # type: ignore[arg-type]
     module = Module()
     trainer.fit(module, data, ckpt_path=folder / "lightning.ckpt" if resume else None)
-    out["end"] = digest(module, trainer.optimizers[0])
+    out["end"] = digest(trainer.optimizers[0], ALL)
     return out
 
 
-def through_torchtitan(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, str]:
+def through_torchtitan(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
     """Its optimizer container and its checkpoint contract: state by a zero-lr step, flat names, DCP."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
@@ -209,15 +290,15 @@ def through_torchtitan(kind: str, folder: pathlib.Path, resume: bool) -> dict[st
     states = {"model": ModelWrapper([model]), "optimizer": container}
     if resume:
         dcp.load(states, checkpoint_id=folder)
-        out["loaded"], begin = digest(model, opt), HALF
+        out["loaded"], begin = digest(opt, HALF), HALF
     for step in range(begin, ALL):
         if step == HALF and not resume:
             dcp.save(states, checkpoint_id=folder)
-            out["saved"] = digest(model, opt)
+            out["saved"] = digest(opt, HALF)
         loss_of(model, batch_of(step, rank())).backward()
         container.step()
         container.zero_grad()
-    out["end"] = digest(model, opt)
+    out["end"] = digest(opt, ALL)
     return out
 
 
@@ -233,9 +314,11 @@ def main() -> None:
         run, path = globals()[f"through_{framework}"], pathlib.Path(folder, framework, kind)
         path.mkdir(parents=True, exist_ok=True)
         runs = {"trained": False, "resumed": True} if what == "train" else {"resumed": True}
+        patched = framework in ("accelerate", "transformers") and kind.startswith("fsdp")
         try:
-            result[case] = {name: run(kind, path, resume) for name, resume in runs.items()}
-        except Exception:
+            with sharding_on_a_cpu() if patched else contextlib.nullcontext():
+                result[case] = {name: run(kind, path, resume) for name, resume in runs.items()}
+        except BaseException:  # torch's CheckpointException is no Exception
             result[case] = {"error": traceback.format_exc()}
     if rank() == 0:
         pathlib.Path(out).write_text(json.dumps(result))

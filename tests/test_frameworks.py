@@ -20,11 +20,24 @@ WORKER = pathlib.Path(__file__).parent / "frameworks_worker.py"
 CASES = [
     ("accelerate", "ddp"),
     ("accelerate", "fsdp2"),
+    ("accelerate", "fsdp1_orig"),
+    ("accelerate", "fsdp1_flat"),
     ("transformers", "ddp"),
+    ("transformers", "fsdp2"),
+    ("transformers", "fsdp1_orig"),
+    ("transformers", "fsdp1_flat"),
     ("lightning", "ddp"),
     ("lightning", "model_parallel"),
+    ("lightning", "fsdp1_orig"),
+    ("lightning", "fsdp1_flat"),
     ("torchtitan", "eager"),
     ("torchtitan", "late"),
+]
+# What Accelerate makes of its FSDP on a CPU when it is left alone.
+ON_A_CPU = [
+    ("accelerate_on_a_cpu", version)
+    for version in ("fsdp1", "fsdp2")
+    if importlib.util.find_spec("accelerate")
 ]
 
 
@@ -54,7 +67,7 @@ def runs(tmp_path_factory):
     """What 2 ranks found, training and resuming, and then 1 rank: all cases in the same processes, since importing the packages is what takes time."""
     cases = [case for case in CASES if importlib.util.find_spec(case[0])]
     out = tmp_path_factory.mktemp("frameworks")
-    return [launch(out, 2, "train", cases), launch(out, 1, "resume", cases)]
+    return [launch(out, 2, "train", [*cases, *ON_A_CPU]), launch(out, 1, "resume", cases)]
 
 
 @pytest.mark.parametrize("framework, kind", CASES)
@@ -70,13 +83,36 @@ def test_resumes_exactly_and_loads_on_another_number_of_ranks(framework, kind, r
 
 
 @pytest.mark.parametrize(
-    "framework, kinds", [("accelerate", ("ddp", "fsdp2")), ("lightning", ("ddp", "model_parallel"))]
+    "framework, kind",
+    # Trainer decays all of a parameter that FSDP1 has flattened, norms included.
+    [case for case in CASES if case[0] != "torchtitan" and case != ("transformers", "fsdp1_flat")],
 )
-def test_what_a_framework_wraps_does_not_matter(framework, kinds, request):
+def test_what_a_framework_wraps_does_not_matter(framework, kind, request):
     need_package(framework)
     two, _ = request.getfixturevalue("runs")
-    first, second = (two[f"{framework}:{kind}"]["trained"]["end"] for kind in kinds)
-    assert first == second
+    end, ddp = (two[f"{framework}:{k}"]["trained"]["end"] for k in (kind, "ddp"))
+    assert sorted(name for name in ddp if end.get(name) != ddp[name]) == []
+
+
+# What frameworks do on a CPU by themselves.
+
+
+@pytest.mark.parametrize("version", ["fsdp1", "fsdp2"])
+def test_accelerate_shards_nothing_on_a_cpu(version, request):
+    """So the ranks above are called GPUs (frameworks_worker.sharding_on_a_cpu)."""
+    need_package("accelerate")
+    two, _ = request.getfixturevalue("runs")
+    assert two[f"accelerate_on_a_cpu:{version}"]["trained"]["wrapped"] == "ddp"
+
+
+def test_lightning_refuses_its_fsdp_strategy_on_a_cpu():
+    """But not one that is derived from it (frameworks_worker.OnCPU)."""
+    need_package("lightning")
+    import lightning
+    from lightning.pytorch.strategies import FSDPStrategy
+
+    with pytest.raises(ValueError, match="strategy `fsdp` requires a GPU accelerator"):
+        lightning.Trainer(accelerator="cpu", strategy=FSDPStrategy(), logger=False)
 
 
 def test_unknown_names_are_refused(tmp_path):

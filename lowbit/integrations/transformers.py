@@ -9,6 +9,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import lowbit
+from lowbit import shard
 from lowbit.optim import LowbitOptimizer
 
 
@@ -18,7 +19,7 @@ def optimizer(
     """What `Trainer` takes as `optimizer_cls_and_kwargs`: a factory, so that parameters come with their names.
 
     The groups are the Trainer's (no weight decay for biases and norms), each split as `lowbit.param_groups` does: embeddings and output head keep
-    wide state.
+    wide state. Under FSDP1 the optimizer is bound to the model, with `export="fp32"`.
 
     Args:
         args: the learning rate and weight decay are taken from here; Adam's betas and epsilon too, where the optimizer has them.
@@ -54,4 +55,7 @@ def build(
                 names, params = zip(*members, strict=True)
                 made = {"params": list(params), "param_names": list(names), "weight_decay": decay}
                 groups.append({**group, **made})
-    return cls(groups, weight_decay=weight_decay, **options)
+    opt = cls(groups, weight_decay=weight_decay, **options)
+    if any(shard.is_flat(p) for group in groups for p in group["params"]):
+        lowbit.fsdp1.bind(model, opt, export="fp32")  # Trainer saves by FSDP.optim_state_dict
+    return opt

@@ -26,7 +26,7 @@ def part(p: Any, what: str) -> Part:
     if is_flat(p):
         raise ValueError(
             f"{what} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides the shapes that state is laid out by: call "
-            "lowbit.fsdp1.bind(model, opt) before the first step"
+            "lowbit.fsdp1.bind(model, opt) before the first step (with Accelerate, between prepare(model) and prepare(opt))"
         )
     if not is_dtensor(p):
         return Part(shape, shape, (0,) * len(shape))

@@ -1,0 +1,41 @@
+"""FSDP1: optimizers that are built before and after it, and groups that know module types whatever it has flattened."""
+
+import pytest
+from fsdp1_worker import wide
+from pool import Pool
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["orig", "flat", "one_flat"])
+def test_param_groups_keeps_the_same_state_wide(pool, kind, tied):
+    plain = wide("plain", tied)
+    assert {"words.weight", "lm_head.weight"} <= set(plain) and "layer.weight" not in plain
+    assert pool.run(2, "fsdp1_worker", "wide", kind, tied) == [plain, plain]
+
+
+def test_param_groups_finds_a_head_in_a_wrapper():
+    assert wide("checkpoint_wrapper", False) == wide("plain", False)
+
+
+@pytest.mark.parametrize("what", ["step", "state_dict"])
+def test_an_optimizer_that_is_older_than_fsdp1_is_refused_until_it_is_bound(pool, what):
+    for message in pool.run(2, "fsdp1_worker", "wrapped_later", False, what):
+        assert "flat shard of FSDP1" in message and "lowbit.fsdp1.bind(model, opt)" in message
+    assert pool.run(2, "fsdp1_worker", "wrapped_later", True, what) == ["done", "done"]
+
+
+def test_an_optimizer_that_was_stepped_before_fsdp1_is_not_bound(pool):
+    for message in pool.run(2, "fsdp1_worker", "stepped_before"):
+        assert "became flat shards of FSDP1 after the optimizer had been stepped" in message
+
+
+@pytest.mark.parametrize("orig", [True, False])
+def test_the_float32_view_of_what_one_rank_has_whole(pool, orig):
+    assert all(pool.run(1, "fsdp1_worker", "not_sharded", orig))
