@@ -115,6 +115,7 @@ struct Prepare {
     Job job;
     int64_t end, matrix_end;
     float* step;
+    bool counts;  // whether it is this item that increments the step
   };
   Table table;
   const float *lr, *grad_scale, *found_inf;  // or null
@@ -139,7 +140,8 @@ __global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare
   const Prepare::Item& item = call.item[i];
   Job& job = call.table.jobs[i];
   float step = *item.step;
-  if (call.phase == 0) *item.step = step = step + 1.0f;
+  if (call.phase == 0) step += 1.0f;
+  if (call.phase == 0 && item.counts) *item.step = step;
   const int64_t t = llrintf(step);
   double hyper[kMostHypers];
   for (int k = 0; k < kMostHypers; ++k) hyper[k] = call.hyper[k];
@@ -172,6 +174,20 @@ __global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare
     }
     *reinterpret_cast<Coef*>(job.coef) = coef;
   });
+}
+
+/// Increments the steps of jobs that several items of a table share, when none of them reads it any
+/// more.
+struct Steps {
+  static constexpr int kMany = 1024, kThreads = 128;
+  const float* found_inf;  // or null
+  int count;
+  float* step[kMany];
+};
+__global__ void __launch_bounds__(Steps::kThreads) count_steps(LB_ARGUMENT(Steps) call) {
+  if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
+  for (int i = static_cast<int>(threadIdx.x); i < call.count; i += Steps::kThreads)
+    *call.step[i] += 1.0f;
 }
 
 }  // namespace lowbit::cuda

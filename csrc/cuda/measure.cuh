@@ -90,6 +90,10 @@ __device__ __forceinline__ void measure_values(AnyWarp& w, const Chunk& at, int 
     Values<U> s{};
     for (int k = 0; k < U::kSlots; ++k) s[k] = w.s[k][i];
     float f[2 * kMaxFactors] = {}, grid = 0.0f, totals[kMaxTotals] = {};
+    if (!at.has(i)) {
+      w.g[i] = w.p[i] = w.s[0][i] = 0.0f;
+      continue;
+    }
     factors_at<U>(w.job, at.row, at.col + i, f);
     U::template measure<kRound>(w.g[i], w.p[i], s, f, coef, grid, totals);
     w.g[i] = grid;
@@ -117,6 +121,7 @@ __device__ __forceinline__ void add_grid(const AnyWarp& w, const Chunk& at, cons
   const Job& job = w.job;
   const bool short_rows = job.inner_cols < kLanes;
   for (int i = lane; i < at.n; i += kLanes) {
+    if (!at.has(i)) continue;
     const Inner inner = inner_of(job, at.row, at.col + i);
     const int64_t c = inner.matrix * (job.inner_cols + 1) + inner.col;
     add_value(w.g[i], factor.col_sums + c * ExactSum::kWords);
@@ -124,10 +129,10 @@ __device__ __forceinline__ void add_grid(const AnyWarp& w, const Chunk& at, cons
   }
   if (short_rows) return;
   LB_UNROLL(1)
-  for (int begin = 0; begin < at.n;) {
+  for (int begin = at.begin; begin < at.end;) {
     const Inner inner = inner_of(job, at.row, at.col + begin);
     const int64_t left = job.inner_cols - inner.col;
-    const int end = left < at.n - begin ? begin + static_cast<int>(left) : at.n;
+    const int end = left < at.end - begin ? begin + static_cast<int>(left) : at.end;
     add_values(w.g, begin, end, factor.row_sums + inner.row * ExactSum::kWords, lane);
     begin = end;
   }
@@ -172,10 +177,11 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
     if (place.end != 0 && i >= place.end) flush_totals(own, shape.round, lane);
     stage_job(batch, i, lane, w.job, place);
     const TileAt tile = tile_at(job, i - place.begin);
+    if (!is_here(job, tile)) continue;
     const int slots = slots_of(job.rule);
     LB_UNROLL(1)
     for (int64_t col = tile.col; col < tile.end; col += kTile) {
-      const Chunk at = chunk_at(tile, col);
+      const Chunk at = chunk_at(job, tile, col);
       load_chunk(w, at, slots, lane, shared.tables);
       measure_chunk(w, at, shape.round, lane);
       LB_UNROLL(1)
@@ -203,7 +209,9 @@ __global__ void __launch_bounds__(kMatrixThreads, 4) old_rows(const Batch batch,
     const Factor& factor = job.factor[k];
     int64_t* words =
         factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
-    for (int64_t r = thread / kLanes * kTile; r < job.inner_rows;
+    // A row that begins elsewhere counts there.
+    const int64_t skipped = job.front > 0 && b == 0 ? divide(job.cols, job.inner_cols) : 0;
+    for (int64_t r = skipped + thread / kLanes * kTile; r < job.inner_rows;
          r += kMatrixThreads / kLanes * kTile) {
       const int64_t left = job.inner_rows - r;
       add_values(factor.row + b * job.inner_rows + r, 0,

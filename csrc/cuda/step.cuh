@@ -124,19 +124,6 @@ __global__ void __launch_bounds__(kFastWarps* kLanes) step_fast(const Batch batc
 
 // ---- any formats ----
 
-/// The tile of a job that a warp is at, in chunks.
-struct TileAt {
-  int64_t row, col, end;
-};
-__device__ __forceinline__ TileAt tile_at(const Job& job, int64_t tile) {
-  const int64_t tiles_per_row = divide(job.cols + job.tile - 1, job.tile);
-  const int64_t row = divide(tile, tiles_per_row), col = (tile - row * tiles_per_row) * job.tile;
-  return {row, col, job.cols - col < job.tile ? job.cols : col + job.tile};
-}
-__device__ __forceinline__ Chunk chunk_at(const TileAt& tile, int64_t col) {
-  return {tile.row, col, static_cast<int>(tile.end - col < kTile ? tile.end - col : kTile)};
-}
-
 __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const Batch batch) {
   LB_SHARED(AnyShared, shared);
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
@@ -151,6 +138,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const 
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     stage_job(batch, i, lane, w.job, place);
     const TileAt tile = tile_at(job, i - place.begin);
+    if (!is_here(job, tile)) continue;
     const int slots = slots_of(job.rule);
     const bool twice = job.tile > kTile;  // blocks of several chunks: their maxima first
     if (twice) forget_blocks(w, lane);
@@ -158,7 +146,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const 
     for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
       LB_UNROLL(1)
       for (int64_t col = tile.col; col < tile.end; col += kTile) {
-        const Chunk at = chunk_at(tile, col);
+        const Chunk at = chunk_at(job, tile, col);
         const int first = static_cast<int>(col - tile.col);
         load_chunk(w, at, slots, lane, shared.tables);
         update_chunk(w, at, lane);
