@@ -19,7 +19,6 @@ __device__ __forceinline__ void raise_blocks(AnyWarp& w, int k, const Chunk& at,
   const StateSlot& slot = w.job.state[k];
   const BlockAt block = block_of(slot, w.job, cut, at.col);
   uint32_t* next = slot.block_next + 2 * (block.row + block.col);
-  __syncwarp();  // the last chunk's are there
   LB_UNROLL(1)
   for (int begin = 0; begin < at.n; begin += slot.block, next += 2) {
     const int end = begin + slot.block < at.n ? begin + slot.block : at.n;

@@ -294,14 +294,13 @@ __device__ __forceinline__ void forget_blocks(AnyWarp& w, int lane) {
   __syncwarp();
   w.most[lane / kBlocks][lane % kBlocks] = 0;
   w.least[lane / kBlocks][lane % kBlocks] = kNoLeast;
-  __syncwarp();
 }
 
 /// Extremes of the chunk's blocks; `first`: where in the tile the chunk begins.
 __device__ __forceinline__ void measure_blocks(AnyWarp& w, int k, const Chunk& at, int first,
                                                int lane) {
   const StateSlot& slot = w.job.state[k];
-  __syncwarp();  // no lane still reads the extremes before
+  __syncwarp();  // memory order: no lane still reads the extremes before, shuffles follow
   if (is_long(slot)) {
     const Extremes e = extremes(w.s[k], 0, at.n, lane);
     const int b = first / slot.block;

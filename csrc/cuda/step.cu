@@ -2,6 +2,7 @@
 // with the kernels.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <deque>
 #include <initializer_list>
 #include <type_traits>
@@ -62,6 +63,14 @@ const Fast kFast[] = {
     fast<BFloat16Nearest, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
     fast<Float32Param, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
     fast<Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<BFloat16Split16, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<BFloat16Stochastic, BFloat16Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<BFloat16Stochastic, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<Float32Param, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>(),
+    fast<Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
     // embeddings, heads, norms: state kept wide
     fast<BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
     fast<Float32Param, Float32Grad, Float32State, Float32State>(),
@@ -90,7 +99,7 @@ bool aligned(const void* p, int bytes) {
 bool by_eights(const Job& job) {
   if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 || job.tile != kTile ||
       job.cut != kNoCut || job.front != 0 || job.back != 0 || !aligned(job.param, 16) ||
-      !aligned(job.grad, 16))
+      !aligned(job.grad, 16) || !aligned(job.extra, 16))
     return false;
   for (int k = 0; k < 2; ++k) {
     const StateSlot& slot = job.state[k];
@@ -294,14 +303,47 @@ Order order_jobs(const CudaStep& call, Walk walk) {
     Order::Part& part = order.parts[k] = {order.count(), static_cast<int64_t>(all[k].size()), 0};
     for (Order::Item& item : all[k]) {
       const Job& job = *item.job;
-      item.end = part.tiles += walk == Walk::kMeasureScales
+      item.end = part.tiles += walk == Walk::kMeasure ? measure_parts(job)
+                               : walk == Walk::kMeasureScales
                                    ? job.measured_rows(kMaxSlots) * job.tiles_per_row()
                                    : job.tiles();
-      item.matrix_end = order.matrices += job.batches;
+      item.matrix_end = order.matrices += settle_parts(job);
       order.items.push_back(item);
     }
   }
   return order;
+}
+
+/// Adds an item to the launch; false where it has no room.
+bool add_item(Prepare& p, const Order::Item& item, int rounds, int* words) {
+  Job job = *item.job;
+  if (rounds == 0) {  // what only sums look at
+    job.numel = job.batches = job.inner_rows = job.inner_cols = 0;
+    job.global_inner_rows = job.global_inner_cols = 0;
+  }
+  const auto word = [&](int w) {
+    uint64_t value;
+    std::memcpy(&value, reinterpret_cast<const char*>(&job) + 8 * w, 8);
+    return value;
+  };
+  if (p.count == 0) {
+    *words = 0;
+    for (int w = 0; w < Prepare::kJobWords; ++w) p.first[w] = word(w);
+  }
+  if (p.count == Prepare::kJobs) return false;
+  Prepare::Item& to = p.item[p.count];
+  to = {item.end, item.matrix_end, item.step, {}, *words, item.counts};
+  for (int w = 0; w < Prepare::kJobWords; ++w) {
+    if (word(w) == p.first[w]) continue;
+    if (*words == Prepare::kWords) {
+      *words = to.at;
+      return false;
+    }
+    to.differs[w / 64] |= uint64_t{1} << w % 64;
+    p.words[(*words)++] = word(w);
+  }
+  ++p.count;
+  return true;
 }
 
 /// Writes the job table and steps.
@@ -314,16 +356,16 @@ const char* launch_prepare(const CudaStep& call, const Table& table, const Order
   p.maximize = call.maximize;
   p.phase = call.phase, p.phases = call.phases;
   for (int k = 0; k < call.hypers; ++k) p.hyper[k] = call.hyper[k];
-  for (int64_t at = 0; at < order.count(); at += Prepare::kJobs) {
-    const int64_t left = order.count() - at;
-    p.count = static_cast<int>(left < Prepare::kJobs ? left : Prepare::kJobs);
+  const int rounds = rounds_at(call.jobs[0].rule, UpdateRules{});
+  for (int64_t at = 0; at < order.count(); at += p.count) {
     p.table = {table.jobs + at, table.ends + at, table.matrix_ends + at, table.moves + at};
-    for (int i = 0; i < p.count; ++i) {
-      const Order::Item& item = order.items[at + i];
-      p.item[i] = {*item.job, item.end, item.matrix_end, item.step, item.counts};
+    p.count = 0;
+    int words = 0;
+    for (int i = 0; at + i < order.count(); ++i) {
+      if (!add_item(p, order.items[at + i], rounds, &words)) break;
     }
-    if (const char* error =
-            launch(prepare, 1, Prepare::kThreads, call.stream, "launching prepare", p))
+    if (const char* error = launch(prepare, ceil_div(p.count, Prepare::kThreads), Prepare::kThreads,
+                                   call.stream, "launching prepare", p))
       return error;
   }
   std::vector<Steps> steps(order.shared.empty() ? 0 : 1);

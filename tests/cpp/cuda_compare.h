@@ -47,18 +47,6 @@ std::vector<double> hyper_of(int rule, Types<U...>) {
   return values;
 }
 
-template <class... U>
-bool slot_is_signed_in(int rule, int slot, Types<U...>) {
-  bool is_signed = true;
-  int i = 0;
-  const auto look = [&](const Slot* slots, int count) {
-    if (i++ == rule && slot < count) is_signed = slots[slot].is_signed;
-  };
-  (look(U::kSlot, U::kSlots), ...);
-  return is_signed;
-}
-bool slot_is_signed(int rule, int slot) { return slot_is_signed_in(rule, slot, UpdateRules{}); }
-
 struct Options {
   const float *lr = nullptr, *grad_scale = nullptr, *found_inf = nullptr;
   bool maximize = false;
@@ -66,10 +54,13 @@ struct Options {
   bool odd_grads = false;  // NaN, infinities, huge and tiny ones
   double decay = -1.0;     // weight_decay, where it is not to be the rule's
   double rate = -1.0;      // lr
+  double beta1 = -1.0;
+  std::vector<float> given{};  // gradients, again and again
   std::vector<double> hyper(int rule) const {
     std::vector<double> values = hyper_of(rule, UpdateRules{});
     if (decay >= 0.0) values[4] = decay;
     if (rate >= 0.0) values[0] = rate;
+    if (beta1 >= 0.0) values[1] = beta1;
     return values;
   }
 };
@@ -255,6 +246,8 @@ int compare(const std::vector<Spec>& specs, const Options& options, int steps, b
     for (size_t i = 0; i < specs.size(); ++i) {
       for (int64_t e = 0; e < specs[i].numel(); ++e) {
         float g = draw(random, options.grad_size);
+        if (!options.given.empty())
+          g = options.given[static_cast<size_t>(e) % options.given.size()];
         if (options.odd_grads && e % 701 == 5 * s) {
           const float odd[] = {
               NAN, INFINITY, -INFINITY, 3e38f, 1e-42f, -1e-30f, bits_float(0xffc12345u)};

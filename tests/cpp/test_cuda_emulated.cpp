@@ -41,6 +41,18 @@ void test_every_format() {
   compare(measured, odd, 1);
 }
 
+template <class... U>
+bool slot_is_signed_in(int rule, int slot, Types<U...>) {
+  bool is_signed = true;
+  int i = 0;
+  const auto look = [&](const Slot* slots, int count) {
+    if (i++ == rule && slot < count) is_signed = slots[slot].is_signed;
+  };
+  (look(U::kSlot, U::kSlots), ...);
+  return is_signed;
+}
+bool slot_is_signed(int rule, int slot) { return slot_is_signed_in(rule, slot, UpdateRules{}); }
+
 /// Every rule with every parameter format, gradient and several ways to keep its state.
 void test_every_rule() {
   const int d4 = find_state("dynamic4"), l4 = find_state("linear4_unsigned"),
@@ -196,7 +208,7 @@ void test_many() {
   for (int i = 0; i < 1100; ++i) {  // steps of jobs in several parts: more than one list
     cuts.push_back(cuts[0]);
     Spec& spec = cuts.back();
-    spec.rows = 3, spec.cols = 8, spec.front = 7, spec.back = i % 2;
+    spec.rows = 3, spec.cols = 16, spec.front = 8, spec.back = i % 2;
   }
   compare(cuts, {}, 2);
 }
