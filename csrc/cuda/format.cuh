@@ -51,7 +51,8 @@ constexpr int bytes_at(int index, Types<F...>) {
   return bytes[index];
 }
 
-/// What one instruction moves. A struct of our own would be taken apart into words.
+/// What one instruction moves. A struct of our own would be taken apart into words, and so are plain
+/// stores of what was put together from halves; those by __stcg are not.
 template <int kWords>
 struct Moved;
 template <>
@@ -97,7 +98,7 @@ struct Pack8 {
   }
   __device__ __forceinline__ void store(void* at) const {
     for (int i = 0; i < kWords / kPiece; ++i)
-      static_cast<typename Piece::Type*>(at)[i] = Piece::of(word + i * kPiece);
+      __stcg(static_cast<typename Piece::Type*>(at) + i, Piece::of(word + i * kPiece));
   }
   __device__ __forceinline__ void clear() {
     for (int i = 0; i < kWords; ++i) word[i] = 0;

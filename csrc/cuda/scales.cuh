@@ -77,26 +77,30 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(
 struct CutScales {
   static constexpr int kBlocksEach = 16, kThreads = 128;
 };
+/// Every `each`-th cut row from `first` on, a block of the row by each thread.
 template <class Scale>
-__device__ __forceinline__ void write_scales(const StateSlot& slot, const Job& job, int64_t begin,
-                                             int64_t stride) {
+__device__ __forceinline__ void write_scales(const StateSlot& slot, const Job& job, int64_t first,
+                                             int64_t each, int64_t thread) {
   const int shift = __ffs(slot.block) - 1;
   const int64_t cols = job.cut == kCutAll ? job.global_cols : job.cols,
-                blocks = (cols + slot.block - 1) >> shift;
-  for (int64_t i = begin; i < job.cut_rows() * blocks; i += stride) {
-    const int64_t cut = divide(i, blocks), b = i - cut * blocks;
+                blocks = (cols + slot.block - 1) >> shift, rows = job.cut_rows();
+  LB_UNROLL(1)
+  for (int64_t cut = first; cut < rows; cut += each) {
     const int64_t row = job.measured_row(cut, 0);
-    const uint32_t most = slot.block_next[2 * i], rest = slot.block_next[2 * i + 1];
-    const Scale scale = Scale::of(most, rest == 0 ? kNoLeast : 0x7fffffffu - rest);
-    scale.write(static_cast<typename Scale::Stored*>(slot.scales) +
-                (row * blocks + b) * Scale::kStored);
+    LB_UNROLL(1)
+    for (int64_t b = thread; b < blocks; b += CutScales::kThreads) {
+      const uint32_t* next = slot.block_next + 2 * (cut * blocks + b);
+      const uint32_t rest = next[1];
+      const Scale scale = Scale::of(next[0], rest == 0 ? kNoLeast : 0x7fffffffu - rest);
+      scale.write(static_cast<typename Scale::Stored*>(slot.scales) +
+                  (row * blocks + b) * Scale::kStored);
+    }
   }
 }
 
 __global__ void __launch_bounds__(CutScales::kThreads) cut_scales(const Batch batch) {
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
-  const int64_t begin = blockIdx.x % CutScales::kBlocksEach * CutScales::kThreads + threadIdx.x,
-                stride = CutScales::kBlocksEach * CutScales::kThreads;
+  const int64_t first = blockIdx.x % CutScales::kBlocksEach, thread = threadIdx.x;
   for (int64_t i = blockIdx.x / CutScales::kBlocksEach; i < batch.count;
        i += gridDim.x / CutScales::kBlocksEach) {
     const Job& job = batch.jobs[i];
@@ -106,13 +110,13 @@ __global__ void __launch_bounds__(CutScales::kThreads) cut_scales(const Batch ba
       const StateSlot& slot = job.state[k];
       if (slot.kind != kBlock) continue;
       if (kShapes.at[slot.format].entries != 0) {
-        write_scales<BlockScale>(slot, job, begin, stride);
+        write_scales<BlockScale>(slot, job, first, CutScales::kBlocksEach, thread);
         continue;
       }
       visit(slot.format, StateFormats{}, [&](auto format) {
         using F = decltype(format);
         if constexpr (F::kScaled && !IsCodebook<F>)
-          write_scales<typename F::Scale>(slot, job, begin, stride);
+          write_scales<typename F::Scale>(slot, job, first, CutScales::kBlocksEach, thread);
       });
     }
   }

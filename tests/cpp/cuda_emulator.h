@@ -204,6 +204,10 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
+template <class T>
+void __stcg(T* at, T x) {
+  *at = x;
+}
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 

@@ -117,7 +117,7 @@ mutate(tile.cuh "what lies before the first element" [=[at.row * job.cols + at.c
 mutate(tile.cuh "the first row is taken for whole" [=[row == 0 ? job.front : 0]=] [=[int64_t{0}]=])
 mutate(tile.cuh "the last row is taken for whole" [=[row == job.rows - 1 ? job.cols - job.back : job.cols]=] [=[job.cols]=])
 mutate(slot.cuh "blocks begin with the part" [=[job.first - divide(job.first, job.global_cols) * job.global_cols]=] [=[int64_t{0}]=])
-mutate(slot.cuh "the least value of a cut block" [=[0x7fffffffu - rest]=] [=[0x7ffffffeu - rest]=])
+mutate(slot.cuh "the least value of a cut block" [=[0x7fffffffu - rest]=] [=[0x70000000u - rest]=])
 mutate(scales.cuh "the least value of a cut block" [=[0x7fffffffu - rest]=] [=[0x70000000u - rest]=])
 mutate(scales.cuh "the first cut row's scales for all" [=[(row * blocks + b) * Scale::kStored]=] [=[b * Scale::kStored]=])
 mutate(scales.cuh "the largest magnitude of the last chunk" [=[e.most > next[0] ? e.most : next[0]]=] [=[e.most]=])
