@@ -72,22 +72,24 @@ struct Job {
   alignas(8) unsigned char coef[128];  // the rule's Coef
 
   /// Columns by which the first tile begins before the part: tiles begin where blocks do.
-  int64_t lead() const {
+  LB_HD int64_t lead() const {
     return cut == kCutAll && global_cols > 0 ? first % global_cols % tile : 0;
   }
-  int64_t tiles_per_row() const { return ceil_div(lead() + cols, tile); }
-  int64_t tiles() const { return rows * tiles_per_row(); }
+  LB_HD int64_t tiles_per_row() const { return ceil_div(lead() + cols, tile); }
+  LB_HD int64_t tiles() const { return rows * tiles_per_row(); }
   /// Blocks of a row whose scales are here.
-  int64_t blocks(int block) const { return ceil_div(cut == kCutAll ? global_cols : cols, block); }
+  LB_HD int64_t blocks(int block) const {
+    return ceil_div(cut == kCutAll ? global_cols : cols, block);
+  }
   /// The row's number among the cut ones, -1 where it is none.
-  int64_t cut_row(int64_t row) const {
+  LB_HD int64_t cut_row(int64_t row) const {
     if (cut == kCutAll) return row;
     if (cut == kNoCut) return -1;
     const bool first_cut = front > 0 || (rows == 1 && back > 0);
     if (row == 0 && first_cut) return 0;
     return row == rows - 1 && back > 0 ? first_cut : -1;
   }
-  int64_t cut_rows() const {
+  LB_HD int64_t cut_rows() const {
     if (cut != kCutEnds || rows == 0) return cut == kCutAll ? rows : 0;
     return rows == 1 ? (front > 0 || back > 0) : (front > 0) + (back > 0);
   }
@@ -96,6 +98,14 @@ struct Job {
       if (is_measured(state[k].kind)) return true;
     }
     return false;
+  }
+  /// Rows that hold something whose maxima are measured, and the i-th of them.
+  LB_HD int64_t measured_rows(int slots) const {
+    return measures_scales(slots) ? rows : cut_rows();
+  }
+  LB_HD int64_t measured_row(int64_t i, int slots) const {
+    if (measures_scales(slots) || cut == kCutAll) return i;
+    return i == 0 && (front > 0 || rows == 1) ? 0 : rows - 1;
   }
 };
 

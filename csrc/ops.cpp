@@ -559,13 +559,6 @@ void step_cuda(StepArgs args) {
                   name);
   const cuda::Library& library = cuda::library();
   STD_TORCH_CHECK(library.error == nullptr, "lowbit::step on CUDA: ", library.error);
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    STD_TORCH_CHECK(
-        jobs[i].cut == kNoCut && jobs[i].front == 0 && jobs[i].back == 0,
-        "lowbit::step on CUDA: parameter ", i,
-        " is cut inside a row or a block, which the GPU's kernels do not take yet; shard "
-        "it on dimension 0 (fully_shard)");
-  }
   CudaStep call{};
   if (lr && lr->is_cpu()) {
     hyper[0] = number(*lr, "lr");
@@ -587,7 +580,8 @@ void step_cuda(StepArgs args) {
   call.device = params[0].get_device_index();
   torch::stable::accelerator::DeviceGuard guard(call.device);
   const Tensor workspace = torch::stable::new_empty(
-      params[0], {library.workspace(static_cast<int64_t>(jobs.size()))}, ScalarType::Byte);
+      params[0], {library.workspace(jobs.data(), static_cast<int64_t>(jobs.size()))},
+      ScalarType::Byte);
   call.stream = library.current_stream(call.device);
   call.jobs = jobs.data();
   call.count = static_cast<int64_t>(jobs.size());

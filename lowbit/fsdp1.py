@@ -110,12 +110,8 @@ def pieces_of(model: nn.Module) -> Iterator[shard.Piece]:
             also.setdefault(of, []).append(f"{inside}.{name}".removeprefix("."))
 
         for owner, fqn, shape, (begin, _) in zip(owners, flat._fqns, flat._shapes, offsets, strict=True):  # fmt: skip
-<<<<<<< HEAD
-            others = [named(name) for name in also.get(fqn, ())]
-            yield shard.Piece(owner, named(fqn), shape, place, begin, alone, others)
-=======
-            yield shard.Piece(owner, _original(path, fqn), shape, place, begin, alone)
->>>>>>> six-a
+            others = [_original(path, name) for name in also.get(fqn, ())]
+            yield shard.Piece(owner, _original(path, fqn), shape, place, begin, alone, others)
 
 
 # Checkpoints

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from conftest import need
-from plans import plan_row
+from plans import fresh_state, plan_row, run_step
+from test_cut import CODED, check_columns_inside_blocks, check_flat_shards, partner, run_whole
 
 import lowbit
 from lowbit import ops
@@ -29,6 +30,7 @@ PARAM = {p["name"]: p for p in CATALOG["param"]}
 RULES = {r["name"]: r for r in CATALOG["rules"]}
 SHAPES = [[896, 896], [2880, 1408], [1000, 77], [7, 4096], [3, 5, 64], [1000]]
 HYPER = [1e-3, 0.9, 0.99, 1e-8, 1e-2]
+NAMED = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "beta3": 0.95, "eps": 1e-8, "weight_decay": 1e-2, "decay_by": 2.0}  # fmt: skip
 
 
 @dataclass
@@ -49,16 +51,16 @@ class Run:
         rows = 1 if param.dim() < 2 else param.shape[0]
         cols = math.prod(param.shape) if param.dim() < 2 else math.prod(param.shape[1:])
 
-        choices = [(name, block) if STATE[name]["scaled"] else name for name in formats]
+        choices = [
+            (name, block) if isinstance(name, str) and STATE[name]["scaled"] else name
+            for name in formats
+        ]
         at = {"first": first, "stream": stream, "global_cols": global_cols}
         row = plan_row(rows, cols, choices, param_format, **at)[0].tolist()
-        for name in formats:
-            entry = STATE[name]
-            if entry["scaled"]:
-                zeros = param.new_zeros((rows, cols), dtype=torch.float32)
-                self.state += [t.zero_() for t in torch.ops.lowbit.encode(zeros, name, block)]
-            else:
-                self.state.append(torch.zeros_like(param, dtype=getattr(torch, entry["dtype"])))
+        if param.dim() == 1:
+            row[9] = row[11] = cols  # a vector is a matrix of one row to a factored moment
+        state = fresh_state(self.rule, (rows, cols), choices, param_format)
+        self.state += [t.to(param.device) for t in state]
         self.params.append(param)
         self.grads.append(grad)
         self.steps.append(param.new_zeros((), dtype=torch.float32))
@@ -71,9 +73,13 @@ class Run:
         return Run(self.rule, *moved, list(self.plan))
 
     def step(self, hyper=HYPER, **options):
+        """All phases."""
         plan = torch.tensor(self.plan, dtype=torch.int64)
+        names = RULES[self.rule]["hyper"]
+        if hyper is HYPER and len(names) != len(HYPER):
+            hyper = [NAMED.get(name, 0.5) for name in names]
         lists = (self.params, self.grads, self.state, self.steps)
-        torch.ops.lowbit.step(self.rule, *lists, [], plan, hyper, seed=7, **options)
+        run_step(self.rule, *lists, plan, hyper, seed=7, **options)
 
     def set_grads(self, grads):
         for mine, new in zip(self.grads, grads, strict=True):
@@ -153,7 +159,7 @@ def test_rules_and_wide_state(rule, wide):
     assert_same(cuda, cpu)
 
 
-@pytest.mark.parametrize("block", [1, 8, 32, 128, 256])
+@pytest.mark.parametrize("block", [32, 128, 256, 512, 2048])
 def test_blocks_and_shards(block):
     """Short blocks, local parts that begin anywhere in the whole, misaligned memory."""
     cuda = Run("adamw")
@@ -171,6 +177,37 @@ def test_blocks_and_shards(block):
             run.set_grads(random_grads(run, t))
             run.step()
     assert_same(cuda, cpu)
+
+
+@pytest.mark.parametrize("entry", CODED, ids=lambda e: e["name"])
+def test_every_format(entry):
+    """Blocks of two lengths, both roundings, and every scale that is measured."""
+    name, signed = entry["name"], entry["signed"]
+    slot = [s["signed"] for s in RULES["adamw"]["slots"]].index(signed)
+    ways = [{"format": name, "block": b, "stochastic": b == 64} for b in (64, 512)]
+    if entry["measurable"]:
+        ways += [{"format": name, "scale": kind} for kind in ("row", "column", "tensor", "rank1")]
+    cuda = Run("adamw")
+    torch.manual_seed(2)
+    for i, way in enumerate(ways):
+        formats = ["float32", "float32"]
+        formats[slot] = way
+        param = torch.randn(33, 700, device=DEVICE).bfloat16()
+        cuda.add(param, torch.zeros_like(param), "bfloat16_stochastic", formats, stream=i)
+    cpu = cuda.to("cpu")
+    for t in range(3):
+        for run in (cuda, cpu):
+            run.set_grads(random_grads(run, t))
+            run.step()
+    assert_same(cuda, cpu)
+
+
+@pytest.mark.parametrize("entry", CODED, ids=lambda e: e["name"])
+def test_rows_and_blocks_that_are_cut(entry):
+    formats = partner(entry)
+    whole = run_whole(formats, 4)
+    check_flat_shards(formats, whole, DEVICE)
+    check_columns_inside_blocks(formats, whole, DEVICE)
 
 
 def test_values_at_the_edges():
@@ -215,7 +252,7 @@ def test_a_thousand_tensors():
 
 
 @pytest.mark.parametrize("name", [s["name"] for s in CATALOG["state"] if s["scaled"]])
-@pytest.mark.parametrize("block", [1, 16, 64, 256])
+@pytest.mark.parametrize("block", [32, 64, 256, 2048])
 def test_encode_decode(name, block):
     torch.manual_seed(0)
     x = torch.randn(300, 1037) * torch.logspace(-40, 37, 300)[:, None]
@@ -225,11 +262,8 @@ def test_encode_decode(name, block):
     on_cuda = torch.ops.lowbit.encode(x.to(DEVICE), name, block)
     assert torch.equal(on_cuda[0].cpu(), codes) and torch.equal(bits(on_cuda[1]), bits(scales))
 
-    codes = torch.arange(256, dtype=torch.uint8).repeat(6, 2)
-    scales = torch.tensor([1.0, 0.0, float("nan"), 3.7e-5, 3e38, 2.0**-126])
-    scales = scales[:, None].repeat(1, 512 // block)
-    values = torch.ops.lowbit.decode(codes, scales, name, block, 512)
-    on_cuda = torch.ops.lowbit.decode(codes.to(DEVICE), scales.to(DEVICE), name, block, 512).cpu()
+    values = torch.ops.lowbit.decode(codes, scales, name, block, 1037)
+    on_cuda = torch.ops.lowbit.decode(codes.to(DEVICE), scales.to(DEVICE), name, block, 1037).cpu()
     assert torch.equal(values.isnan(), on_cuda.isnan())
     assert torch.equal(bits(values.nan_to_num()), bits(on_cuda.nan_to_num()))
 

@@ -54,13 +54,14 @@ def run_whole(formats, steps):
 class Part:
     """A rectangle of rows and columns, ragged at its ends."""
 
-    def __init__(self, rows, cols, front, back, cut, formats):
+    def __init__(self, rows, cols, front, back, cut, formats, device="cpu"):
         (self.r0, self.r1), (self.c0, self.c1) = rows, cols
         self.front, self.back, self.formats = front, back, formats
         n, m = self.r1 - self.r0, self.c1 - self.c0
         plan = plan_row(n, m, formats, "bfloat16_stochastic", first=self.r0 * COLS + self.c0, stream=7, global_cols=COLS)  # fmt: skip
         plan[0, -3:] = torch.tensor([front, back, cut])
-        self.plan, self.p, self.count = plan, self.of(weights()), [torch.zeros(1)]
+        self.plan, self.p, self.device = plan, self.of(weights()).to(device), torch.device(device)
+        self.count = [torch.zeros(1, device=device)]
         self.state = []
         for name in formats:
             entry = ops.state_format(name)
@@ -68,7 +69,7 @@ class Part:
             wide = COLS if cut == CUT_ALL else m
             codes, _ = ops.encode(zeros, name, entry["block"])
             _, scales = ops.encode(torch.zeros(n, wide), name, entry["block"])
-            self.state += [codes, scales]
+            self.state += [codes.to(device), scales.to(device)]
 
     def of(self, whole):
         return self.held(whole[self.r0 : self.r1, self.c0 : self.c1])
@@ -80,14 +81,14 @@ class Part:
 
     def step(self, phase, grad, scratch):
         ops.step(
-            RULE, [self.p], [self.of(grad)], self.state, self.count, self.plan, HYPER, phase=phase, scratch=scratch
+            RULE, [self.p], [self.of(grad).to(self.device)], self.state, self.count, self.plan, HYPER, phase=phase, scratch=scratch
         )  # fmt: skip
 
 
 def run_parts(parts, steps, share):
     for step in range(steps):
         grad = gradients(step)
-        scratch = [ops.scratch(RULE, part.plan, torch.device("cpu")) for part in parts]
+        scratch = [ops.scratch(RULE, part.plan, part.device) for part in parts]
         for part, own in zip(parts, scratch, strict=True):
             part.step(0, grad, own)
         share(parts, [own[5] for own in scratch])
@@ -98,16 +99,18 @@ def run_parts(parts, steps, share):
 def check(parts, whole, formats):
     p, state = whole
     for part in parts:
-        assert torch.equal(part.p.view(torch.int16), part.of(p).view(torch.int16))  # NaN too
+        assert torch.equal(part.p.cpu().view(torch.int16), part.of(p).view(torch.int16))  # NaN too
         for k, name in enumerate(formats):
             bits = ops.state_format(name)["bits"]
             cols = part.c1 - part.c0
             got, want = (
-                t.view(torch.int16) if bits > 8 else unpack(t.view(torch.uint8), bits, n)
+                t.cpu().view(torch.int16)
+                if bits > 8
+                else unpack(t.cpu().view(torch.uint8), bits, n)
                 for t, n in ((part.state[2 * k], cols), (state[2 * k], COLS))
             )
             assert torch.equal(part.held(got), part.of(want)), f"codes of {name}"
-            scales, all_scales = part.state[2 * k + 1], state[2 * k + 1][part.r0 : part.r1]
+            scales, all_scales = part.state[2 * k + 1].cpu(), state[2 * k + 1][part.r0 : part.r1]
             assert scales.shape == all_scales.shape
             assert torch.equal(scales.view(torch.uint8), all_scales.contiguous().view(torch.uint8)), f"scales of {name}"  # fmt: skip
 
@@ -115,46 +118,45 @@ def check(parts, whole, formats):
 CODED = [entry for entry in FORMATS if entry["scaled"]]
 
 
+def share_largest(parts, blocks):
+    assert all(len(b) == len(blocks[0]) for b in blocks)
+    most = torch.stack(blocks).amax(0)
+    for b in blocks:
+        b.copy_(most)
+
+
+def check_flat_shards(formats, whole, device="cpu"):
+    """Three shards of the flattened matrix: the ends lie inside rows, blocks and bytes; one row, and no other cut one, is in all three."""
+    ends = [0, 2 * COLS + 13, 2 * COLS + 429, ROWS * COLS]
+    parts = []
+    for begin, end in itertools.pairwise(ends):
+        r0, r1 = begin // COLS, -(-end // COLS)
+        parts.append(Part((r0, r1), (0, COLS), begin - r0 * COLS, r1 * COLS - end, CUT_ENDS, formats, device))  # fmt: skip
+    run_parts(parts, 4, share_largest)
+    check(parts, whole, formats)
+
+
+def check_columns_inside_blocks(formats, whole, device="cpu"):
+    """Three shards of columns whose first blocks begin elsewhere; one holds less than a block."""
+    ends = [0, 56, 360, COLS]  # of codes of any width on a byte
+    parts = [Part((0, ROWS), ends, 0, 0, CUT_ALL, formats, device) for ends in itertools.pairwise(ends)]  # fmt: skip
+    run_parts(parts, 4, share_largest)
+    check(parts, whole, formats)
+
+
 @pytest.mark.parametrize("entry", CODED, ids=lambda e: e["name"])
 def test_flat_shards(entry):
-    """Three shards of the flattened matrix: the ends lie inside rows, blocks and bytes; one row is in all three."""
     formats = partner(entry)
     whole = run_whole(formats, 4)
     for isa in ISAS if entry["name"] in ("dynamic8", "dynamic4") else ISAS[-1:]:
         ops.set_isa(isa)
-        ends = [0, 2 * COLS + 13, 2 * COLS + 429, ROWS * COLS]
-        parts = []
-        for begin, end in itertools.pairwise(ends):
-            r0, r1 = begin // COLS, -(-end // COLS)
-            parts.append(Part((r0, r1), (0, COLS), begin - r0 * COLS, r1 * COLS - end, CUT_ENDS, formats))  # fmt: skip
-
-        def share(parts, blocks):
-            assert all(
-                len(b) == len(blocks[0]) for b in blocks
-            )  # each has row 2 and no other cut one
-            most = torch.stack(blocks).amax(0)
-            for b in blocks:
-                b.copy_(most)
-
-        run_parts(parts, 4, share)
-        check(parts, whole, formats)
+        check_flat_shards(formats, whole)
 
 
 @pytest.mark.parametrize("entry", CODED, ids=lambda e: e["name"])
 def test_columns_inside_blocks(entry):
-    """Three shards of columns whose first blocks begin elsewhere; one holds less than a block."""
     formats = partner(entry)
-    whole = run_whole(formats, 4)
-    ends = [0, 56, 360, COLS]  # of codes of any width on a byte
-    parts = [Part((0, ROWS), ends, 0, 0, CUT_ALL, formats) for ends in itertools.pairwise(ends)]  # fmt: skip
-
-    def share(parts, blocks):
-        most = torch.stack(blocks).amax(0)
-        for b in blocks:
-            b.copy_(most)
-
-    run_parts(parts, 4, share)
-    check(parts, whole, formats)
+    check_columns_inside_blocks(formats, run_whole(formats, 4))
 
 
 def test_a_cut_that_nobody_shares_is_seen():

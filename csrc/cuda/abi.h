@@ -9,7 +9,7 @@
 
 namespace lowbit {
 
-constexpr int kCudaAbi = 3;
+constexpr int kCudaAbi = 4;
 
 /// A measured scale of one slot as state keeps it: one tensor, or for rank 1 one for each
 /// dimension.
@@ -45,7 +45,7 @@ struct CudaStep {
   int64_t scale_count;
   void* sums[2];  // device: the sums of rows and of columns of all jobs, set to 0 before a round
   int64_t sums_bytes[2];
-  void* workspace;  // device, lowbit_cuda_workspace(count) bytes, 256-byte aligned
+  void* workspace;  // device, lowbit_cuda_workspace(jobs, count) bytes, 256-byte aligned
 };
 
 /// Float32 values [rows, cols] to codes and scales, or back.
@@ -68,7 +68,7 @@ struct CudaAccumulation {
 
 extern "C" {
 using CudaAbiFn = int (*)();                          // lowbit_cuda_abi
-using CudaWorkspaceFn = int64_t (*)(int64_t count);   // lowbit_cuda_workspace
+using CudaWorkspaceFn = int64_t (*)(const Job* jobs, int64_t count);  // lowbit_cuda_workspace
 using CudaStepFn = const char* (*)(const CudaStep*);  // lowbit_cuda_step
 using CudaCodeFn = const char* (*)(const CudaCode*);  // lowbit_cuda_encode, lowbit_cuda_decode
 using CudaAccumulateFn = const char* (*)(const CudaAccumulation*);  // lowbit_cuda_accumulate

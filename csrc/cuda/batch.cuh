@@ -59,7 +59,7 @@ __device__ __forceinline__ void stage_job(const Batch& batch, int64_t tile, int 
   const auto* from = reinterpret_cast<const uint64_t*>(batch.jobs + i);
   auto* to = reinterpret_cast<uint64_t*>(&staged);
   static_assert(sizeof(Job) % sizeof(uint64_t) == 0 && alignof(Job) == alignof(uint64_t));
-  __syncwarp();  // no lane still reads the job before
+  __syncwarp();  // memory order: no lane still reads the job before, all have voted
   for (int w = lane; w < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); w += kLanes)
     to[w] = from[w];
   __syncwarp();
@@ -108,19 +108,27 @@ struct Table {
 };
 
 /// The part of the job table that one launch of `prepare` writes, handed over by value: a captured
-/// graph keeps its own copy.
+/// graph keeps its own copy. Kernel arguments end at 32764 bytes, and most of a job is like the one
+/// before, so of each only the words are here in which it differs from the first.
 struct Prepare {
-  static constexpr int kThreads = 32, kJobs = kThreads;  // kernel arguments end at 32764 bytes
+  static constexpr int kThreads = 128, kJobs = 256, kWords = 2300;
+  static constexpr int kJobWords =
+      static_cast<int>(__builtin_offsetof(Job, coef) / sizeof(uint64_t));
   struct Item {
-    Job job;
     int64_t end, matrix_end;
     float* step;
+    uint64_t differs[2];  // a bit for each word of the job
+    int at;               // its words among all
+    bool counts;          // whether it is this item that increments the step
   };
+  static_assert(kJobWords <= 128 && __builtin_offsetof(Job, coef) % sizeof(uint64_t) == 0);
   Table table;
   const float *lr, *grad_scale, *found_inf;  // or null
   double hyper[kMostHypers];
   int count, maximize, phase, phases;
+  uint64_t first[kJobWords];
   Item item[kJobs];
+  uint64_t words[kWords];
 };
 static_assert(sizeof(Prepare) <= 32764);
 
@@ -133,13 +141,22 @@ struct PrepareShared {
 /// set.
 __global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare) call) {
   LB_SHARED(PrepareShared, shared);
-  const int i = static_cast<int>(threadIdx.x);
+  const int i = static_cast<int>(blockIdx.x * Prepare::kThreads + threadIdx.x);
   if (i >= call.count) return;
   if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
   const Prepare::Item& item = call.item[i];
   Job& job = call.table.jobs[i];
+  auto* words = reinterpret_cast<uint64_t*>(&job);
+  int next = item.at;
+  LB_UNROLL(1)
+  for (int w = 0; w < Prepare::kJobWords; ++w) {
+    const bool own = item.differs[w / 64] >> (w % 64) & 1;
+    words[w] = own ? call.words[next] : call.first[w];
+    next += own;
+  }
   float step = *item.step;
-  if (call.phase == 0) *item.step = step = step + 1.0f;
+  if (call.phase == 0) step += 1.0f;
+  if (call.phase == 0 && item.counts) *item.step = step;
   const int64_t t = llrintf(step);
   double hyper[kMostHypers];
   for (int k = 0; k < kMostHypers; ++k) hyper[k] = call.hyper[k];
@@ -149,10 +166,9 @@ __global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare
 
   call.table.ends[i] = item.end;
   call.table.matrix_ends[i] = item.matrix_end;
-  job = item.job;
   job.random.step = static_cast<uint32_t>(t);
   job.write_param = hyper[0] != 0.0;
-  visit(item.job.rule, UpdateRules{}, [&](auto rule) {
+  visit(job.rule, UpdateRules{}, [&](auto rule) {
     using U = decltype(rule);
     using Coef = typename U::Coef;
     static_assert(sizeof(Coef) <= sizeof(job.coef) && alignof(Coef) <= 8);
@@ -165,13 +181,27 @@ __global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare
           if (kRound == call.phase - 1)
             call.table.moves[i] = factor_move<U>(U::grid_factor(kRound), coef);
         }
-        settle_round<U>(kRound, item.job.totals, item.job.numel, item.job.numbers,
-                        call.phase == call.phases, shared.digit[i], coef);
+        settle_round<U>(kRound, job.totals, job.numel, job.numbers, call.phase == call.phases,
+                        shared.digit[threadIdx.x], coef);
       };
       for_each_round<U>(settle);
     }
     *reinterpret_cast<Coef*>(job.coef) = coef;
   });
+}
+
+/// Increments the steps of jobs that several items of a table share, when none of them reads it any
+/// more.
+struct Steps {
+  static constexpr int kMany = 1024, kThreads = 128;
+  const float* found_inf;  // or null
+  int count;
+  float* step[kMany];
+};
+__global__ void __launch_bounds__(Steps::kThreads) count_steps(LB_ARGUMENT(Steps) call) {
+  if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
+  for (int i = static_cast<int>(threadIdx.x); i < call.count; i += Steps::kThreads)
+    *call.step[i] += 1.0f;
 }
 
 }  // namespace lowbit::cuda

@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) code(const Cuda
   AnyWarp& w = shared.warp[thread / kLanes];
   Job& job = w.job;
   if (lane == 0) {
-    job.cols = call.cols, job.tile = call.block > kTile ? call.block : kTile;
+    job.rows = call.rows, job.cols = call.cols, job.front = 0, job.back = 0, job.cut = kNoCut;
+    job.tile = call.block > kTile ? call.block : kTile;
     StateSlot slot{};
     slot.values = call.codes, slot.scales = call.scales;
     slot.format = call.format, slot.block = call.block, slot.kind = kBlock;
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) code(const Cuda
     for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
       LB_UNROLL(1)
       for (int64_t col = tile.col; col < tile.end; col += kTile) {
-        const Chunk at = chunk_at(tile, col);
+        const Chunk at = chunk_at(job, tile, col);
         const int first = static_cast<int>(col - tile.col);
         float* values = call.values + at.row * call.cols + at.col;
         if constexpr (kEncode) {

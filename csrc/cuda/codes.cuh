@@ -86,6 +86,18 @@ constexpr Books make_books(Types<F...>) {
   return books;
 }
 
+/// Where a codebook's tables begin.
+template <class F, class... All>
+constexpr int book_offset(Types<All...>) {
+  int offset = 0;
+  bool found = false;
+  ((found = found || __is_same(F, All), offset += found ? 0 : book_entries<All>()), ...);
+  return offset;
+}
+
+template <class F>
+constexpr int kBookOffset = book_offset<F>(StateFormats{});
+
 LB_TABLE Books kBooks = make_books(StateFormats{});
 LB_TABLE Shapes kShapes = make_shapes(StateFormats{});
 

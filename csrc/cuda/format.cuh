@@ -51,49 +51,76 @@ constexpr int bytes_at(int index, Types<F...>) {
   return bytes[index];
 }
 
-/// Eight neighbouring values as the memory holds them, moved in pieces of up to 16 bytes.
-template <class Storage>
+/// What one instruction moves. A struct of our own would be taken apart into words, and so are plain
+/// stores of what was put together from halves; those by __stcg are not.
+template <int kWords>
+struct Moved;
+template <>
+struct Moved<1> {
+  using Type = uint32_t;
+  static __device__ __forceinline__ Type of(const uint32_t* word) { return *word; }
+  static __device__ __forceinline__ void to(Type from, uint32_t* word) { *word = from; }
+};
+template <>
+struct Moved<2> {
+  using Type = uint2;
+  static __device__ __forceinline__ Type of(const uint32_t* word) {
+    return make_uint2(word[0], word[1]);
+  }
+  static __device__ __forceinline__ void to(Type from, uint32_t* word) {
+    word[0] = from.x, word[1] = from.y;
+  }
+};
+template <>
+struct Moved<4> {
+  using Type = uint4;
+  static __device__ __forceinline__ Type of(const uint32_t* word) {
+    return make_uint4(word[0], word[1], word[2], word[3]);
+  }
+  static __device__ __forceinline__ void to(Type from, uint32_t* word) {
+    word[0] = from.x, word[1] = from.y, word[2] = from.z, word[3] = from.w;
+  }
+};
+
+/// Eight neighbouring values of `kBits` bits as the memory holds them, moved in pieces of up to 16
+/// bytes.
+template <class Storage, int kBits = 8 * static_cast<int>(sizeof(Storage))>
 struct Pack8 {
-  static constexpr int kBytes = 8 * sizeof(Storage), kWords = kBytes / 4,
-                       kPiece = kWords < 4 ? kWords : 4;
-  struct alignas(4 * kPiece) Piece {
-    uint32_t word[kPiece];
-  };
-  Piece piece[kWords / kPiece];
+  static constexpr int kWords = kBits / 4, kPiece = kWords < 4 ? kWords : 4;
+  using Piece = Moved<kPiece>;
+  uint32_t word[kWords];
 
   static __device__ __forceinline__ Pack8 load(const void* at) {
     Pack8 pack;
-    for (int i = 0; i < kWords / kPiece; ++i) pack.piece[i] = static_cast<const Piece*>(at)[i];
+    for (int i = 0; i < kWords / kPiece; ++i)
+      Piece::to(static_cast<const typename Piece::Type*>(at)[i], pack.word + i * kPiece);
     return pack;
   }
   __device__ __forceinline__ void store(void* at) const {
-    for (int i = 0; i < kWords / kPiece; ++i) static_cast<Piece*>(at)[i] = piece[i];
+    for (int i = 0; i < kWords / kPiece; ++i)
+      __stcg(static_cast<typename Piece::Type*>(at) + i, Piece::of(word + i * kPiece));
   }
   __device__ __forceinline__ void clear() {
-    for (int i = 0; i < kWords; ++i) word(i) = 0;
+    for (int i = 0; i < kWords; ++i) word[i] = 0;
   }
   __device__ __forceinline__ Storage get(int e) const {
-    if constexpr (sizeof(Storage) == 4) {
-      return __builtin_bit_cast(Storage, piece[e / kPiece].word[e % kPiece]);
+    if constexpr (kBits == 32) {
+      return __builtin_bit_cast(Storage, word[e]);
     } else {
-      const int w = e * static_cast<int>(sizeof(Storage)) / 4,
-                shift = e * static_cast<int>(sizeof(Storage)) % 4 * 8;
-      return static_cast<Storage>(piece[w / kPiece].word[w % kPiece] >> shift);
+      return static_cast<Storage>(word[e * kBits / 32] >> (e * kBits % 32) & kMask);
     }
   }
   __device__ __forceinline__ void set(int e, Storage x) {
-    if constexpr (sizeof(Storage) == 4) {
-      word(e) = __builtin_bit_cast(uint32_t, x);
+    if constexpr (kBits == 32) {
+      word[e] = __builtin_bit_cast(uint32_t, x);
     } else {
-      const int w = e * static_cast<int>(sizeof(Storage)) / 4,
-                shift = e * static_cast<int>(sizeof(Storage)) % 4 * 8;
-      constexpr uint32_t kOnes = static_cast<Storage>(~Storage{0});
-      word(w) = (word(w) & ~(kOnes << shift)) | static_cast<uint32_t>(x) << shift;
+      const int w = e * kBits / 32, shift = e * kBits % 32;
+      word[w] = (word[w] & ~(kMask << shift)) | (static_cast<uint32_t>(x) & kMask) << shift;
     }
   }
 
  private:
-  __device__ __forceinline__ uint32_t& word(int w) { return piece[w / kPiece].word[w % kPiece]; }
+  static constexpr uint32_t kMask = kBits == 32 ? ~0u : (1u << (kBits % 32)) - 1;
 };
 
 }  // namespace lowbit::cuda

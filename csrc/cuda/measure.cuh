@@ -73,9 +73,62 @@ __device__ __forceinline__ void add_values(const float* x, int begin, int end, i
 
 // ---- sums of a round ----
 
+/// Rows of a two-dimensional parameter that a warp measures one below another, so that it adds to
+/// the sums of columns once for all of them.
+constexpr int kStripRows = 32;
+
+/// With more dimensions every row has column sums of its own.
+LB_HD int64_t rows_in_strip(const Job& job) { return job.inner_cols == job.cols ? kStripRows : 1; }
+/// What a warp measures at a time: a tile of each row of a strip.
+LB_HD int64_t measure_parts(const Job& job) {
+  return ceil_div(job.rows, rows_in_strip(job)) * job.tiles_per_row();
+}
+
+/// What a strip adds to the sums of a chunk's columns. Each column has a window of exponents, placed
+/// by its first value, in which the terms of all rows have an exact sum in 64 bits; what lies outside
+/// is added by itself. A lane has every 32nd column, and nobody else looks at it.
+struct ColumnSums {
+  // 24 bits of a mantissa, 5 for 32 rows, 33 of the window, and the sign.
+  static constexpr int kAbove = 33, kBelow = 20, kNone = 255;
+  static constexpr int kLastBase = 16 * (ExactSum::kBins - 3) - 1;  // four pieces stay below kBins
+  static_assert(24 + 5 + kAbove < 63 && kStripRows <= 32 && kLastBase + kAbove > 253);
+  int64_t sum[kTile];
+  uint8_t base[kTile];
+
+  __device__ __forceinline__ void forget(int lane) {
+    for (int i = lane; i < kTile; i += kLanes) base[i] = kNone;
+  }
+  __device__ __forceinline__ void add(int i, float x, int64_t* words) {
+    if (magnitude_bits(x) == 0) return;
+    const Term t = term_of(x);
+    int low = base[i];
+    if (low == kNone) {
+      low = t.position > kBelow ? t.position - kBelow : 0;
+      low = low < kLastBase ? low : kLastBase;
+      base[i] = static_cast<uint8_t>(low);
+      sum[i] = 0;
+    }
+    const int shift = t.position - low;
+    if (magnitude_bits(x) < kInfinityBits && shift >= 0 && shift <= kAbove) {
+      sum[i] += t.mantissa << shift;
+    } else {
+      add_value(x, words);
+    }
+  }
+  __device__ __forceinline__ void flush(int i, int64_t* words) const {
+    if (base[i] == kNone) return;
+    const int low = base[i];
+    for (int k = 0; k < 4; ++k) {
+      const int64_t piece = k < 3 ? (sum[i] >> (16 * k)) & 0xffff : sum[i] >> 48;
+      add_word(words + (low >> 4) + k, piece << (low & 15));
+    }
+  }
+};
+
 struct MeasureWarp {
   AnyWarp any;
   int64_t totals[kMaxTotals][ExactSum::kWords];  // of the job that the warp is at
+  ColumnSums columns;
 };
 struct MeasureShared {
   TablesOf<StateFormats> tables;
@@ -90,6 +143,10 @@ __device__ __forceinline__ void measure_values(AnyWarp& w, const Chunk& at, int 
     Values<U> s{};
     for (int k = 0; k < U::kSlots; ++k) s[k] = w.s[k][i];
     float f[2 * kMaxFactors] = {}, grid = 0.0f, totals[kMaxTotals] = {};
+    if (!at.has(i)) {
+      w.g[i] = w.p[i] = w.s[0][i] = 0.0f;
+      continue;
+    }
     factors_at<U>(w.job, at.row, at.col + i, f);
     U::template measure<kRound>(w.g[i], w.p[i], s, f, coef, grid, totals);
     w.g[i] = grid;
@@ -112,22 +169,29 @@ __device__ __forceinline__ void measure_chunk(AnyWarp& w, const Chunk& at, int r
 }
 
 /// Sums of rows and columns of the matrices that the chunk lies in.
-__device__ __forceinline__ void add_grid(const AnyWarp& w, const Chunk& at, const Factor& factor,
+__device__ __forceinline__ void add_grid(MeasureWarp& own, const Chunk& at, const Factor& factor,
                                          int lane) {
+  const AnyWarp& w = own.any;
   const Job& job = w.job;
-  const bool short_rows = job.inner_cols < kLanes;
+  const bool short_rows = job.inner_cols < kLanes, whole = job.inner_cols == job.cols;
   for (int i = lane; i < at.n; i += kLanes) {
+    if (!at.has(i)) continue;
     const Inner inner = inner_of(job, at.row, at.col + i);
     const int64_t c = inner.matrix * (job.inner_cols + 1) + inner.col;
-    add_value(w.g[i], factor.col_sums + c * ExactSum::kWords);
+    int64_t* words = factor.col_sums + c * ExactSum::kWords;
+    if (whole) {
+      own.columns.add(i, w.g[i], words);
+    } else {
+      add_value(w.g[i], words);
+    }
     if (short_rows) add_value(w.g[i], factor.row_sums + inner.row * ExactSum::kWords);
   }
   if (short_rows) return;
   LB_UNROLL(1)
-  for (int begin = 0; begin < at.n;) {
+  for (int begin = at.begin; begin < at.end;) {
     const Inner inner = inner_of(job, at.row, at.col + begin);
     const int64_t left = job.inner_cols - inner.col;
-    const int end = left < at.n - begin ? begin + static_cast<int>(left) : at.n;
+    const int end = left < at.end - begin ? begin + static_cast<int>(left) : at.end;
     add_values(w.g, begin, end, factor.row_sums + inner.row * ExactSum::kWords, lane);
     begin = end;
   }
@@ -139,7 +203,7 @@ struct RoundShape {
 
 /// Adds the warp's totals to the job's.
 __device__ __forceinline__ void flush_totals(MeasureWarp& w, int round, int lane) {
-  __syncwarp();
+  __syncwarp();  // memory order: carrying is no atomic addition
   if (lane < kMaxTotals) exact_carry(w.totals[lane]);
   __syncwarp();
   for (int k = 0; k < kMaxTotals; ++k) {
@@ -149,7 +213,7 @@ __device__ __forceinline__ void flush_totals(MeasureWarp& w, int round, int lane
       w.totals[k][lane] = 0;
     }
   }
-  __syncwarp();
+  __syncwarp();  // memory order: additions follow a shuffle
 }
 
 __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
@@ -171,27 +235,55 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     if (place.end != 0 && i >= place.end) flush_totals(own, shape.round, lane);
     stage_job(batch, i, lane, w.job, place);
-    const TileAt tile = tile_at(job, i - place.begin);
+    const int64_t rows = rows_in_strip(job);
+    TileAt tile = tile_at(job, i - place.begin);
+    const int64_t strip = tile.row * rows;
     const int slots = slots_of(job.rule);
     LB_UNROLL(1)
     for (int64_t col = tile.col; col < tile.end; col += kTile) {
-      const Chunk at = chunk_at(tile, col);
-      load_chunk(w, at, slots, lane, shared.tables);
-      measure_chunk(w, at, shape.round, lane);
+      own.columns.forget(lane);
       LB_UNROLL(1)
-      for (int k = 0; k < shape.totals; ++k)
-        add_values(k == 0 ? w.p : w.s[0], 0, at.n, own.totals[k], lane);
-      if (shape.grid_factor < 0) continue;
-      if (job.batches == 1) add_values(w.g, 0, at.n, own.totals[kGridTotal], lane);
-      add_grid(w, at, job.factor[shape.grid_factor], lane);
+      for (tile.row = strip; tile.row < strip + rows && tile.row < job.rows; ++tile.row) {
+        const Chunk at = chunk_at(job, tile, col);
+        if (at.begin >= at.end) continue;
+        load_chunk(w, at, slots, lane, shared.tables);
+        measure_chunk(w, at, shape.round, lane);
+        LB_UNROLL(1)
+        for (int k = 0; k < shape.totals; ++k)
+          add_values(k == 0 ? w.p : w.s[0], 0, at.n, own.totals[k], lane);
+        if (shape.grid_factor < 0) continue;
+        if (job.batches == 1) add_values(w.g, 0, at.n, own.totals[kGridTotal], lane);
+        add_grid(own, at, job.factor[shape.grid_factor], lane);
+      }
+      if (shape.grid_factor < 0 || rows == 1) continue;
+      int64_t* words = job.factor[shape.grid_factor].col_sums + col * ExactSum::kWords;
+      for (int e = lane; e < kTile; e += kLanes) own.columns.flush(e, words + e * ExactSum::kWords);
     }
   }
   if (place.end != 0) flush_totals(own, shape.round, lane);
 }
 
-/// Adds the old row means to the sum behind each matrix's columns; a block of threads for each
-/// matrix. Batch::ends counts matrices.
-constexpr int kMatrixThreads = 128;
+/// What a block of threads settles: one of many matrices, or of a single one so many of its columns
+/// and then rows. Batch::ends counts them.
+constexpr int kMatrixThreads = 128, kSettled = kMatrixThreads / kLanes * kTile;
+
+LB_HD int64_t settle_parts(const Job& job) {
+  return job.batches == 1 ? ceil_div(job.inner_cols + job.inner_rows, kSettled) : job.batches;
+}
+struct SettlePart {
+  int64_t matrix, col, col_end, row, row_end;
+};
+__device__ __forceinline__ SettlePart settle_part(const Job& job, int64_t i) {
+  if (job.batches != 1) return {i, 0, job.inner_cols, 0, job.inner_rows};
+  const int64_t begin = i * kSettled, end = begin + kSettled, cols = job.inner_cols;
+  const auto within = [](int64_t at, int64_t length) {
+    return at < 0 ? 0 : at < length ? at : length;
+  };
+  return {0, within(begin, cols), within(end, cols), within(begin - cols, job.inner_rows),
+          within(end - cols, job.inner_rows)};
+}
+
+/// Adds the old row means to the sum behind each matrix's columns.
 
 __global__ void __launch_bounds__(kMatrixThreads, 4) old_rows(const Batch batch, const int k) {
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
@@ -199,13 +291,16 @@ __global__ void __launch_bounds__(kMatrixThreads, 4) old_rows(const Batch batch,
   for (int64_t m = blockIdx.x; m < batch.tiles; m += gridDim.x) {
     const int64_t i = find_job(batch, m, lane);
     const Job& job = batch.jobs[i];
-    const int64_t b = m - (i > 0 ? batch.ends[i - 1] : 0);
+    const SettlePart part = settle_part(job, m - (i > 0 ? batch.ends[i - 1] : 0));
+    const int64_t b = part.matrix;
     const Factor& factor = job.factor[k];
     int64_t* words =
         factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
-    for (int64_t r = thread / kLanes * kTile; r < job.inner_rows;
-         r += kMatrixThreads / kLanes * kTile) {
-      const int64_t left = job.inner_rows - r;
+    // A row that begins elsewhere counts there.
+    const int64_t skipped = job.front > 0 && b == 0 ? divide(job.cols, job.inner_cols) : 0;
+    const int64_t first = part.row > skipped ? part.row : skipped;
+    for (int64_t r = first + thread / kLanes * kTile; r < part.row_end; r += kSettled) {
+      const int64_t left = part.row_end - r;
       add_values(factor.row + b * job.inner_rows + r, 0,
                  static_cast<int>(left < kTile ? left : kTile), words, lane);
     }
@@ -217,8 +312,8 @@ struct SettleShared {
   double mean;
 };
 
-/// Moves row and column means to the sums; a block of threads for each matrix, which needs the sum
-/// over its columns (of a single matrix: the total of its grid) before it can divide its rows.
+/// Moves row and column means to the sums. The rows are divided by a mean for which the sum over all
+/// columns of their matrix must be known; of a single matrix it is the total of its grid.
 __global__ void __launch_bounds__(kMatrixThreads, 4)
     settle_factor(const Batch batch, const FactorMove* moves, const RoundShape shape) {
   LB_SHARED(SettleShared, shared);
@@ -231,17 +326,17 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
     const int64_t i = find_job(batch, m, lane);
     const Job& job = batch.jobs[i];
     const FactorMove move = moves[i];
-    const int64_t b = m - (i > 0 ? batch.ends[i - 1] : 0);
+    const SettlePart part = settle_part(job, m - (i > 0 ? batch.ends[i - 1] : 0));
+    const int64_t b = part.matrix;
     const Factor& factor = job.factor[shape.grid_factor];
     const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
     const double cols = static_cast<double>(job.global_inner_cols),
                  rows = static_cast<double>(job.global_inner_rows);
     if (job.global_inner_rows == 0 || job.global_inner_cols == 0) continue;  // nothing has a mean
-    __syncthreads();  // no thread still reads what the matrix before left
     if (thread < kWords) shared.added[thread] = 0;
     __syncthreads();
     LB_UNROLL(1)
-    for (int64_t c = thread; c < job.inner_cols; c += kMatrixThreads) {
+    for (int64_t c = part.col + thread; c < part.col_end; c += kMatrixThreads) {
       const int64_t* words = sums + c * kWords;
       float& mean = factor.col[b * job.inner_cols + c];
       mean = moved(mean, exact_value(words, digit) / rows, move.weight);
@@ -251,7 +346,7 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
       for (int w = 0; w < kWords; ++w) add_word(shared.added + w, digit[w]);
     }
     __syncthreads();
-    if (thread == 0) {
+    if (thread == 0 && part.row < part.row_end) {
       const double old = exact_value(sums + job.inner_cols * kWords, digit) / rows;
       const int64_t* all = job.batches == 1
                                ? job.totals + (shape.round * kMaxTotals + kGridTotal) * kWords
@@ -259,9 +354,9 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
       shared.mean = mean_of_rows(old, exact_value(all, digit) / (rows * cols), move);
     }
     __syncthreads();
+    const int64_t base = b * job.inner_rows;
     LB_UNROLL(1)
-    for (int64_t r = b * job.inner_rows + thread; r < (b + 1) * job.inner_rows;
-         r += kMatrixThreads) {
+    for (int64_t r = base + part.row + thread; r < base + part.row_end; r += kMatrixThreads) {
       const float row = moved(factor.row[r],
                               exact_value(factor.row_sums + r * kWords, digit) / cols, move.weight);
       factor.row[r] = row;

@@ -12,6 +12,24 @@ __device__ __forceinline__ void raise(uint32_t* most, uint32_t bits) {
   if (*static_cast<volatile uint32_t*>(most) < bits) atomicMax(most, bits);
 }
 
+/// What the chunk holds of the blocks of a cut row, as StateSlot::block_next has it. A warp has
+/// whole blocks of the part, so nobody else measures these.
+__device__ __forceinline__ void raise_blocks(AnyWarp& w, int k, const Chunk& at, int64_t cut,
+                                             int lane) {
+  const StateSlot& slot = w.job.state[k];
+  const BlockAt block = block_of(slot, w.job, cut, at.col);
+  uint32_t* next = slot.block_next + 2 * (block.row + block.col);
+  LB_UNROLL(1)
+  for (int begin = 0; begin < at.n; begin += slot.block, next += 2) {
+    const int end = begin + slot.block < at.n ? begin + slot.block : at.n;
+    const Extremes e = extremes(w.s[k], begin, end, lane);
+    if (lane != 0) continue;
+    const uint32_t rest = e.least == kNoLeast ? 0 : 0x7fffffffu - e.least;
+    next[0] = e.most > next[0] ? e.most : next[0];
+    next[1] = rest > next[1] ? rest : next[1];
+  }
+}
+
 __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(const Batch batch) {
   LB_SHARED(AnyShared, shared);
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
@@ -26,19 +44,23 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     stage_job(batch, i, lane, w.job, place);
     const int slots = slots_of(job.rule);
-    if (!job.measures_scales(slots)) continue;
-    const TileAt tile = tile_at(job, i - place.begin);
+    TileAt tile = tile_at(job, i - place.begin);
+    tile.row = job.measured_row(tile.row, slots);
+    if (!is_here(job, tile)) continue;
+    const int64_t cut = job.cut_row(tile.row);
     LB_UNROLL(1)
     for (int64_t col = tile.col; col < tile.end; col += kTile) {
-      const Chunk at = chunk_at(tile, col);
+      const Chunk at = chunk_at(job, tile, col);
       load_chunk(w, at, slots, lane, shared.tables);
       update_chunk(w, at, lane);
       LB_UNROLL(1)
       for (int k = 0; k < slots; ++k) {
         const StateSlot& slot = job.state[k];
+        if (slot.kind == kBlock && cut >= 0) raise_blocks(w, k, at, cut, lane);
         if (!is_measured(slot.kind)) continue;
         uint32_t most = 0;
         for (int e = lane; e < at.n; e += kLanes) {
+          if (!at.has(e)) continue;
           const uint32_t bits = magnitude_bits(w.s[k][e]);
           most = bits > most ? bits : most;
           if (slot.col_next != nullptr) raise(slot.col_next + col + e, bits);
@@ -47,6 +69,55 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(
         if (lane == 0 && slot.row_next != nullptr)
           raise(slot.row_next + at.row * slot.row_stride, most);
       }
+    }
+  }
+}
+
+/// The scales of cut rows, all of the row's, from what all holders measured.
+struct CutScales {
+  static constexpr int kBlocksEach = 16, kThreads = 128;
+};
+/// Every `each`-th cut row from `first` on, a block of the row by each thread.
+template <class Scale>
+__device__ __forceinline__ void write_scales(const StateSlot& slot, const Job& job, int64_t first,
+                                             int64_t each, int64_t thread) {
+  const int shift = __ffs(slot.block) - 1;
+  const int64_t cols = job.cut == kCutAll ? job.global_cols : job.cols,
+                blocks = (cols + slot.block - 1) >> shift, rows = job.cut_rows();
+  LB_UNROLL(1)
+  for (int64_t cut = first; cut < rows; cut += each) {
+    const int64_t row = job.measured_row(cut, 0);
+    LB_UNROLL(1)
+    for (int64_t b = thread; b < blocks; b += CutScales::kThreads) {
+      const uint32_t* next = slot.block_next + 2 * (cut * blocks + b);
+      const uint32_t rest = next[1];
+      const Scale scale = Scale::of(next[0], rest == 0 ? kNoLeast : 0x7fffffffu - rest);
+      scale.write(static_cast<typename Scale::Stored*>(slot.scales) +
+                  (row * blocks + b) * Scale::kStored);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(CutScales::kThreads) cut_scales(const Batch batch) {
+  if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
+  const int64_t first = blockIdx.x % CutScales::kBlocksEach, thread = threadIdx.x;
+  for (int64_t i = blockIdx.x / CutScales::kBlocksEach; i < batch.count;
+       i += gridDim.x / CutScales::kBlocksEach) {
+    const Job& job = batch.jobs[i];
+    if (job.cut == kNoCut) continue;
+    LB_UNROLL(1)
+    for (int k = 0; k < slots_of(job.rule); ++k) {
+      const StateSlot& slot = job.state[k];
+      if (slot.kind != kBlock) continue;
+      if (kShapes.at[slot.format].entries != 0) {
+        write_scales<BlockScale>(slot, job, first, CutScales::kBlocksEach, thread);
+        continue;
+      }
+      visit(slot.format, StateFormats{}, [&](auto format) {
+        using F = decltype(format);
+        if constexpr (F::kScaled && !IsCodebook<F>)
+          write_scales<typename F::Scale>(slot, job, first, CutScales::kBlocksEach, thread);
+      });
     }
   }
 }

@@ -50,22 +50,44 @@ struct AnyShared {
   AnyWarp warp[kAnyWarps];
 };
 
-/// Where a chunk is.
+/// Where a chunk is. It may begin before the part, as blocks do: the elements before `from` are not
+/// even in memory. Of the others [begin, end) are here; the rest lies in state, and is zero.
 struct Chunk {
   int64_t row, col;
-  int n;
+  int n, from, begin, end;
+  __device__ __forceinline__ bool has(int i) const { return i >= begin && i < end; }
 };
+
+/// Columns of a row of the whole before the part, where blocks are cut there; else 0.
+__device__ __forceinline__ int64_t offset_of(const Job& job) {
+  if (job.cut != kCutAll) return 0;
+  return job.first - divide(job.first, job.global_cols) * job.global_cols;
+}
+
+/// The index among a slot's scales of the first block of a chunk's row, and how far from it the
+/// chunk's first block lies.
+struct BlockAt {
+  int64_t row, col;
+};
+__device__ __forceinline__ BlockAt block_of(const StateSlot& slot, const Job& job, int64_t row,
+                                            int64_t col) {
+  const int shift = __ffs(slot.block) - 1;
+  const int64_t cols = job.cut == kCutAll ? job.global_cols : job.cols;
+  return {row * ((cols + slot.block - 1) >> shift), (offset_of(job) + col) >> shift};
+}
 
 // ---- codes of fewer than 8 bits ----
 
-/// n codes from memory to one byte each. Behind the n there may be others.
-__device__ __forceinline__ void spread(const uint8_t* in, int bits, uint8_t* codes, int n,
+/// n codes from memory to one byte each, those before `from`, at the edge of a byte, as zeros.
+/// Behind the n there may be others.
+__device__ __forceinline__ void spread(const uint8_t* in, int bits, uint8_t* codes, int n, int from,
                                        int lane) {
   __syncwarp();  // no lane still reads the codes before
   if (lane * 8 < n) {
     const int bytes = static_cast<int>(code_bytes(n, bits)) - lane * bits;
+    const int first = from * bits / 8 - lane * bits;
     uint64_t word = 0;
-    for (int b = 0; b < bits && b < bytes; ++b)
+    for (int b = first > 0 ? first : 0; b < bits && b < bytes; ++b)
       word |= static_cast<uint64_t>(in[lane * bits + b]) << (8 * b);
     const uint32_t mask = (1u << bits) - 1;
     uint32_t half[2] = {};
@@ -77,9 +99,9 @@ __device__ __forceinline__ void spread(const uint8_t* in, int bits, uint8_t* cod
   __syncwarp();
 }
 
-/// The inverse. Bits behind the last code are zero.
+/// The inverse: what lies before `from` stays. Bits behind the last code are zero.
 __device__ __forceinline__ void gather(const uint8_t* codes, int bits, uint8_t* out, int n,
-                                       int lane) {
+                                       int from, int lane) {
   __syncwarp();
   if (lane * 8 < n) {
     const auto* in = reinterpret_cast<const uint32_t*>(codes) + 2 * lane;
@@ -91,7 +113,9 @@ __device__ __forceinline__ void gather(const uint8_t* codes, int bits, uint8_t* 
       word |= (e < count ? code : 0) << (e * bits);
     }
     const int bytes = static_cast<int>(code_bytes(count, bits));
-    for (int b = 0; b < bytes; ++b) out[lane * bits + b] = static_cast<uint8_t>(word >> (8 * b));
+    const int first = from * bits / 8 - lane * bits;
+    for (int b = first > 0 ? first : 0; b < bytes; ++b)
+      out[lane * bits + b] = static_cast<uint8_t>(word >> (8 * b));
   }
 }
 
@@ -122,8 +146,8 @@ __device__ __forceinline__ ScalesAt scales_at(const StateSlot& slot, const Shape
     s.cols = cols != nullptr ? cols + at.col : nullptr;
   } else if (slot.kind == kBlock) {
     s.shift = __ffs(slot.block) - 1;
-    s.stored = static_cast<char*>(slot.scales) +
-               block_at(slot, job.cols, at.row, at.col) * shape.scale_bytes;
+    const BlockAt block = block_of(slot, job, at.row, at.col);
+    s.stored = static_cast<char*>(slot.scales) + (block.row + block.col) * shape.scale_bytes;
   }
   return s;
 }
@@ -148,13 +172,15 @@ __device__ __forceinline__ Extremes extremes(const float* x, int begin, int end,
 
 template <class Code>
 __device__ __forceinline__ void decode_values(const Code& code, const void* codes,
-                                              const ScalesAt& scales, float* out, int n, int lane) {
+                                              const ScalesAt& scales, float* out, int n, int from,
+                                              int lane) {
   const auto* in = static_cast<const typename Code::Storage*>(codes);
   if constexpr (Code::kScaled) {
     using Scale = typename Code::Format::Scale;
     const auto* stored = reinterpret_cast<const typename Scale::Stored*>(scales.stored);
     LB_UNROLL(2)
     for (int i = lane; i < n; i += kLanes) {
+      if (i < from) continue;
       const float z = code.decode(in[i]);
       if constexpr (!Scale::kNeedsLeast) {
         if (scales.measured) {
@@ -165,8 +191,9 @@ __device__ __forceinline__ void decode_values(const Code& code, const void* code
       out[i] = Scale::read(stored + (i >> scales.shift) * Scale::kStored).from_z(z);
     }
   } else {
-    for (int i = lane; i < n; i += kLanes)
-      out[i] = Device<typename Code::Format>::decode(in[i], code.tables);
+    for (int i = lane; i < n; i += kLanes) {
+      if (i >= from) out[i] = Device<typename Code::Format>::decode(in[i], code.tables);
+    }
   }
 }
 
@@ -185,7 +212,7 @@ struct Encoding {
 
 template <class Code>
 __device__ __forceinline__ void encode_values(const Code& code, const float* x, void* codes,
-                                              const Encoding& to, int n, int lane) {
+                                              const Encoding& to, int n, int from, int lane) {
   using Storage = typename Code::Storage;
   auto* out = static_cast<Storage*>(codes);
   if constexpr (Code::kScaled) {
@@ -194,6 +221,7 @@ __device__ __forceinline__ void encode_values(const Code& code, const float* x, 
     LB_UNROLL(1)
     for (int i = lane; i < n; i += kLanes) {
       if (to.scales.measured) {
+        if (i < from) continue;
         if constexpr (!Scale::kNeedsLeast) scale = Scale::of(to.scales.most(i), kNoLeast);
       } else if ((i & to.mask) < kLanes) {  // another block
         const int b = i >> to.scales.shift;
@@ -202,6 +230,7 @@ __device__ __forceinline__ void encode_values(const Code& code, const float* x, 
           scale.write(reinterpret_cast<typename Scale::Stored*>(to.scales.stored) +
                       b * Scale::kStored);
       }
+      if (i < from) continue;
       const float z = scale.to_z(x[i]);
       const uint32_t c = to.random != nullptr
                              ? stochastic_code(code, code.is_signed(), z, to.bits16(i))
@@ -211,6 +240,7 @@ __device__ __forceinline__ void encode_values(const Code& code, const float* x, 
   } else {
     using F = typename Code::Format;
     for (int i = lane; i < n; i += kLanes) {
+      if (i < from) continue;
       if constexpr (requires { F::encode(0.0f, 0u); }) {
         out[i] = to.random != nullptr ? F::encode(x[i], to.bits16(i)) : F::encode(x[i]);
       } else {
@@ -222,8 +252,9 @@ __device__ __forceinline__ void encode_values(const Code& code, const float* x, 
 
 __device__ __forceinline__ uint8_t* codes_at(const StateSlot& slot, const Shape& shape,
                                              int64_t cols, const Chunk& at) {
+  // A chunk that begins before the part does so by whole bytes of codes.
   return static_cast<uint8_t*>(slot.values) + at.row * code_bytes(cols, shape.bits) +
-         code_bytes(at.col, shape.bits);
+         (at.col * shape.bits >> 3);
 }
 
 __device__ __forceinline__ void decode_slot(AnyWarp& w, int k, const Chunk& at, int lane,
@@ -232,12 +263,13 @@ __device__ __forceinline__ void decode_slot(AnyWarp& w, int k, const Chunk& at, 
   const Shape& shape = kShapes.at[slot.format];
   const uint8_t* codes = codes_at(slot, shape, w.job.cols, at);
   if (shape.bits < 8) {
-    spread(codes, shape.bits, w.codes, at.n, lane);
+    spread(codes, shape.bits, w.codes, at.n, at.from, lane);
     codes = w.codes;
   }
   const ScalesAt scales = scales_at(slot, shape, w.job, at, slot.row_most, slot.col_most);
-  with_code(slot.format, tables,
-            [&](const auto& code) { decode_values(code, codes, scales, w.s[k], at.n, lane); });
+  with_code(slot.format, tables, [&](const auto& code) {
+    decode_values(code, codes, scales, w.s[k], at.n, at.from, lane);
+  });
 }
 
 /// Random bits of the chunk's elements for the parameter (slot 0) or state (from 1), as
@@ -262,14 +294,13 @@ __device__ __forceinline__ void forget_blocks(AnyWarp& w, int lane) {
   __syncwarp();
   w.most[lane / kBlocks][lane % kBlocks] = 0;
   w.least[lane / kBlocks][lane % kBlocks] = kNoLeast;
-  __syncwarp();
 }
 
 /// Extremes of the chunk's blocks; `first`: where in the tile the chunk begins.
 __device__ __forceinline__ void measure_blocks(AnyWarp& w, int k, const Chunk& at, int first,
                                                int lane) {
   const StateSlot& slot = w.job.state[k];
-  __syncwarp();  // no lane still reads the extremes before
+  __syncwarp();  // memory order: no lane still reads the extremes before, shuffles follow
   if (is_long(slot)) {
     const Extremes e = extremes(w.s[k], 0, at.n, lane);
     const int b = first / slot.block;
@@ -287,6 +318,19 @@ __device__ __forceinline__ void measure_blocks(AnyWarp& w, int k, const Chunk& a
   }
 }
 
+/// Extremes of the chunk's blocks in a cut row, which all holders measured.
+__device__ __forceinline__ void take_blocks(AnyWarp& w, int k, const Chunk& at, int64_t cut,
+                                            int lane) {
+  const StateSlot& slot = w.job.state[k];
+  const BlockAt block = block_of(slot, w.job, cut, at.col);
+  const uint32_t* given = slot.block_next + 2 * (block.row + block.col);
+  __syncwarp();  // no lane still reads the extremes before
+  if (lane * slot.block >= at.n) return;
+  const uint32_t rest = given[2 * lane + 1];
+  w.most[k][lane] = given[2 * lane];
+  w.least[k][lane] = rest == 0 ? kNoLeast : 0x7fffffffu - rest;
+}
+
 __device__ __forceinline__ void encode_slot(AnyWarp& w, int k, const Chunk& at, int first, int lane,
                                             const TablesOf<StateFormats>& tables) {
   const StateSlot& slot = w.job.state[k];
@@ -295,12 +339,18 @@ __device__ __forceinline__ void encode_slot(AnyWarp& w, int k, const Chunk& at, 
   to.scales = scales_at(slot, shape, w.job, at, slot.row_next, slot.col_next);
   if (slot.kind == kBlock) {
     const bool whole = is_long(slot);
-    if (!whole) measure_blocks(w, k, at, first, lane);
-    const int b = whole ? first / slot.block : 0;
+    const int64_t cut = w.job.cut_row(at.row);
+    if (cut >= 0) {
+      take_blocks(w, k, at, cut, lane);
+    } else if (!whole) {
+      measure_blocks(w, k, at, first, lane);
+    }
+    const int b = whole && cut < 0 ? first / slot.block : 0;
     to.most = w.most[k] + b, to.least = w.least[k] + b;
     to.mask = (whole ? kTile : slot.block) - 1;
     const int64_t end = at.col + at.n;
-    to.writes = !whole || (end & (slot.block - 1)) == 0 || end == w.job.cols;
+    // Of cut rows cut_scales writes them, of the whole row.
+    to.writes = cut < 0 && (!whole || (end & (slot.block - 1)) == 0 || end == w.job.cols);
   }
   if (slot.stochastic) {
     to.skip = draw(w, at, k + 1, lane);
@@ -310,8 +360,8 @@ __device__ __forceinline__ void encode_slot(AnyWarp& w, int k, const Chunk& at, 
   uint8_t* codes = codes_at(slot, shape, w.job.cols, at);
   uint8_t* out = shape.bits < 8 ? w.codes : codes;
   with_code(slot.format, tables,
-            [&](const auto& code) { encode_values(code, w.s[k], out, to, at.n, lane); });
-  if (shape.bits < 8) gather(w.codes, shape.bits, codes, at.n, lane);
+            [&](const auto& code) { encode_values(code, w.s[k], out, to, at.n, at.from, lane); });
+  if (shape.bits < 8) gather(w.codes, shape.bits, codes, at.n, at.from, lane);
 }
 
 }  // namespace lowbit::cuda

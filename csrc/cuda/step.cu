@@ -1,7 +1,11 @@
 // The launcher: which kernel serves which job, and the C interface of abi.h. Host code, compiled
 // with the kernels.
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <deque>
 #include <initializer_list>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/abi.h"
@@ -59,11 +63,32 @@ const Fast kFast[] = {
     fast<BFloat16Nearest, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
     fast<Float32Param, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
     fast<Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<BFloat16Split16, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<BFloat16Stochastic, BFloat16Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<BFloat16Stochastic, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<Float32Param, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>(),
+    fast<Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
     // embeddings, heads, norms: state kept wide
     fast<BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
     fast<Float32Param, Float32Grad, Float32State, Float32State>(),
 };
 constexpr int kFastCount = sizeof(kFast) / sizeof(kFast[0]), kAny = kFastCount;
+
+constexpr Shapes kHostShapes = make_shapes(StateFormats{});
+
+template <class... P>
+int param_bytes(int format, Types<P...>) {
+  const int bytes[] = {static_cast<int>(sizeof(typename P::Storage))...};
+  return bytes[format];
+}
+template <class... P>
+int extra_bytes(int format, Types<P...>) {
+  const int bytes[] = {kHasExtra<P> ? static_cast<int>(sizeof(typename P::Extra)) : 0 ...};
+  return bytes[format];
+}
 
 bool aligned(const void* p, int bytes) {
   return reinterpret_cast<uintptr_t>(p) % static_cast<uintptr_t>(bytes) == 0;
@@ -73,11 +98,14 @@ bool aligned(const void* p, int bytes) {
 /// and one Philox group.
 bool by_eights(const Job& job) {
   if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 || job.tile != kTile ||
-      !aligned(job.param, 16) || !aligned(job.grad, 16))
+      job.cut != kNoCut || job.front != 0 || job.back != 0 || !aligned(job.param, 16) ||
+      !aligned(job.grad, 16) || !aligned(job.extra, 16))
     return false;
   for (int k = 0; k < 2; ++k) {
     const StateSlot& slot = job.state[k];
-    if (!aligned(slot.values, 16) || slot.stochastic || is_measured(slot.kind)) return false;
+    const int bytes = kHostShapes.at[slot.format].bits;  // of 8 values
+    if (!aligned(slot.values, bytes < 16 ? bytes : 16) || slot.stochastic || is_measured(slot.kind))
+      return false;
   }
   return true;
 }
@@ -92,6 +120,55 @@ int kernel_of(const Job& job) {
     }
   }
   return kAny;
+}
+
+/// The rows [begin, end) of a job whose rule looks at no more than a block, as a job of their own.
+Job rows_of(const Job& whole, int64_t begin, int64_t end) {
+  Job job = whole;
+  const auto move = [](auto*& at, int64_t bytes) {
+    using To = std::remove_reference_t<decltype(at)>;
+    if (at != nullptr) at = reinterpret_cast<To>(reinterpret_cast<uintptr_t>(at) + bytes);
+  };
+  const int64_t room = begin * whole.cols, from = begin > 0 ? room - whole.front : 0;
+  move(job.param, from * param_bytes(whole.param_format, ParamFormats{}));
+  move(job.grad, from * bytes_at(whole.grad_format, GradFormats{}));
+  move(job.extra, room * extra_bytes(whole.param_format, ParamFormats{}));
+  const int64_t cut = whole.cut_row(begin);
+  for (StateSlot& slot : job.state) {
+    const Shape& shape = kHostShapes.at[slot.format];
+    move(slot.values, begin * code_bytes(whole.cols, shape.bits));
+    if (slot.kind == kBlock) {
+      const int64_t blocks = whole.blocks(slot.block);
+      move(slot.scales, begin * blocks * shape.scale_bytes);
+      if (cut > 0) move(slot.block_next, 2 * cut * blocks * 4);
+    }
+    if (slot.row_stride != 0) {
+      move(slot.row_most, 4 * begin);
+      move(slot.row_next, 4 * begin);
+    }
+  }
+  job.first += begin * whole.global_cols;
+  job.rows = end - begin;
+  if (begin > 0) job.front = 0;
+  if (end < whole.rows) job.back = 0;
+  if (job.cut == kCutEnds && job.cut_rows() == 0) job.cut = kNoCut;
+  return job;
+}
+
+/// The most jobs that one is served as.
+int most_parts(const Job& job) { return job.front > 0 || job.back > 0 ? 3 : 1; }
+
+/// The kernel for a job, and for the whole rows between its cut ones where a faster one takes them.
+std::vector<Job> parts_of(const Job& job) {
+  if (most_parts(job) == 1 || job.cut == kCutAll) return {job};
+  const int64_t begin = job.front > 0, end = job.rows - (job.back > 0);
+  if (begin >= end) return {job};
+  const Job middle = rows_of(job, begin, end);
+  if (kernel_of(middle) == kAny) return {job};
+  std::vector<Job> parts{middle};
+  if (begin > 0) parts.push_back(rows_of(job, 0, begin));
+  if (end < job.rows) parts.push_back(rows_of(job, end, job.rows));
+  return parts;
 }
 
 template <class... Expected, class... Given>
@@ -130,8 +207,9 @@ const char* load_kernels(int device) {
     if (const char* error = load(f.kernel)) return error;
   }
   for (const char* error :
-       {load(step_any), load(prepare), load(code<true>), load(code<false>), load(measure),
-        load(measure_scales), load(old_rows), load(settle_factor), load(scales)}) {
+       {load(step_any), load(prepare), load(count_steps), load(code<true>), load(code<false>),
+        load(accumulate), load(measure), load(measure_scales), load(old_rows), load(settle_factor),
+        load(scales), load(cut_scales)}) {
     if (error) return error;
   }
   if (device < 64) loaded |= uint64_t{1} << device;
@@ -182,27 +260,90 @@ struct Order {
   struct Part {
     int64_t begin, count, tiles;
   };
-  std::vector<int64_t> jobs, ends, matrix_ends;
+  struct Item {
+    const Job* job;
+    float* step;
+    bool counts;
+    int64_t end, matrix_end;
+  };
+  std::vector<Item> items;
+  std::deque<Job> made;        // parts of jobs
+  std::vector<float*> shared;  // steps of jobs in several parts
   Part parts[kFastCount + 1];
   int64_t matrices = 0;
+  bool cut = false;
+  int64_t count() const { return static_cast<int64_t>(items.size()); }
 };
 
-/// `general`: all jobs to the last kernel.
-Order order_jobs(const CudaStep& call, bool general) {
+/// What a launch walks over in a phase.
+enum class Walk { kUpdate, kMeasure, kMeasureScales };
+
+Order order_jobs(const CudaStep& call, Walk walk) {
   Order order;
-  std::vector<int> kernels(call.count);
-  for (int64_t i = 0; i < call.count; ++i) kernels[i] = general ? kAny : kernel_of(call.jobs[i]);
+  std::vector<Order::Item> all[kFastCount + 1];
+  for (int64_t i = 0; i < call.count; ++i) {
+    const Job& job = call.jobs[i];
+    order.cut |= job.cut != kNoCut;
+    if (walk != Walk::kUpdate) {
+      all[kAny].push_back({&job, call.steps[i], true, 0, 0});
+      continue;
+    }
+    if (most_parts(job) == 1) {
+      all[kernel_of(job)].push_back({&job, call.steps[i], true, 0, 0});
+      continue;
+    }
+    const std::vector<Job> parts = parts_of(job);
+    for (const Job& part : parts) {
+      order.made.push_back(part);
+      all[kernel_of(part)].push_back({&order.made.back(), call.steps[i], parts.size() == 1, 0, 0});
+    }
+    if (parts.size() > 1 && call.phase == 0) order.shared.push_back(call.steps[i]);
+  }
   for (int k = 0; k <= kAny; ++k) {
-    Order::Part& part = order.parts[k] = {static_cast<int64_t>(order.jobs.size()), 0, 0};
-    for (int64_t i = 0; i < call.count; ++i) {
-      if (kernels[i] != k) continue;
-      order.jobs.push_back(i);
-      order.ends.push_back(part.tiles += call.jobs[i].tiles());
-      order.matrix_ends.push_back(order.matrices += call.jobs[i].batches);
-      ++part.count;
+    Order::Part& part = order.parts[k] = {order.count(), static_cast<int64_t>(all[k].size()), 0};
+    for (Order::Item& item : all[k]) {
+      const Job& job = *item.job;
+      item.end = part.tiles += walk == Walk::kMeasure ? measure_parts(job)
+                               : walk == Walk::kMeasureScales
+                                   ? job.measured_rows(kMaxSlots) * job.tiles_per_row()
+                                   : job.tiles();
+      item.matrix_end = order.matrices += settle_parts(job);
+      order.items.push_back(item);
     }
   }
   return order;
+}
+
+/// Adds an item to the launch; false where it has no room.
+bool add_item(Prepare& p, const Order::Item& item, int rounds, int* words) {
+  Job job = *item.job;
+  if (rounds == 0) {  // what only sums look at
+    job.numel = job.batches = job.inner_rows = job.inner_cols = 0;
+    job.global_inner_rows = job.global_inner_cols = 0;
+  }
+  const auto word = [&](int w) {
+    uint64_t value;
+    std::memcpy(&value, reinterpret_cast<const char*>(&job) + 8 * w, 8);
+    return value;
+  };
+  if (p.count == 0) {
+    *words = 0;
+    for (int w = 0; w < Prepare::kJobWords; ++w) p.first[w] = word(w);
+  }
+  if (p.count == Prepare::kJobs) return false;
+  Prepare::Item& to = p.item[p.count];
+  to = {item.end, item.matrix_end, item.step, {}, *words, item.counts};
+  for (int w = 0; w < Prepare::kJobWords; ++w) {
+    if (word(w) == p.first[w]) continue;
+    if (*words == Prepare::kWords) {
+      *words = to.at;
+      return false;
+    }
+    to.differs[w / 64] |= uint64_t{1} << w % 64;
+    p.words[(*words)++] = word(w);
+  }
+  ++p.count;
+  return true;
 }
 
 /// Writes the job table and steps.
@@ -215,16 +356,26 @@ const char* launch_prepare(const CudaStep& call, const Table& table, const Order
   p.maximize = call.maximize;
   p.phase = call.phase, p.phases = call.phases;
   for (int k = 0; k < call.hypers; ++k) p.hyper[k] = call.hyper[k];
-  for (int64_t at = 0; at < call.count; at += Prepare::kJobs) {
-    p.count = static_cast<int>(call.count - at < Prepare::kJobs ? call.count - at : Prepare::kJobs);
+  const int rounds = rounds_at(call.jobs[0].rule, UpdateRules{});
+  for (int64_t at = 0; at < order.count(); at += p.count) {
     p.table = {table.jobs + at, table.ends + at, table.matrix_ends + at, table.moves + at};
-    for (int i = 0; i < p.count; ++i) {
-      const int64_t from = order.jobs[at + i];
-      p.item[i] = {call.jobs[from], order.ends[at + i], order.matrix_ends[at + i],
-                   call.steps[from]};
+    p.count = 0;
+    int words = 0;
+    for (int i = 0; at + i < order.count(); ++i) {
+      if (!add_item(p, order.items[at + i], rounds, &words)) break;
     }
+    if (const char* error = launch(prepare, ceil_div(p.count, Prepare::kThreads), Prepare::kThreads,
+                                   call.stream, "launching prepare", p))
+      return error;
+  }
+  std::vector<Steps> steps(order.shared.empty() ? 0 : 1);
+  for (size_t at = 0; at < order.shared.size(); at += Steps::kMany) {
+    const size_t left = order.shared.size() - at;
+    steps[0].found_inf = call.found_inf;
+    steps[0].count = static_cast<int>(left < Steps::kMany ? left : Steps::kMany);
+    std::copy_n(order.shared.begin() + at, steps[0].count, steps[0].step);
     if (const char* error =
-            launch(prepare, 1, Prepare::kThreads, call.stream, "launching prepare", p))
+            launch(count_steps, 1, Steps::kThreads, call.stream, "launching count_steps", steps[0]))
       return error;
   }
   return nullptr;
@@ -282,10 +433,13 @@ const char* run(const CudaStep& call) {
 
   const int rule = call.jobs[0].rule, rounds = rounds_at(rule, UpdateRules{});
   const bool updates = call.phase == call.phases;
-  const Table table = table_in(call.workspace, call.count);
-  const Order order = order_jobs(call, !updates);
+  const Order order = order_jobs(call, updates                ? Walk::kUpdate
+                                       : call.phase >= rounds ? Walk::kMeasureScales
+                                                              : Walk::kMeasure);
+  const Table table = table_in(call.workspace, order.count());
   if (const char* error = launch_prepare(call, table, order)) return error;
-  const Batch matrices{table.jobs, table.matrix_ends, call.count, order.matrices, call.found_inf};
+  const Batch matrices{table.jobs, table.matrix_ends, order.count(), order.matrices,
+                       call.found_inf};
   if (call.phase > 0 && call.phase <= rounds) {
     const RoundShape before = round_at(rule, call.phase - 1, UpdateRules{});
     if (before.grid_factor >= 0) {
@@ -298,7 +452,8 @@ const char* run(const CudaStep& call) {
   if (const char* error = launch_scales(call, {ScaleWork::kCombineOld})) return error;
 
   if (!updates) {
-    const Batch batch{table.jobs, table.ends, call.count, order.parts[kAny].tiles, call.found_inf};
+    const Batch batch{table.jobs, table.ends, order.count(), order.parts[kAny].tiles,
+                      call.found_inf};
     if (call.phase >= rounds)
       return launch_batch(call, measure_scales, kAnyWarps, "launching measure_scales", batch, 1);
     const RoundShape shape = round_at(rule, call.phase, UpdateRules{});
@@ -318,6 +473,14 @@ const char* run(const CudaStep& call) {
     if (const char* error =
             launch_batch(call, k == kAny ? step_any : kFast[k].kernel,
                          k == kAny ? kAnyWarps : kFastWarps, "launching the step", batch, 1))
+      return error;
+  }
+  if (order.cut) {
+    const Batch batch{table.jobs, table.ends, order.count(), order.count() * CutScales::kBlocksEach,
+                      call.found_inf};
+    const int64_t most = int64_t{1} << 16;
+    if (const char* error = launch(cut_scales, batch.tiles < most ? batch.tiles : most,
+                                   CutScales::kThreads, call.stream, "launching cut_scales", batch))
       return error;
   }
   return launch_scales(call, {ScaleWork::kWrite});
@@ -357,7 +520,11 @@ const char* run_accumulate(const CudaAccumulation& call) {
 LB_EXPORT int lowbit_cuda_abi() { return lowbit::kCudaAbi; }
 
 /// Bytes: the jobs, then what the table keeps for each.
-LB_EXPORT int64_t lowbit_cuda_workspace(int64_t count) { return lowbit::cuda::table_bytes(count); }
+LB_EXPORT int64_t lowbit_cuda_workspace(const lowbit::Job* jobs, int64_t count) {
+  int64_t parts = 0;
+  for (int64_t i = 0; i < count; ++i) parts += lowbit::cuda::most_parts(jobs[i]);
+  return lowbit::cuda::table_bytes(parts);
+}
 
 LB_EXPORT const char* lowbit_cuda_step(const lowbit::CudaStep* call) {
   return lowbit::cuda::run(*call);

@@ -17,65 +17,122 @@ constexpr int kFastWarps = 8;
 
 // ---- formats fixed ----
 
+/// How a fixed kernel reads and writes a format: as Device does, and a codebook of few codes by a
+/// table in shared memory, each of whose entries has a bank of its own.
+template <class F>
+struct Fixed : Device<F> {};
+template <class F>
+  requires(IsCodebook<F> && F::kBits <= 4)
+struct Fixed<F> {
+  struct Tables {
+    float value[1 << F::kBits], boundary[1 << F::kBits];
+  };
+  static __device__ __forceinline__ void fill(Tables& t, int thread, int) {
+    constexpr int kAt = kBookOffset<F>;
+    if (thread < 1 << F::kBits) {
+      t.value[thread] = kBooks.value[kAt + thread];
+      t.boundary[thread] = kBooks.boundary[kAt + thread];
+    }
+  }
+  static __device__ __forceinline__ float decode(uint8_t code, const Tables& t) {
+    return t.value[code];
+  }
+  static __device__ __forceinline__ uint8_t encode(float z, const Tables& t) {
+    uint32_t code = 0;
+    for (uint32_t step = 1u << (F::kBits - 1); step != 0; step >>= 1)
+      code += z >= t.boundary[code + step] ? step : 0;
+    return static_cast<uint8_t>(code);
+  }
+};
+
+template <class S0, class S1>
 struct FastShared {
-  TablesOf<StateFormats> tables;
+  typename Fixed<S0>::Tables table0;
+  typename Fixed<S1>::Tables table1;
   Job job[kFastWarps];
 };
 
 template <class F>
+using StatePack = Pack8<typename F::Storage, F::kBits>;
+
+/// Where the 8 values at `at` lie, of a row of whole bytes.
+template <class F>
+__device__ __forceinline__ char* state_at(const StateSlot& slot, int64_t at) {
+  return static_cast<char*>(slot.values) + at / 8 * F::kBits;
+}
+
+template <class F>
 __device__ __forceinline__ void decode8(const StateSlot& slot, int64_t at, int64_t block, bool here,
-                                        const TablesOf<StateFormats>& tables, float (&out)[kEach]) {
-  using Storage = typename F::Storage;
-  Pack8<Storage> pack;
+                                        const typename Fixed<F>::Tables& tables,
+                                        float (&out)[kEach]) {
+  StatePack<F> pack;
   pack.clear();
-  float scale = 1.0f;
-  if (here) {
-    pack = Pack8<Storage>::load(static_cast<const Storage*>(slot.values) + at);
-    if constexpr (F::kScaled) scale = static_cast<const float*>(slot.scales)[block];
-  }
-  for (int e = 0; e < kEach; ++e) {
-    out[e] = Device<F>::decode(pack.get(e), tables);
-    if constexpr (F::kScaled) out[e] *= scale;
+  if (here) pack = StatePack<F>::load(state_at<F>(slot, at));
+  if constexpr (F::kScaled) {
+    typename F::Scale scale{};
+    if (here)
+      scale = F::Scale::read(static_cast<const typename F::Scale::Stored*>(slot.scales) + block);
+    for (int e = 0; e < kEach; ++e) out[e] = scale.from_z(Fixed<F>::decode(pack.get(e), tables));
+  } else {
+    for (int e = 0; e < kEach; ++e) out[e] = Fixed<F>::decode(pack.get(e), tables);
   }
 }
 
 template <class F>
 __device__ __forceinline__ void encode8(const float (&x)[kEach], const StateSlot& slot, int64_t at,
                                         int64_t block, bool here, int lane,
-                                        const TablesOf<StateFormats>& tables) {
+                                        const typename Fixed<F>::Tables& tables) {
   using Storage = typename F::Storage;
-  Pack8<Storage> pack;
+  StatePack<F> pack;
   pack.clear();
   if constexpr (F::kScaled) {
+    using Scale = typename F::Scale;
+    static_assert(!Scale::kNeedsLeast && Scale::kStored == 1);
     uint32_t most = 0;
     for (int e = 0; e < kEach; ++e) {
       const uint32_t magnitude = magnitude_bits(x[e]);
       most = magnitude > most ? magnitude : most;
     }
     const int lanes = slot.block / kEach;
-    const BlockScale scale = BlockScale::of(largest(here ? most : 0, lanes), kNoLeast);
+    const Scale scale = Scale::of(largest(here ? most : 0, lanes), kNoLeast);
     if (!here) return;
-    if ((lane & (lanes - 1)) == 0) static_cast<float*>(slot.scales)[block] = scale.scale;
+    if ((lane & (lanes - 1)) == 0)
+      scale.write(static_cast<typename Scale::Stored*>(slot.scales) + block);
     if (scale.coded) {
-      for (int e = 0; e < kEach; ++e) pack.set(e, Device<F>::encode(x[e] * scale.inverse, tables));
+      for (int e = 0; e < kEach; ++e) pack.set(e, Fixed<F>::encode(scale.to_z(x[e]), tables));
     } else {
       for (int e = 0; e < kEach; ++e) pack.set(e, static_cast<Storage>(F::kZeroCode));
     }
   } else {
     if (!here) return;
-    for (int e = 0; e < kEach; ++e) pack.set(e, Device<F>::encode(x[e], tables));
+    for (int e = 0; e < kEach; ++e) pack.set(e, Fixed<F>::encode(x[e], tables));
   }
-  pack.store(static_cast<Storage*>(slot.values) + at);
+  pack.store(state_at<F>(slot, at));
 }
+
+/// What is kept beside 8 values of a parameter.
+template <class P>
+struct ExtraPack : Pack8<typename P::Extra> {
+  __device__ __forceinline__ void read(const void* at) {
+    Pack8<typename P::Extra>::operator=(Pack8<typename P::Extra>::load(at));
+  }
+};
+template <class P>
+  requires(!kHasExtra<P>)
+struct ExtraPack<P> {
+  __device__ __forceinline__ void clear() {}
+};
 
 /// Rule, parameter, gradient, and one state format for each slot of the rule.
 template <class U, class P, class G, class S0, class S1>
 __global__ void __launch_bounds__(kFastWarps* kLanes) step_fast(const Batch batch) {
   static_assert(U::kSlots == 2);
-  LB_SHARED(FastShared, shared);
+  using Shared = FastShared<S0, S1>;
+  LB_SHARED(Shared, shared);
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes, warp = thread / kLanes;
-  fill_tables(shared.tables, Types<S0, S1>{}, thread, kFastWarps * kLanes);
+  Fixed<S0>::fill(shared.table0, thread, kFastWarps * kLanes);
+  Fixed<S1>::fill(shared.table1, thread, kFastWarps * kLanes);
   __syncthreads();
   const Job& job = shared.job[warp];
   Place place;
@@ -92,50 +149,45 @@ __global__ void __launch_bounds__(kFastWarps* kLanes) step_fast(const Batch batc
 
     Pack8<typename G::Storage> grad;
     Pack8<typename P::Storage> param;
+    ExtraPack<P> extra;
     grad.clear();
     param.clear();
+    extra.clear();
     if (here) {
       grad =
           Pack8<typename G::Storage>::load(static_cast<const typename G::Storage*>(job.grad) + at);
       param =
           Pack8<typename P::Storage>::load(static_cast<const typename P::Storage*>(job.param) + at);
+      if constexpr (kHasExtra<P>) extra.read(static_cast<const typename P::Extra*>(job.extra) + at);
     }
     float s0[kEach], s1[kEach];
-    decode8<S0>(job.state[0], at, block0, here, shared.tables, s0);
-    decode8<S1>(job.state[1], at, block1, here, shared.tables, s1);
+    decode8<S0>(job.state[0], at, block0, here, shared.table0, s0);
+    decode8<S1>(job.state[1], at, block1, here, shared.table1, s1);
     Random8 random{};
     if constexpr (P::kRandom)
       random =
           random8(job.random, static_cast<uint64_t>(job.first + row * job.global_cols + col) / 8);
     const typename U::Coef coef = *reinterpret_cast<const typename U::Coef*>(job.coef);
     for (int e = 0; e < kEach; ++e) {
-      None none;
-      float p = P::load(param.get(e), none), s[2] = {s0[e], s1[e]};
+      typename P::Extra beside{};
+      if constexpr (kHasExtra<P>) beside = extra.get(e);
+      float p = P::load(param.get(e), beside), s[2] = {s0[e], s1[e]};
       U::update(G::load(grad.get(e)), p, s, coef);
-      param.set(e, P::store(p, random.bits16(e), none));
+      param.set(e, P::store(p, random.bits16(e), beside));
+      if constexpr (kHasExtra<P>) extra.set(e, beside);
       s0[e] = s[0];
       s1[e] = s[1];
     }
-    if (here && job.write_param) param.store(static_cast<typename P::Storage*>(job.param) + at);
-    encode8<S0>(s0, job.state[0], at, block0, here, lane, shared.tables);
-    encode8<S1>(s1, job.state[1], at, block1, here, lane, shared.tables);
+    if (here && job.write_param) {
+      param.store(static_cast<typename P::Storage*>(job.param) + at);
+      if constexpr (kHasExtra<P>) extra.store(static_cast<typename P::Extra*>(job.extra) + at);
+    }
+    encode8<S0>(s0, job.state[0], at, block0, here, lane, shared.table0);
+    encode8<S1>(s1, job.state[1], at, block1, here, lane, shared.table1);
   }
 }
 
 // ---- any formats ----
-
-/// The tile of a job that a warp is at, in chunks.
-struct TileAt {
-  int64_t row, col, end;
-};
-__device__ __forceinline__ TileAt tile_at(const Job& job, int64_t tile) {
-  const int64_t tiles_per_row = divide(job.cols + job.tile - 1, job.tile);
-  const int64_t row = divide(tile, tiles_per_row), col = (tile - row * tiles_per_row) * job.tile;
-  return {row, col, job.cols - col < job.tile ? job.cols : col + job.tile};
-}
-__device__ __forceinline__ Chunk chunk_at(const TileAt& tile, int64_t col) {
-  return {tile.row, col, static_cast<int>(tile.end - col < kTile ? tile.end - col : kTile)};
-}
 
 __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const Batch batch) {
   LB_SHARED(AnyShared, shared);
@@ -151,6 +203,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const 
        i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
     stage_job(batch, i, lane, w.job, place);
     const TileAt tile = tile_at(job, i - place.begin);
+    if (!is_here(job, tile)) continue;
     const int slots = slots_of(job.rule);
     const bool twice = job.tile > kTile;  // blocks of several chunks: their maxima first
     if (twice) forget_blocks(w, lane);
@@ -158,7 +211,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const 
     for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
       LB_UNROLL(1)
       for (int64_t col = tile.col; col < tile.end; col += kTile) {
-        const Chunk at = chunk_at(tile, col);
+        const Chunk at = chunk_at(job, tile, col);
         const int first = static_cast<int>(col - tile.col);
         load_chunk(w, at, slots, lane, shared.tables);
         update_chunk(w, at, lane);

@@ -15,25 +15,67 @@ __device__ __forceinline__ int slots_of(int rule) {
   return slots;
 }
 
+/// The tile of a job that a warp is at, in chunks. It begins where blocks do, so perhaps before the
+/// part.
+struct TileAt {
+  int64_t row, col, end;
+};
+__device__ __forceinline__ TileAt tile_at(const Job& job, int64_t tile) {
+  const int64_t lead = offset_of(job) & (job.tile - 1);
+  const int64_t tiles_per_row = divide(lead + job.cols + job.tile - 1, job.tile);
+  const int64_t row = divide(tile, tiles_per_row),
+                col = (tile - row * tiles_per_row) * job.tile - lead;
+  return {row, col, job.cols - col < job.tile ? job.cols : col + job.tile};
+}
+
+/// The columns of a row that are here: without what lies elsewhere of the first and the last row.
+struct Here {
+  int64_t begin, end;
+};
+__device__ __forceinline__ Here here_in(const Job& job, int64_t row) {
+  return {row == 0 ? job.front : 0, row == job.rows - 1 ? job.cols - job.back : job.cols};
+}
+__device__ __forceinline__ bool is_here(const Job& job, const TileAt& tile) {
+  const Here here = here_in(job, tile.row);
+  return (tile.col > here.begin ? tile.col : here.begin) <
+         (tile.end < here.end ? tile.end : here.end);
+}
+
+__device__ __forceinline__ Chunk chunk_at(const Job& job, const TileAt& tile, int64_t col) {
+  const int n = static_cast<int>(tile.end - col < kTile ? tile.end - col : kTile);
+  const Here here = here_in(job, tile.row);
+  const auto within = [&](int64_t at) {
+    return static_cast<int>(at < col ? 0 : at - col > n ? n : at - col);
+  };
+  return {tile.row, col, n, within(0), within(here.begin), within(here.end)};
+}
+
+/// Where the chunk's first element lies in parameter and gradient, or in what has room for the
+/// elements before the first that is here.
+__device__ __forceinline__ int64_t first_of(const Job& job, const Chunk& at, int64_t front) {
+  return at.row * job.cols + at.col - front;
+}
+
 /// Gradient, parameter and state of the chunk, in float32.
 __device__ __forceinline__ void load_chunk(AnyWarp& w, const Chunk& at, int slots, int lane,
                                            const TablesOf<StateFormats>& tables) {
   const Job& job = w.job;
-  const int64_t first = at.row * job.cols + at.col;
+  const int64_t first = first_of(job, at, job.front), whole = first_of(job, at, 0);
   visit(job.grad_format, GradFormats{}, [&](auto format) {
     using G = decltype(format);
     const auto* in = static_cast<const typename G::Storage*>(job.grad) + first;
-    for (int i = lane; i < at.n; i += kLanes) w.g[i] = G::load(in[i]);
+    for (int i = lane; i < at.n; i += kLanes) w.g[i] = at.has(i) ? G::load(in[i]) : 0.0f;
   });
   visit(job.param_format, ParamFormats{}, [&](auto format) {
     using P = decltype(format);
     const auto* in = static_cast<const typename P::Storage*>(job.param) + first;
     if constexpr (kHasExtra<P>) {
-      const auto* extra = static_cast<const typename P::Extra*>(job.extra) + first;
+      const auto* extra = static_cast<const typename P::Extra*>(job.extra) + whole;
       LB_UNROLL(2)
-      for (int i = lane; i < at.n; i += kLanes) w.p[i] = P::load(in[i], extra[i]);
+      for (int i = lane; i < at.n; i += kLanes)
+        w.p[i] = at.has(i) ? P::load(in[i], extra[i]) : 0.0f;
     } else {
-      for (int i = lane; i < at.n; i += kLanes) w.p[i] = P::load(in[i], None{});
+      for (int i = lane; i < at.n; i += kLanes) w.p[i] = at.has(i) ? P::load(in[i], None{}) : 0.0f;
     }
   });
   LB_UNROLL(1)
@@ -75,6 +117,10 @@ __device__ __forceinline__ void update_chunk(AnyWarp& w, const Chunk& at, int la
     LB_UNROLL(1)
     for (int i = lane; i < at.n; i += kLanes) {
       Values<U> s{};
+      if (!at.has(i)) {
+        for (int k = 0; k < U::kSlots; ++k) w.s[k][i] = 0.0f;
+        continue;
+      }
       for (int k = 0; k < U::kSlots; ++k) s[k] = w.s[k][i];
       float p = w.p[i], f[2 * kMaxFactors] = {};
       factors_at<U>(w.job, at.row, at.col + i, f);
@@ -87,17 +133,18 @@ __device__ __forceinline__ void update_chunk(AnyWarp& w, const Chunk& at, int la
 
 __device__ __forceinline__ void store_param(AnyWarp& w, const Chunk& at, int lane) {
   const Job& job = w.job;
-  const int64_t first = at.row * job.cols + at.col;
+  const int64_t first = first_of(job, at, job.front), whole = first_of(job, at, 0);
   visit(job.param_format, ParamFormats{}, [&](auto format) {
     using P = decltype(format);
     auto* out = static_cast<typename P::Storage*>(job.param) + first;
     const int skip = P::kRandom ? draw(w, at, 0, lane) : 0;
     LB_UNROLL(2)
     for (int i = lane; i < at.n; i += kLanes) {
+      if (!at.has(i)) continue;
       const int e = skip + i;
       const uint32_t random16 = P::kRandom ? w.random[e >> 3].bits16(e & 7) : 0;
       if constexpr (kHasExtra<P>) {
-        auto* extra = static_cast<typename P::Extra*>(job.extra) + first;
+        auto* extra = static_cast<typename P::Extra*>(job.extra) + whole;
         typename P::Extra beside = extra[i];
         out[i] = P::store(w.p[i], random16, beside);
         extra[i] = beside;

@@ -24,12 +24,6 @@ struct Dim3 {
   constexpr Dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-/// Mistakes to plant, so that a test can show that it would see them.
-struct Faults {
-  bool no_block_barrier = false, no_warp_barrier = false, short_shuffle = false,
-       lost_atomics = false, lost_maxima = false;
-};
-
 struct Fiber {
   ucontext_t context;
   jmp_buf place;  // where it waits; a jump costs no system call, unlike a change of contexts
@@ -46,7 +40,7 @@ struct Warp {
 struct Machine {
   static constexpr size_t kStack = 64 << 10, kShared = 64 << 10;
   Dim3 thread, block, blocks, threads;
-  Faults faults;
+  bool backwards = false;  // the last lane and the last warp run first
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   jmp_buf scheduler;
@@ -79,7 +73,6 @@ struct Machine {
 
   /// Waits for all threads of the block.
   void block_barrier() {
-    if (faults.no_block_barrier) return;
     const int64_t mine = block_generation;
     ++progress;
     if (++block_arrived == static_cast<int>(fibers.size())) {
@@ -114,7 +107,8 @@ struct Machine {
     for (Fiber& fiber : fibers) fiber.done = false;
     for (size_t left = fibers.size(); left > 0;) {
       const int64_t before = progress;
-      for (size_t w = 0; w < warps.size(); ++w) left -= run_warp(w);
+      for (size_t w = 0; w < warps.size(); ++w)
+        left -= run_warp(backwards ? warps.size() - 1 - w : w);
       if (progress == before) fail("threads wait for each other at different barriers");
     }
   }
@@ -124,7 +118,8 @@ struct Machine {
     size_t ended = 0;
     for (int64_t before = -1; before != progress;) {
       before = progress;
-      for (size_t i = 32 * warp; i < 32 * (warp + 1); ++i) {
+      for (size_t lane = 0; lane < 32; ++lane) {
+        const size_t i = 32 * warp + (backwards ? 31 - lane : lane);
         if (fibers[i].done) continue;
         running = thread.x = static_cast<unsigned>(i);
         resume(fibers[i]);
@@ -179,11 +174,8 @@ inline emulator::Dim3& blockIdx = emulator::machine.block;
 inline emulator::Dim3& gridDim = emulator::machine.blocks;
 
 inline void __syncthreads() { emulator::machine.block_barrier(); }
-inline void __syncwarp() {
-  if (!emulator::machine.faults.no_warp_barrier) emulator::machine.exchange(0xffffffffu, 0);
-}
+inline void __syncwarp() { emulator::machine.exchange(0xffffffffu, 0); }
 inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int span) {
-  if (emulator::machine.faults.short_shuffle && span == 16) span = 8;
   return emulator::machine.exchange(
       mask, value)[(emulator::machine.running % 32) ^ static_cast<unsigned>(span)];
 }
@@ -195,16 +187,29 @@ inline uint32_t __ballot_sync(uint32_t mask, bool yes) {
 }
 inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
   const unsigned long long old = *at;
-  *at = emulator::machine.faults.lost_atomics && old % 8 == 7 ? old : old + x;
+  *at = old + x;
   return old;
 }
 inline uint32_t atomicMax(uint32_t* at, uint32_t x) {
   const uint32_t old = *at;
-  if (x > old && !(emulator::machine.faults.lost_maxima && x % 8 == 7)) *at = x;
+  if (x > old) *at = x;
   return old;
 }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+template <class T>
+void __stcg(T* at, T x) {
+  *at = x;
+}
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 // ---- the runtime ----
 using dim3 = emulator::Dim3;

@@ -1,0 +1,152 @@
+"""What each kernel takes of a processor, from the cubins that nvcc keeps: `python resources.py FOLDER [FILE]`.
+
+Reads the ELF files itself, so it needs neither cuobjdump nor a GPU. Prints, or writes to FILE, one table
+for each architecture: registers of a thread, bytes of shared memory of a block, instructions, and how many of
+them move 16 bytes between a thread and global memory. Exits with 1 where a kernel keeps anything in
+local memory (a stack frame: spilled registers, or an array that is indexed at run time), or where no
+cubin is found.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+# CUDA's binary format: attributes of .nv.info, and the encoding of instructions since sm_70.
+REGISTERS, FRAME = 0x2F, 0x11
+HAS_WORD, HAS_BYTES = 0x03, 0x04
+INSTRUCTION = 16
+NOP, LOAD, STORE = 0x918, 0x981, 0x986
+SIZE_AT, SIZE_128 = 73, 6
+
+
+@dataclass
+class Kernel:
+    """One kernel on one architecture; sizes in bytes."""
+
+    name: str
+    registers: int = 0
+    frame: int = 0
+    shared: int = 0
+    instructions: int = 0
+    wide_loads: int = 0
+    wide_stores: int = 0
+
+
+@dataclass
+class Section:
+    name: str
+    data: bytes
+    size: int
+
+
+def sections_of(elf: bytes) -> list[Section]:
+    (at,) = struct.unpack_from("<Q", elf, 40)
+    entry, count, names = struct.unpack_from("<HHH", elf, 58)
+    heads = [struct.unpack_from("<IIQQQQIIQQ", elf, at + i * entry) for i in range(count)]
+    text = heads[names][4]
+    made = []
+    for name, kind, _, _, offset, size, *_ in heads:
+        begin = text + name
+        label = elf[begin : elf.index(b"\0", begin)].decode()
+        made.append(Section(label, b"" if kind == 8 else elf[offset : offset + size], size))
+    return made
+
+
+def attributes(info: bytes) -> list[tuple[int, bytes]]:
+    """The attributes of an .nv.info section: a form, a number, and what follows by its form."""
+    found, at = [], 0
+    while at + 4 <= len(info):
+        form, number, length = struct.unpack_from("<BBH", info, at)
+        size = length if form == HAS_BYTES else 0
+        found.append((number, info[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return found
+
+
+def symbols(sections: dict[str, Section]) -> list[str]:
+    text, table = sections[".strtab"].data, sections[".symtab"].data
+    names = [struct.unpack_from("<I", table, at)[0] for at in range(0, len(table), 24)]
+    return [text[n : text.index(b"\0", n)].decode() for n in names]
+
+
+def count(kernel: Kernel, code: bytes) -> None:
+    words = [int.from_bytes(code[i : i + INSTRUCTION], "little") for i in range(0, len(code), INSTRUCTION)]  # fmt: skip
+    while words and words[-1] & 0xFFF == NOP:  # up to a full cache line
+        words.pop()
+    kernel.instructions = len(words)
+    wide = [w & 0xFFF for w in words if w >> SIZE_AT & 7 == SIZE_128]
+    kernel.wide_loads, kernel.wide_stores = wide.count(LOAD), wide.count(STORE)
+
+
+def kernels_of(elf: bytes) -> list[Kernel]:
+    sections = {s.name: s for s in sections_of(elf)}
+    kernels = {}
+    for name, section in sections.items():
+        if name.startswith(".text."):
+            kernel = kernels[name[6:]] = Kernel(name[6:])
+            count(kernel, section.data)
+            shared = sections.get(".nv.shared." + kernel.name)
+            kernel.shared = shared.size if shared else 0
+    named = symbols(sections)
+    for number, value in attributes(sections[".nv.info"].data):
+        if number not in (REGISTERS, FRAME):
+            continue
+        symbol, amount = struct.unpack_from("<II", value)
+        if named[symbol] in kernels:
+            setattr(kernels[named[symbol]], "registers" if number == REGISTERS else "frame", amount)
+    return list(kernels.values())
+
+
+def readable(names: list[str]) -> list[str]:
+    """Without parameters and namespaces; as they are where there is no c++filt."""
+    if shutil.which("c++filt") is None:
+        return names
+    out = subprocess.run(["c++filt"], input="\n".join(names), text=True, capture_output=True).stdout
+    short = []
+    for name in out.splitlines():
+        name = re.sub(r"lowbit::(cuda::)?", "", name).removeprefix("void ")
+        short.append(re.sub(r"\((?!anonymous).*", "", name))
+    return short
+
+
+def main(folder: Path, out: TextIO) -> int:
+    cubins = sorted(f for f in folder.glob("*.cubin") if "_dlink" not in f.name)
+    bad = []
+    tables = 0
+    for file in cubins:
+        kernels = kernels_of(file.read_bytes())
+        if not kernels:
+            continue
+        tables += 1
+        arch = re.findall(r"(?:sm|compute)_(\d+)", file.name)
+        print(f"\nsm_{arch[-1] if arch else file.stem}: {len(kernels)} kernels", file=out)
+        print(f"{'registers':>9} {'local':>6} {'shared':>7} {'instructions':>12} {'LDG.128':>8} {'STG.128':>8}  kernel", file=out)  # fmt: skip
+        for kernel, name in sorted(
+            zip(kernels, readable([k.name for k in kernels]), strict=True), key=lambda pair: pair[1]
+        ):
+            print(
+                f"{kernel.registers:9} {kernel.frame:6} {kernel.shared:7} {kernel.instructions:12} "
+                f"{kernel.wide_loads:8} {kernel.wide_stores:8}  {name}",
+                file=out,
+            )
+            if kernel.frame:
+                bad.append(f"{file.name}: {name} keeps {kernel.frame} bytes in local memory")
+    if not tables:
+        bad.append(f"no kernel found in the cubins of {folder}")
+    for line in bad:
+        print(line, file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        with Path(sys.argv[2]).open("w", encoding="utf-8") as table:
+            sys.exit(main(Path(sys.argv[1]), table))
+    sys.exit(main(Path(sys.argv[1]), sys.stdout))

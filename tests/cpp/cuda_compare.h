@@ -1,0 +1,356 @@
+// The CUDA library in the emulator beside the CPU walk, byte for byte. Include after cuda_emulator.h
+// and cuda/step.cu.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/registry.h"
+#include "cpu/gradient.h"
+#include "cpu/step.h"
+#include "cuda_specs.h"
+
+namespace lowbit {
+namespace {
+
+/// A value for a hyperparameter of that name.
+double hyper_value(const std::string& name) {
+  const std::pair<const char*, double> known[] = {{"lr", 1e-2},
+                                                  {"beta1", 0.9},
+                                                  {"beta2", 0.99},
+                                                  {"beta3", 0.95},
+                                                  {"eps", 1e-8},
+                                                  {"eps1", 1e-20},
+                                                  {"eps2", 1e-3},
+                                                  {"d", 1.0},
+                                                  {"weight_decay", 1e-2},
+                                                  {"beta2_decay", -0.8},
+                                                  {"decay_by", 2.0},
+                                                  {"relative_step", 0.0},
+                                                  {"fira_margin", 0.1},
+                                                  {"scale_parameter", 1},
+                                                  {"trust_coefficient", 1e-2}};
+  for (const auto& [known_name, value] : known) {
+    if (name == known_name) return value;
+  }
+  return 0.5;
+}
+template <class... U>
+std::vector<double> hyper_of(int rule, Types<U...>) {
+  std::vector<double> values;
+  int i = 0;
+  const auto fill = [&](const char* const* names, int count) {
+    if (i++ != rule) return;
+    for (int k = 0; k < count; ++k) values.push_back(hyper_value(names[k]));
+  };
+  (fill(U::kHyper, U::kHypers), ...);
+  return values;
+}
+
+struct Options {
+  const float *lr = nullptr, *grad_scale = nullptr, *found_inf = nullptr;
+  bool maximize = false;
+  float grad_size = 1e-2f;
+  bool odd_grads = false;  // NaN, infinities, huge and tiny ones
+  double decay = -1.0;     // weight_decay, where it is not to be the rule's
+  double rate = -1.0;      // lr
+  double beta1 = -1.0;
+  std::vector<float> given{};  // gradients, again and again
+  std::vector<double> hyper(int rule) const {
+    std::vector<double> values = hyper_of(rule, UpdateRules{});
+    if (decay >= 0.0) values[4] = decay;
+    if (rate >= 0.0) values[0] = rate;
+    if (beta1 >= 0.0) values[1] = beta1;
+    return values;
+  }
+};
+
+int phases_of(const Batched& all) {
+  return rule_info(all.jobs[0].rule).rounds + (!all.measured.empty() || all.cuts);
+}
+
+/// Of each column, the least maximum over the dimensions after the first.
+void combine(const Measured& m, int64_t cols, uint32_t* out) {
+  for (int64_t c = 0; c < cols; ++c) {
+    out[c] = ~0u;
+    int64_t inner = cols;
+    for (size_t d = 1; d < m.dims.size(); ++d) {
+      inner /= m.dims[d];
+      const auto* bits = reinterpret_cast<const uint32_t*>(m.most[d]);
+      out[c] = std::min(out[c], bits[c / inner % m.dims[d]]);
+    }
+  }
+}
+
+/// A phase as ops.cpp runs it on the CPU.
+void step_cpu(Batched& all, const Options& o, int phase) {
+  if (o.found_inf && *o.found_inf != 0.0f) return;
+  const RuleInfo rule = rule_info(all.jobs[0].rule);
+  std::vector<double> hyper = o.hyper(all.jobs[0].rule);
+  if (o.lr) hyper[0] = *o.lr;
+  const int phases = phases_of(all);
+  std::vector<Job> jobs = all.jobs;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Job& job = jobs[i];
+    if (phase == 0) *all.steps[i] += 1.0f;
+    const int64_t t = std::llrint(*all.steps[i]);
+    lowbit::prepare(job, hyper.data(), t,
+                    (o.maximize ? -1.0 : 1.0) / (o.grad_scale ? *o.grad_scale : 1.0));
+    job.random.step = static_cast<uint32_t>(t);
+    job.write_param = hyper[0] != 0.0;
+    for (int r = 0; r < std::min(phase, rule.rounds); ++r) {
+      if (r == phase - 1 && rule.grid_factor[r] >= 0) settle_factor(job, r);
+      settle(job, r, phase == phases);
+    }
+  }
+  for (const Measured& m : all.measured) {
+    if (m.combined())
+      combine(m, jobs[m.job].cols, const_cast<uint32_t*>(jobs[m.job].state[m.slot].col_most));
+  }
+  const cpu::Leaves& leaves = cpu::leaves();
+  if (phase < rule.rounds) {
+    const int k = rule.grid_factor[phase];
+    if (k >= 0) {
+      std::fill(all.scratch.rows.begin(), all.scratch.rows.end(), 0);
+      std::fill(all.scratch.cols.begin(), all.scratch.cols.end(), 0);
+    }
+    for (const Job& job : jobs) {
+      for (int64_t b = 0; k >= 0 && b < job.batches; ++b) {
+        const int64_t last = b * (job.inner_cols + 1) + job.inner_cols;
+        const int64_t skipped = b == 0 && job.front > 0 ? job.cols / job.inner_cols : 0;
+        for (int64_t r = skipped; r < job.inner_rows; ++r)
+          exact_add(job.factor[k].row[b * job.inner_rows + r],
+                    job.factor[k].col_sums + last * ExactSum::kWords);
+      }
+      cpu::measure(job, phase, 0, cpu::measure_parts(job), leaves);
+      int64_t* total = job.totals + (phase * kMaxTotals + kGridTotal) * ExactSum::kWords;
+      for (int64_t c = 0; k >= 0 && job.batches == 1 && c < job.inner_cols; ++c) {
+        exact_merge(job.factor[k].col_sums + c * ExactSum::kWords, total);
+        exact_carry(total);
+      }
+    }
+    return;
+  }
+  if (phase < phases) {
+    for (const Job& job : jobs) {
+      if (job.measured_rows(rule.slots) > 0)
+        cpu::measure_scales(job, 0, cpu::measure_parts(job), leaves);
+    }
+    return;
+  }
+  for (const Measured& m : all.measured) {
+    if (!m.combined()) continue;
+    const Job& job = jobs[m.job];
+    int64_t inner = job.cols;
+    for (size_t d = 1; d < m.dims.size(); ++d) {
+      auto* bits = reinterpret_cast<uint32_t*>(m.most[d]);
+      std::fill_n(bits, m.dims[d], 0u);
+      inner /= m.dims[d];
+      for (int64_t c = 0; c < job.cols; ++c) {
+        uint32_t& b = bits[c / inner % m.dims[d]];
+        const uint32_t most = job.state[m.slot].col_next[c];
+        b = std::max(b, most > kInfinityBits ? kCanonicalNan : most);
+      }
+    }
+    combine(m, job.cols, job.state[m.slot].col_next);
+  }
+  for (const Job& job : jobs) {
+    if (job.tiles() > 0) cpu::step(job, 0, job.tiles(), leaves);
+  }
+  for (const Job& job : jobs) cpu::write_cut_scales(job, leaves);
+  for (const Measured& m : all.measured) {
+    const StateSlot& slot = jobs[m.job].state[m.slot];
+    const auto keep = [](float* to, const uint32_t* from, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) {
+        const uint32_t bits = from[i] > kInfinityBits ? kCanonicalNan : from[i];
+        std::memcpy(to + i, &bits, 4);
+      }
+    };
+    if (slot.row_next) keep(m.most[0], slot.row_next, slot.row_stride ? jobs[m.job].rows : 1);
+    if (slot.col_next && !m.combined()) keep(m.most.back(), slot.col_next, jobs[m.job].cols);
+  }
+}
+
+void step_cuda(Batched& all, const Options& o, int phase) {
+  Bytes workspace(static_cast<size_t>(lowbit_cuda_workspace(
+                      all.jobs.data(), static_cast<int64_t>(all.jobs.size()))) /
+                      16 +
+                  1);
+  std::memset(workspace.data(), 0xff, workspace.size() * sizeof(Piece));
+  std::vector<CudaScale> scales;
+  for (const Measured& m : all.measured) {
+    const Job& job = all.jobs[m.job];
+    const StateSlot& slot = job.state[m.slot];
+    CudaScale s{};
+    for (size_t d = 0; d < m.most.size(); ++d) s.most[d] = m.most[d];
+    s.count = static_cast<int>(m.dims.size());
+    for (size_t d = 0; d < m.dims.size(); ++d) s.dims[d] = m.dims[d];
+    if (m.combined()) s.col_most = const_cast<uint32_t*>(slot.col_most);
+    s.row_next = slot.row_next, s.col_next = slot.col_next;
+    s.rows = slot.row_stride ? job.rows : 1, s.cols = job.cols;
+    scales.push_back(s);
+  }
+  const std::vector<double> hyper = o.hyper(all.jobs[0].rule);
+  CudaStep call{};
+  call.jobs = all.jobs.data(), call.count = static_cast<int64_t>(all.jobs.size());
+  call.phase = phase, call.phases = phases_of(all);
+  call.steps = all.steps.data();
+  call.hyper = hyper.data(), call.hypers = static_cast<int>(hyper.size());
+  call.lr = o.lr, call.grad_scale = o.grad_scale, call.found_inf = o.found_inf,
+  call.maximize = o.maximize;
+  call.scales = scales.data(), call.scale_count = static_cast<int64_t>(scales.size());
+  call.sums[0] = all.scratch.rows.data(), call.sums[1] = all.scratch.cols.data();
+  call.sums_bytes[0] = static_cast<int64_t>(all.scratch.rows.size() * sizeof(int64_t));
+  call.sums_bytes[1] = static_cast<int64_t>(all.scratch.cols.size() * sizeof(int64_t));
+  call.workspace = workspace.data();
+  const char* error = lowbit_cuda_step(&call);
+  check(error == nullptr, std::string("lowbit_cuda_step: ") + (error ? error : ""));
+}
+
+/// Where the two differ, or an empty string.
+std::string difference(const Memory& a, const Memory& b) {
+  if (a.param[0] != b.param[0]) return "parameter";
+  if (a.param[1] != b.param[1]) return "what is beside the parameter";
+  for (size_t k = 0; k < a.state.size(); ++k) {
+    if (a.state[k] != b.state[k]) return "state tensor " + std::to_string(k);
+  }
+  return float_bits(a.step) != float_bits(b.step) ? "step" : "";
+}
+
+/// How often each kernel served a job.
+int served[cuda::kFastCount + 1];
+
+/// Steps all specs, which share a rule, `steps` times on both, each phase one call; the number of
+/// specs that differ.
+int compare(const std::vector<Spec>& specs, const Options& options, int steps, bool report = true) {
+  std::mt19937 random(5);
+  std::vector<Memory> memory[2];
+  Batched all[2];
+  memory[0].resize(specs.size());
+  for (size_t i = 0; i < specs.size(); ++i) {
+    add_job(all[0], specs[i], memory[0][i]);
+    for (int64_t e = 0; e < specs[i].numel(); ++e)
+      put(static_cast<unsigned char*>(all[0].jobs[i].param), param_info(specs[i].param).dtype, e,
+          draw(random, 1.0f));
+  }
+  memory[1] = memory[0];
+  for (size_t i = 0; i < specs.size(); ++i) add_job(all[1], specs[i], memory[1][i]);
+  all[0] = {};
+  for (size_t i = 0; i < specs.size(); ++i) add_job(all[0], specs[i], memory[0][i]);
+  for (Batched& b : all) place(b);
+  for (const Job& job : all[1].jobs) {
+    for (const Job& part : cuda::parts_of(job)) ++served[cuda::kernel_of(part)];
+  }
+  std::vector<std::string> where(specs.size());
+  for (int s = 0; s < steps; ++s) {
+    for (size_t i = 0; i < specs.size(); ++i) {
+      for (int64_t e = 0; e < specs[i].numel(); ++e) {
+        float g = draw(random, options.grad_size);
+        if (!options.given.empty())
+          g = options.given[static_cast<size_t>(e) % options.given.size()];
+        if (options.odd_grads && e % 701 == 5 * s) {
+          const float odd[] = {
+              NAN, INFINITY, -INFINITY, 3e38f, 1e-42f, -1e-30f, bits_float(0xffc12345u)};
+          g = odd[random() % 7];
+        }
+        for (int on : {0, 1})
+          put(Memory::at(memory[on][i].grad), grad_dtype(specs[i].grad), specs[i].misaligned + e,
+              g);
+      }
+    }
+    for (Batched& b : all) forget(b.scratch);
+    for (int phase = 0; phase <= phases_of(all[0]); ++phase) {
+      step_cpu(all[0], options, phase);
+      step_cuda(all[1], options, phase);
+    }
+    for (size_t i = 0; i < specs.size(); ++i) {
+      if (!where[i].empty()) continue;
+      where[i] = difference(memory[0][i], memory[1][i]);
+      if (!where[i].empty()) where[i] += " after step " + std::to_string(s + 1);
+    }
+  }
+  int differ = 0;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    differ += !where[i].empty();
+    if (report) check(where[i].empty(), specs[i].name() + ": " + where[i]);
+  }
+  return differ;
+}
+
+/// Codes by the device's arithmetic against core's definition, at and beside every boundary and on
+/// floats all over.
+template <class F>
+int wrong_codes() {
+  const auto& tables = []() -> const auto& {
+    if constexpr (F::kSigned)
+      return cuda::kSignedTables;
+    else
+      return cuda::kUnsignedTables;
+  }();
+  int wrong = 0;
+  const auto at = [&](float z) { wrong += cuda::Device<F>::encode(z, tables) != F::encode(z); };
+  for (uint32_t bits = 0; bits <= 0x3f800001u; bits += 997)
+    at(bits_float(bits)), at(-bits_float(bits));
+  for (int code = 0; code < 256; ++code) {
+    wrong += float_bits(cuda::Device<F>::decode(static_cast<uint8_t>(code), tables)) !=
+             float_bits(F::decode(code));
+    const float low = F::decode(code), high = code < 255 ? F::decode(code + 1) : 1.0f;
+    for (const double center :
+         {(static_cast<double>(low) + high) / 2.0, static_cast<double>(low)}) {
+      const uint32_t bits = float_bits(static_cast<float>(center));
+      for (uint32_t near = bits - 4; near != bits + 5; ++near) {
+        if (magnitude_bits(bits_float(near)) <= 0x3f800001u) at(bits_float(near));
+      }
+    }
+  }
+  for (const float z : {0.0f, -0.0f, 1.0f, -1.0f, bits_float(1), bits_float(0x80000001u)}) at(z);
+  return wrong;
+}
+
+/// Bytes of buffers that differ from the CPU walk's after a gradient was added to each.
+int wrong_sums() {
+  const cpu::Leaves& leaves = cpu::leaves();
+  std::mt19937 random(5);
+  int wrong = 0;
+  struct Place {
+    int64_t rows, cols, global_cols, first;
+  };
+  const Place places[] = {{1, 4097, 4097, 0}, {1, 1000, 1000, 13},         {5, 37, 90, 90'013},
+                          {3, 256, 512, 256}, {7, 3, 3, int64_t{7} << 33}, {1, 5, 5, 3}};
+  for (int format = 0; format < param_count(); ++format) {
+    const ParamInfo info = param_info(format);
+    for (int grad = 0; grad < grad_count(); ++grad) {
+      for (const Place& place : places) {
+        const auto n = static_cast<size_t>(place.rows * place.cols);
+        std::vector<uint8_t> g(n * static_cast<size_t>(grad_bytes(grad))), held[2], beside[2];
+        held[0].resize(n * static_cast<size_t>(info.bytes));
+        beside[0].resize(n * static_cast<size_t>(info.extra_bytes));
+        for (auto* bytes : {&g, &held[0], &beside[0]}) {  // NaN and infinities among them
+          for (uint8_t& b : *bytes) b = static_cast<uint8_t>(random());
+        }
+        held[1] = held[0], beside[1] = beside[0];
+        const auto job = [&](int on) {
+          Accumulation made{};
+          made.held = held[on].data();
+          made.beside = beside[on].empty() ? nullptr : beside[on].data();
+          made.grad = g.data();
+          made.format = format, made.grad_format = grad;
+          made.rows = place.rows, made.cols = place.cols;
+          made.global_cols = place.global_cols, made.first = place.first;
+          made.scale = 1.0f / 3.0f;
+          made.random = {7, 3, 11, 0xdeadbeefu};
+          return made;
+        };
+        cpu::accumulate(job(0), 0, job(0).tiles(), leaves);
+        const CudaAccumulation call{0, nullptr, job(1)};
+        check(lowbit_cuda_accumulate(&call) == nullptr, "lowbit_cuda_accumulate");
+        for (size_t i = 0; i < held[0].size(); ++i) wrong += held[0][i] != held[1][i];
+        for (size_t i = 0; i < beside[0].size(); ++i) wrong += beside[0][i] != beside[1][i];
+      }
+    }
+  }
+  return wrong;
+}
+
+}  // namespace
+}  // namespace lowbit

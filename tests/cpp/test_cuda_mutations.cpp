@@ -1,0 +1,228 @@
+// Whether the emulator would see mistakes in the CUDA sources: this program holds copies of them with
+// many planted (cuda_mutations.cmake), makes one at a time, and looks for a difference from the CPU
+// walk, with the lanes in order and in reverse order. Each runs in a process of its own, which may
+// crash, hang or wait for a barrier that no other thread comes to.
+#include "cuda_emulator.h"
+
+static int mutation = 0;
+#include "cuda/step.cu"
+#include "cuda_compare.h"
+#include "mutations.inc"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+#include <thread>
+
+namespace lowbit {
+namespace {
+
+Keep keep(const char* name, int block = 256, int kind = kBlock, bool stochastic = false) {
+  return {find_state(name), block, kind, stochastic};
+}
+
+/// Whole and uneven rows, long and short blocks, by the fixed kernels and the general one.
+bool steps_differ() {
+  Options odd;
+  odd.odd_grads = true;
+  std::vector<Spec> specs = shapes(2, 1, find_state("dynamic8"), find_state("dynamic8_unsigned"));
+  specs.erase(specs.begin(), specs.begin() + 3);
+  specs[0].cols = 77, specs[0].first = int64_t{1} << 36;  // indices beyond 32 bits
+  const auto large = [](const Spec& s) { return s.rows * s.cols > 2700; };
+  specs.erase(std::remove_if(specs.begin(), specs.end(), large), specs.end());
+  std::vector<Spec> coarse;
+  for (int turn = 0; turn < 4; ++turn) {
+    Spec spec = shaped({}, turn);
+    spec.param = find_param(turn % 2 == 0 ? "bfloat16_split8" : "bfloat16_stochastic");
+    spec.state[0] = keep("dynamic4", 0, kRank1, true);
+    spec.state[1] = keep("linear4_unsigned", 128, kBlock, turn % 2 == 0);
+    coarse.push_back(spec);
+    spec.state[0] = keep("dynamic3", 0, kRow),
+    spec.state[1] = keep("dynamic8_unsigned", 0, kColumn);
+    coarse.push_back(spec);
+    spec.state[0] = keep("dynamic8", 2048), spec.state[1] = keep("log8", 512);
+    spec.inside = {}, spec.rows = turn == 0 ? 9 : 1, spec.cols = 2500 + 100 * turn;
+    coarse.push_back(spec);
+    spec.state[0] = keep("dynamic4", 128), spec.state[1] = keep("power1_4_unsigned", 128);
+    spec.param = 2, spec.rows = 2, spec.cols = 264;
+    coarse.push_back(spec);
+  }
+  Spec plain;  // random bits with no barrier between one use and the next, many tiles in a row
+  plain.rows = 12, plain.cols = 301;
+  plain.state[0] = keep("dynamic8", 64, kBlock, true),
+  plain.state[1] = keep("bfloat16", 0, kNoScale, true);
+  coarse.push_back(plain);
+  return compare(specs, {}, 2, false) + compare(coarse, {}, 2, false) +
+             compare(coarse, odd, 1, false) >
+         0;
+}
+
+/// Sums of rows, columns and tensors.
+bool sums_differ() {
+  Options odd;
+  odd.odd_grads = true;
+  int wrong = 0;
+  for (const char* rule : {"adafactor_momentum", "adamw_factored"}) {
+    std::vector<Spec> specs;
+    for (int turn = 0; turn < 4; ++turn) {
+      Spec spec = shaped({}, turn);
+      spec.rule = find_rule(rule);
+      specs.push_back(spec);
+    }
+    specs[0].rows = 70;
+    specs.push_back(cut(specs[0], 0)), specs.push_back(cut(specs[0], 5));
+    specs.push_back(specs[0]);
+    specs.back().rows = 1100, specs.back().cols = 40;
+    specs.push_back(specs[1]);
+    wrong += compare(specs, {}, 3, false);
+    specs.erase(specs.end() - 2);
+    wrong += compare(specs, odd, 2, false);
+  }
+  return wrong > 0;
+}
+
+/// Rows and blocks that are cut.
+bool cuts_differ() {
+  std::vector<Spec> specs, wide;
+  for (int turn = 0; turn < 18; ++turn) {
+    Spec spec;
+    spec.state[0] = turn < 9 ? keep("dynamic4", 128) : keep("dynamic8", 512);
+    spec.state[1] = turn < 9 ? keep("log8", 64) : keep("dynamic8_unsigned", 256);
+    specs.push_back(cut(spec, turn));
+    spec.state[0] = spec.state[1] = keep("float32", 0, kNoScale);
+    wide.push_back(cut(spec, turn % 5));
+    wide.back().cut = kNoCut;
+  }
+  Spec plain = cut({}, 6);  // one slot: nothing between one tile's extremes and the next one's
+  plain.rule = find_rule("lion"), plain.rows = 30, plain.param = find_param("bfloat16");
+  plain.state[0] = keep("dynamic8", 64);
+  for (const int64_t front : {64, 0}) {  // whole rows by a fixed kernel
+    Spec spec = cut({}, 2);
+    spec.front = front;
+    specs.push_back(spec);
+  }
+  return compare(specs, {}, 3, false) + compare(wide, {}, 2, false) +
+             compare({plain}, {}, 2, false) >
+         0;
+}
+
+/// Tables that take more than one launch.
+bool tables_differ() {
+  std::vector<Spec> measured, factored, steps, mixed;
+  for (int i = 0; i < 300; ++i) {
+    Spec spec;
+    spec.rows = i % 11 == 0 ? 0 : 1 + i % 2, spec.cols = 20 + 4 * (i % 5);
+    spec.state[0] = keep("dynamic8", 0, kRank1),
+    spec.state[1] = keep("linear4_unsigned", 0, kRank1);
+    if (i < 90) measured.push_back(spec);
+    spec.rule = find_rule("adafactor");
+    if (i < 150) factored.push_back(spec);
+    spec = {};
+    spec.param = i % 3, spec.grad = i % 2, spec.rows = i % 7 == 0 ? 0 : 1;
+    spec.cols = 8 + 24 * (i % 13) + i % 5 / 4;
+    mixed.push_back(spec);
+  }
+  for (int i = 0; i < 1050; ++i) {  // steps of jobs in several parts
+    Spec spec;
+    spec.state[0] = spec.state[1] = keep("float32", 0, kNoScale);
+    spec.rows = 3, spec.cols = 16, spec.front = 8;
+    steps.push_back(spec);
+  }
+  return compare(mixed, {}, 2, false) + compare(measured, {}, 2, false) +
+             compare(factored, {}, 2, false) + compare(steps, {}, 2, false) >
+         0;
+}
+
+/// Values in the middle between two codes, by the encode kernel and by steps that keep the gradient.
+bool ties_differ() {
+  const cpu::Leaves& leaves = cpu::leaves();
+  for (const char* name : {"dynamic8", "dynamic8_unsigned", "dynamic4", "power1_4_unsigned"}) {
+    const int format = find_state(name);
+    const StateInfo info = state_info(format);
+    std::vector<float> value(static_cast<size_t>(1 << info.bits)), x{1.0f};
+    std::vector<uint8_t> every(value.size()), codes[2], scales[2];
+    for (size_t i = 0; i < every.size(); ++i) {
+      every[i] = static_cast<uint8_t>(info.bits == 8 ? i : (2 * i + 1) << 4 | (2 * i));
+      if (info.bits == 4 && i >= 8) every[i] = 0;
+    }
+    const float one = 1.0f;
+    leaves.decode[format](every.data(), &one, 256, value.data(), static_cast<int>(value.size()));
+    for (size_t i = 0; i + 1 < value.size(); ++i) {
+      const float middle = static_cast<float>((static_cast<double>(value[i]) + value[i + 1]) / 2.0);
+      for (const float v : {middle, std::nextafter(middle, -2.0f), std::nextafter(middle, 2.0f)}) {
+        x.push_back(v);
+        if (x.size() % 256 == 0) x.push_back(1.0f);
+      }
+    }
+    if (x.size() % 2 == 0) x.push_back(0.5f);  // a last byte with room for another code
+    for (int on : {0, 1}) codes[on].resize(x.size()), scales[on].resize(x.size());
+    const int n = static_cast<int>(x.size());
+    CudaCode call{0, nullptr, format, 256, 1, n, x.data(), codes[1].data(), scales[1].data()};
+    if (lowbit_cuda_encode(&call) != nullptr) return true;
+    for (int at = 0; at < n; at += kTile)
+      leaves.encode[format](&x[static_cast<size_t>(at)],
+                            &codes[0][static_cast<size_t>(at * info.bits / 8)],
+                            &scales[0][static_cast<size_t>(at / kTile * info.scale_bytes)], 256,
+                            std::min(kTile, n - at), nullptr, nullptr);
+    if (codes[0] != codes[1] || scales[0] != scales[1]) return true;
+  }
+  // A first moment of half the gradient, by a fixed kernel.
+  Spec spec;
+  spec.param = find_param("float32"), spec.grad = 0, spec.rows = 4, spec.cols = 128;
+  spec.state[0] = keep("dynamic4", 128), spec.state[1] = keep("power1_4_unsigned", 128);
+  const cuda::Shape& shape = cuda::kShapes.at[find_state("dynamic4")];
+  Options half;
+  half.beta1 = 0.5;
+  for (int i = 1; i < shape.codes; ++i)
+    half.given.push_back(2.0f * cuda::kBooks.boundary[shape.offset + i]);
+  half.given.push_back(2.0f);
+  return compare({spec}, half, 1, false) > 0;
+}
+
+bool differs() {
+  return steps_differ() || sums_differ() || cuts_differ() || tables_differ() || ties_differ() ||
+         wrong_codes<Dynamic8>() + wrong_codes<Dynamic8Unsigned>() + wrong_sums() > 0;
+}
+
+/// Whether a mistake is seen, as the exit status of a process.
+[[noreturn]] void look(int number) {
+  alarm(60);
+  if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(0);
+  mutation = number;
+  bool seen = false;
+  for (const bool backwards : {false, true}) {
+    emulator::machine.backwards = backwards;
+    seen = seen || differs();
+  }
+  _exit(seen ? 1 : 0);
+}
+
+}  // namespace
+}  // namespace lowbit
+
+int main() {
+  using namespace lowbit;
+  const int count = static_cast<int>(sizeof(kMutations) / sizeof(kMutations[0]));
+  const int most = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  std::map<pid_t, int> running;
+  for (int next = 0; next < count || !running.empty();) {
+    if (next < count && static_cast<int>(running.size()) < most) {
+      std::fflush(stdout);
+      const pid_t child = fork();
+      if (child == 0) look(next);
+      running[child] = next++;
+      continue;
+    }
+    int status = 0;
+    const pid_t ended = waitpid(-1, &status, 0);
+    const int number = running[ended];
+    running.erase(ended);
+    const bool seen = !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    check(number == 0 ? !seen : seen,
+          std::string(number == 0 ? "a difference without a mistake: " : "not seen: ") +
+              kMutations[number]);
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed ? 1 : 0;
+}
