@@ -37,7 +37,7 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
             the very values in all formats but `log8`, `log8_signed` and `log16` (docs/sharding.md).
 
     Raises:
-        ValueError: a flat shard of the optimizer is not in `model`; state that `export` cannot show.
+        ValueError: a flat shard of the optimizer, or all that it has, is not in `model`; state that `export` cannot show.
         RuntimeError: the optimizer was stepped before its parameters became flat shards.
     """
     if export not in (None, "fp32"):
@@ -46,6 +46,11 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
     for piece in pieces_of(model):
         pieces.setdefault(piece.owner, []).append(piece)
     wanted = [p for group in opt.param_groups for p in group["params"]]
+    if pieces and not any(p in pieces for p in wanted):
+        raise ValueError(
+            f"None of the optimizer's {len(wanted)} parameters is in the model that was given; use_orig_params=False puts flattened ones in their place, so "
+            "build the optimizer from the wrapped model"
+        )
     flat = [p for p in wanted if shard.is_flat(p)]
     if missing := sum(p not in pieces for p in flat):
         raise ValueError(

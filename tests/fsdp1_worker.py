@@ -96,3 +96,14 @@ def not_sharded(orig: bool) -> bool:
         FullyShardedDataParallel.optim_state_dict_to_load(model, opts[1], saved)
     )
     return wrappers_worker.digest(opts[0], 1) == wrappers_worker.digest(opts[1], 1)
+
+
+def flattened_away() -> str:
+    model = Words(False)
+    opt = lowbit.AdamW(model.named_parameters())
+    sharded = FullyShardedDataParallel(model, use_orig_params=False, device_id=CPU)
+    try:
+        lowbit.fsdp1.bind(sharded, opt)
+    except ValueError as error:
+        return str(error)
+    return "bound"

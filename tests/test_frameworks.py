@@ -33,12 +33,10 @@ CASES = [
     ("torchtitan", "eager"),
     ("torchtitan", "late"),
 ]
-# What Accelerate makes of its FSDP on a CPU when it is left alone.
-ON_A_CPU = [
-    ("accelerate_on_a_cpu", version)
-    for version in ("fsdp1", "fsdp2")
-    if importlib.util.find_spec("accelerate")
-]
+# What Accelerate makes of its FSDP on a CPU when it is left alone, and of an optimizer that nobody could bind.
+ASIDE = [
+    ("accelerate_on_a_cpu", "fsdp1"), ("accelerate_on_a_cpu", "fsdp2"), ("accelerate_at_once", "fsdp1_orig"), ("accelerate_at_once", "fsdp1_flat")
+]  # fmt: skip
 
 
 def need_package(name):
@@ -66,8 +64,9 @@ def launch(out, ranks, what, cases):
 def runs(tmp_path_factory):
     """What 2 ranks found, training and resuming, and then 1 rank: all cases in the same processes, since importing the packages is what takes time."""
     cases = [case for case in CASES if importlib.util.find_spec(case[0])]
+    aside = ASIDE if importlib.util.find_spec("accelerate") else []
     out = tmp_path_factory.mktemp("frameworks")
-    return [launch(out, 2, "train", [*cases, *ON_A_CPU]), launch(out, 1, "resume", cases)]
+    return [launch(out, 2, "train", [*cases, *aside]), launch(out, 1, "resume", cases)]
 
 
 @pytest.mark.parametrize("framework, kind", CASES)
@@ -92,6 +91,19 @@ def test_what_a_framework_wraps_does_not_matter(framework, kind, request):
     two, _ = request.getfixturevalue("runs")
     end, ddp = (two[f"{framework}:{k}"]["trained"]["end"] for k in (kind, "ddp"))
     assert sorted(name for name in ddp if end.get(name) != ddp[name]) == []
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        ("fsdp1_orig", "lowbit.fsdp1.bind(model, opt) before the first step (with Accelerate, between prepare(model) and prepare(opt))"),
+        ("fsdp1_flat", "None of the optimizer's 7 parameters is in the model"),
+    ],
+)  # fmt: skip
+def test_accelerate_is_refused_with_what_to_call_where_it_takes_both_at_once(kind, message, request):  # fmt: skip
+    need_package("accelerate")
+    two, _ = request.getfixturevalue("runs")
+    assert message in two[f"accelerate_at_once:{kind}"]["trained"]["said"]
 
 
 # What frameworks do on a CPU by themselves.

@@ -31,6 +31,13 @@ def test_an_optimizer_that_is_older_than_fsdp1_is_refused_until_it_is_bound(pool
     assert pool.run(2, "fsdp1_worker", "wrapped_later", True, what) == ["done", "done"]
 
 
+def test_an_optimizer_of_what_fsdp1_has_flattened_away_is_refused(pool):
+    """use_orig_params=False puts one parameter in the place of many: the old ones would never train."""
+    for message in pool.run(2, "fsdp1_worker", "flattened_away"):
+        assert "None of the optimizer's 7 parameters is in the model" in message
+        assert "build the optimizer from the wrapped model" in message
+
+
 def test_an_optimizer_that_was_stepped_before_fsdp1_is_not_bound(pool):
     for message in pool.run(2, "fsdp1_worker", "stepped_before"):
         assert "became flat shards of FSDP1 after the optimizer had been stepped" in message
