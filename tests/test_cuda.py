@@ -297,9 +297,10 @@ def test_lr_scale_and_found_inf_on_the_device():
     assert [float(s) for s in cuda.steps] == [3.0] * 3  # the step with found_inf does not count
 
 
-def test_graph_capture():
-    """A captured step replays with new gradients, another lr, and its own count of steps."""
-    cuda = make_run(shapes=[[896, 896], [1000, 77], [1000]])
+@pytest.mark.parametrize("rule", ["adamw", "adafactor_momentum", "came"])
+def test_graph_capture(rule):
+    """A captured step, in all its phases, replays with new gradients, another lr, and its own count of steps."""
+    cuda = make_run(rule, shapes=[[896, 896], [1000, 77], [1000]])
     cpu = cuda.to("cpu")
     lr = torch.tensor(1e-3, device=DEVICE)
     rates = [1e-3, 1e-3, 5e-4, 0.0, 2e-4]
@@ -346,8 +347,9 @@ def test_another_stream():
     assert_same(cuda, cpu)
 
 
-def test_nothing_waits_for_the_device():
-    cuda = make_run(shapes=[[896, 896], [1000, 77], [1000]])
+@pytest.mark.parametrize("rule", ["adamw", "adafactor_momentum", "came"])
+def test_nothing_waits_for_the_device(rule):
+    cuda = make_run(rule, shapes=[[896, 896], [1000, 77], [1000]])
     lr, scale, found = (torch.tensor(x, device=DEVICE) for x in (1e-3, 2.0, 0.0))
     cuda.step(lr=lr, grad_scale=scale, found_inf=found)
     torch.cuda.synchronize()

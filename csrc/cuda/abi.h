@@ -67,9 +67,9 @@ struct CudaAccumulation {
 };
 
 extern "C" {
-using CudaAbiFn = int (*)();                          // lowbit_cuda_abi
+using CudaAbiFn = int (*)();                                          // lowbit_cuda_abi
 using CudaWorkspaceFn = int64_t (*)(const Job* jobs, int64_t count);  // lowbit_cuda_workspace
-using CudaStepFn = const char* (*)(const CudaStep*);  // lowbit_cuda_step
+using CudaStepFn = const char* (*)(const CudaStep*);                  // lowbit_cuda_step
 using CudaCodeFn = const char* (*)(const CudaCode*);  // lowbit_cuda_encode, lowbit_cuda_decode
 using CudaAccumulateFn = const char* (*)(const CudaAccumulation*);  // lowbit_cuda_accumulate
 }

@@ -18,6 +18,9 @@ namespace lowbit::cuda {
 #define LB_ARGUMENT(Type) const __grid_constant__ Type
 #endif
 
+/// A piece of a struct that is copied.
+using Word = uint64_t __attribute__((__may_alias__));
+
 constexpr int kLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
@@ -56,8 +59,8 @@ __device__ __forceinline__ void stage_job(const Batch& batch, int64_t tile, int 
   const int64_t i = find_job(batch, tile, lane);
   place.begin = i > 0 ? batch.ends[i - 1] : 0;
   place.end = batch.ends[i];
-  const auto* from = reinterpret_cast<const uint64_t*>(batch.jobs + i);
-  auto* to = reinterpret_cast<uint64_t*>(&staged);
+  const auto* from = reinterpret_cast<const Word*>(batch.jobs + i);
+  auto* to = reinterpret_cast<Word*>(&staged);
   static_assert(sizeof(Job) % sizeof(uint64_t) == 0 && alignof(Job) == alignof(uint64_t));
   __syncwarp();  // memory order: no lane still reads the job before, all have voted
   for (int w = lane; w < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); w += kLanes)
@@ -146,7 +149,7 @@ __global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare
   if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
   const Prepare::Item& item = call.item[i];
   Job& job = call.table.jobs[i];
-  auto* words = reinterpret_cast<uint64_t*>(&job);
+  auto* words = reinterpret_cast<Word*>(&job);
   int next = item.at;
   LB_UNROLL(1)
   for (int w = 0; w < Prepare::kJobWords; ++w) {

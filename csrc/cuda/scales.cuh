@@ -77,47 +77,45 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(
 struct CutScales {
   static constexpr int kBlocksEach = 16, kThreads = 128;
 };
-/// Every `each`-th cut row from `first` on, a block of the row by each thread.
-template <class Scale>
-__device__ __forceinline__ void write_scales(const StateSlot& slot, const Job& job, int64_t first,
-                                             int64_t each, int64_t thread) {
-  const int shift = __ffs(slot.block) - 1;
-  const int64_t cols = job.cut == kCutAll ? job.global_cols : job.cols,
-                blocks = (cols + slot.block - 1) >> shift, rows = job.cut_rows();
-  LB_UNROLL(1)
-  for (int64_t cut = first; cut < rows; cut += each) {
-    const int64_t row = job.measured_row(cut, 0);
-    LB_UNROLL(1)
-    for (int64_t b = thread; b < blocks; b += CutScales::kThreads) {
-      const uint32_t* next = slot.block_next + 2 * (cut * blocks + b);
-      const uint32_t rest = next[1];
-      const Scale scale = Scale::of(next[0], rest == 0 ? kNoLeast : 0x7fffffffu - rest);
-      scale.write(static_cast<typename Scale::Stored*>(slot.scales) +
-                  (row * blocks + b) * Scale::kStored);
-    }
-  }
+__device__ __forceinline__ void write_scale(int format, uint32_t most, uint32_t least, char* to) {
+  const auto write = [&](auto of_format) {
+    using Scale = decltype(of_format);
+    Scale::of(most, least).write(reinterpret_cast<typename Scale::Stored*>(to));
+  };
+  if (kShapes.at[format].entries != 0) return write(BlockScale{});
+  visit(format, StateFormats{}, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (F::kScaled && !IsCodebook<F>) write(typename F::Scale{});
+  });
 }
 
 __global__ void __launch_bounds__(CutScales::kThreads) cut_scales(const Batch batch) {
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
-  const int64_t first = blockIdx.x % CutScales::kBlocksEach, thread = threadIdx.x;
+  LB_UNROLL(1)
   for (int64_t i = blockIdx.x / CutScales::kBlocksEach; i < batch.count;
        i += gridDim.x / CutScales::kBlocksEach) {
     const Job& job = batch.jobs[i];
     if (job.cut == kNoCut) continue;
+    const int slots = slots_of(job.rule);
     LB_UNROLL(1)
-    for (int k = 0; k < slots_of(job.rule); ++k) {
+    for (int k = 0; k < slots; ++k) {
       const StateSlot& slot = job.state[k];
       if (slot.kind != kBlock) continue;
-      if (kShapes.at[slot.format].entries != 0) {
-        write_scales<BlockScale>(slot, job, first, CutScales::kBlocksEach, thread);
-        continue;
+      const int64_t cols = job.cut == kCutAll ? job.global_cols : job.cols,
+                    blocks = (cols + slot.block - 1) >> (__ffs(slot.block) - 1);
+      LB_UNROLL(1)
+      for (int64_t cut = blockIdx.x % CutScales::kBlocksEach; cut < job.cut_rows();
+           cut += CutScales::kBlocksEach) {
+        const int64_t row = job.measured_row(cut, 0);
+        LB_UNROLL(1)
+        for (int64_t b = threadIdx.x; b < blocks; b += CutScales::kThreads) {
+          const uint32_t* next = slot.block_next + 2 * (cut * blocks + b);
+          const uint32_t rest = next[1];
+          write_scale(slot.format, next[0], rest == 0 ? kNoLeast : 0x7fffffffu - rest,
+                      static_cast<char*>(slot.scales) +
+                          (row * blocks + b) * kShapes.at[slot.format].scale_bytes);
+        }
       }
-      visit(slot.format, StateFormats{}, [&](auto format) {
-        using F = decltype(format);
-        if constexpr (F::kScaled && !IsCodebook<F>)
-          write_scales<typename F::Scale>(slot, job, first, CutScales::kBlocksEach, thread);
-      });
     }
   }
 }

@@ -73,6 +73,10 @@ const Fast kFast[] = {
     fast<Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
     // embeddings, heads, norms: state kept wide
     fast<BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
+    fast<BFloat16Nearest, BFloat16Grad, Float32State, Float32State>(),
+    fast<BFloat16Kahan, BFloat16Grad, Float32State, Float32State>(),
+    fast<BFloat16Split8, BFloat16Grad, Float32State, Float32State>(),
+    fast<BFloat16Split16, BFloat16Grad, Float32State, Float32State>(),
     fast<Float32Param, Float32Grad, Float32State, Float32State>(),
 };
 constexpr int kFastCount = sizeof(kFast) / sizeof(kFast[0]), kAny = kFastCount;
@@ -399,7 +403,11 @@ const char* launch_scales(const CudaStep& call, std::initializer_list<ScaleWork>
   std::vector<Scales> chunk(1);
   Scales& s = chunk[0];
   s.found_inf = call.found_inf;
+  const bool combined =
+      std::any_of(call.scales, call.scales + call.scale_count,
+                  [](const CudaScale& scale) { return scale.col_most != nullptr; });
   for (const ScaleWork work : works) {
+    if (work != ScaleWork::kWrite && !combined) continue;  // else there is nothing to do
     for (int64_t at = 0; at < call.scale_count; at += Scales::kMany) {
       const int64_t left = call.scale_count - at;
       s.count = static_cast<int>(left < Scales::kMany ? left : Scales::kMany);

@@ -119,7 +119,7 @@ mutate(tile.cuh "the last row is taken for whole" [=[row == job.rows - 1 ? job.c
 mutate(slot.cuh "blocks begin with the part" [=[job.first - divide(job.first, job.global_cols) * job.global_cols]=] [=[int64_t{0}]=])
 mutate(slot.cuh "the least value of a cut block" [=[0x7fffffffu - rest]=] [=[0x70000000u - rest]=])
 mutate(scales.cuh "the least value of a cut block" [=[0x7fffffffu - rest]=] [=[0x70000000u - rest]=])
-mutate(scales.cuh "the first cut row's scales for all" [=[(row * blocks + b) * Scale::kStored]=] [=[b * Scale::kStored]=])
+mutate(scales.cuh "the first cut row's scales for all" [=[(row * blocks + b)]=] [=[b]=])
 mutate(scales.cuh "the largest magnitude of the last chunk" [=[e.most > next[0] ? e.most : next[0]]=] [=[e.most]=])
 leave_out(scales.cuh "the first rows instead of the cut ones" [=[tile.row = job.measured_row(tile.row, slots);]=])
 mutate(step.cu "rows between cut ones begin too late" [=[room - whole.front]=] [=[room]=])

@@ -226,6 +226,17 @@ void test_options() {
   for (const float* f : {&found, &nan}) {
     o.found_inf = f;
     compare(specs, o, 2);
+    std::vector<Spec> cuts, measured, factored;
+    for (int turn = 0; turn < 9; ++turn) {
+      cuts.push_back(cut({}, turn));
+      measured.push_back(shaped({}, turn));
+      measured.back().state[0] = {find_state("dynamic8"), 0, turn < 5 ? kRank1 : kColumn};
+      factored.push_back(shaped({}, turn));
+      factored.back().rule = find_rule("adafactor_momentum");
+    }
+    Options found_late;
+    found_late.found_inf = f;
+    for (const auto* list : {&cuts, &measured, &factored}) compare(*list, found_late, 1);
   }
   const auto run = [&](Memory& m, const Options& options) {
     Batched all;
