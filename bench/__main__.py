@@ -25,18 +25,30 @@ import torch
 from bench import checkpoint, growth, machine, page, plots, settings, start, step, training
 
 ROOT = pathlib.Path(__file__).parent.parent
-SECTIONS = {"step": step, "growth": growth, "training": training, "checkpoint": checkpoint, "start": start}
+SECTIONS = {
+    "step": step,
+    "growth": growth,
+    "training": training,
+    "checkpoint": checkpoint,
+    "start": start,
+}
 MARKS = ("<!-- python -m bench --quick --record -->", "<!-- end -->")
 
 
-def measure(chosen: settings.Settings, only: list[str]) -> dict:
-    """All sections. One that fails is named under "failed", and the others go on."""
+def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | None = None) -> dict:
+    """All sections. One that fails is named under "failed", and the others go on; `file` has what there is after each."""
     began = time.perf_counter()
 
     def say(text: str) -> None:
         print(f"[{time.perf_counter() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    result: dict = {"machine": machine.describe(chosen.device), "device": chosen.device, "settings": chosen.name, "failed": {}, "seconds": {}}
+    result: dict = {
+        "machine": machine.describe(chosen.device),
+        "device": chosen.device,
+        "settings": chosen.name,
+        "failed": {},
+        "seconds": {},
+    }
     for name in only:
         at = time.perf_counter()
         try:
@@ -45,8 +57,15 @@ def measure(chosen: settings.Settings, only: list[str]) -> dict:
             result["failed"][name] = f"{type(error).__name__}: {str(error)[:500]}"
             say(f"{name} failed: {result['failed'][name]}")
         result["seconds"][name] = time.perf_counter() - at
-    result["seconds"]["all"] = time.perf_counter() - began
+        result["seconds"]["all"] = time.perf_counter() - began
+        write(file, json.dumps(result, indent=1))
     return result
+
+
+def write(file: pathlib.Path | None, text: str) -> None:
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
 
 
 def keep(result: dict, root: pathlib.Path = ROOT) -> None:
@@ -74,13 +93,24 @@ def quoted(text: str, table: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", dest="size", action="store_const", const="quick", default="full")
     size.add_argument("--tiny", dest="size", action="store_const", const="tiny")
     parser.add_argument("--threads", type=int, nargs="+", help="default: 1 2")
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(SECTIONS),
+        default=list(SECTIONS),
+        metavar="SECTION",
+        help=", ".join(SECTIONS),
+    )
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result")
     parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the page")
     parser.add_argument("--record", action="store_true")
@@ -90,13 +120,15 @@ def main() -> int:
         keep(json.loads(given.page.read_text()))
         return 0
     if given.device == "cuda" and not torch.cuda.is_available():
-        parser.exit(2, "python -m bench --device cuda: torch sees no GPU (torch.cuda.is_available() is False)\n")
+        parser.exit(
+            2,
+            "python -m bench --device cuda: torch sees no GPU (torch.cuda.is_available() is False)\n",
+        )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    result = measure(settings.chosen(given.size, given.device, given.threads), given.only)
-    for path, text in ((given.json, json.dumps(result, indent=1)), (given.markdown, page.page(result, "python -m bench"))):
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n")
+    result = measure(
+        settings.chosen(given.size, given.device, given.threads), given.only, given.json
+    )
+    write(given.markdown, page.page(result, "python -m bench"))
     if given.record:
         keep(result)
     if result.get("step"):

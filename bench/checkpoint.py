@@ -41,10 +41,21 @@ def saved_and_loaded(entry: Contestant, folder: pathlib.Path, settings: Settings
     """Median seconds of each verb, and bytes on disk. Files are in the page cache: this is the time of the software."""
     import torch.distributed.checkpoint as dcp
 
-    opt, file, directory, copied = entry.opt, folder / "state.pt", folder / "dcp", folder / "copy.pt"
+    opt, file, directory, copied = (
+        entry.opt,
+        folder / "state.pt",
+        folder / "dcp",
+        folder / "copy.pt",
+    )
 
     def whole() -> dict:
-        return {"optim": {f"{i}.{key}": t for i, state in enumerate(opt.state.values()) for key, t in state.items()}}
+        return {
+            "optim": {
+                f"{i}.{key}": t
+                for i, state in enumerate(opt.state.values())
+                for key, t in state.items()
+            }
+        }
 
     verbs = {
         "torch.save": lambda: torch.save(opt.state_dict(), file),

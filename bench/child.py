@@ -17,11 +17,17 @@ class Child:
     """`python -m module *arguments`, which says what it has by lines of JSON."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT
         )  # fmt: skip
-        self.hello = self.read()
+
+    def hello(self) -> Any:
+        """What it has to say when it is ready. Start all children first, then wait for each."""
+        return self.read()
 
     def read(self) -> Any:
         assert self.process.stdout is not None
@@ -46,7 +52,9 @@ class Child:
         self.process.wait()
 
 
-def answer(start: Callable[[], tuple[dict[str, Any], dict[str, Callable[[], dict[str, Any]]]]]) -> None:
+def answer(
+    start: Callable[[], tuple[dict[str, Any], dict[str, Callable[[], dict[str, Any]]]]],
+) -> None:
     """Says what `start` has to say, then answers questions by name until there are no more."""
     try:
         said, answers = start()

@@ -51,7 +51,9 @@ def race(settings: Settings, shapes: Shapes) -> dict[str, float]:
     entries: list[Contestant] = [kind() for kind in roster.GROWING]
     for entry in entries:
         entry.prepare(params.of(entry.dtype))
-    times = clock.rounds([(e.name, turn(e, settings.device)) for e in entries], settings.rounds, settings.budget)
+    times = clock.rounds(
+        [(e.name, turn(e, settings.device)) for e in entries], settings.rounds, settings.budget
+    )
     del entries, params
     gc.collect()
     return {name: clock.median(t) for name, t in times.items()}

@@ -12,21 +12,51 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-import lowbit
-
-PACKAGES = ("torch", "lowbit", "torchao", "bitsandbytes", "flashoptim", "adafactor8bit", "deepspeed", "torchastic", "triton", "numpy")
-FLAGS = ("avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "asimd", "sve")
+PACKAGES = (
+    "torch",
+    "lowbit",
+    "torchao",
+    "bitsandbytes",
+    "flashoptim",
+    "adafactor8bit",
+    "deepspeed",
+    "torchastic",
+    "triton",
+    "numpy",
+)
+FLAGS = (
+    "avx2",
+    "fma",
+    "bmi2",
+    "avx512f",
+    "avx512bw",
+    "avx512dq",
+    "avx512vl",
+    "avx512_bf16",
+    "asimd",
+    "sve",
+)
 # Asked of nvidia-smi one by one where asking for all fails: an old driver does not know every name.
 GPU_FIELDS = (
     "name", "driver_version", "memory.total", "compute_cap", "pstate", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem",
     "temperature.gpu", "power.draw", "power.limit", "ecc.mode.current", "clocks_throttle_reasons.active",
 )  # fmt: skip
-CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_throttle_reasons.active")
+CLOCKS = (
+    "clocks.sm",
+    "clocks.mem",
+    "temperature.gpu",
+    "power.draw",
+    "clocks_throttle_reasons.active",
+)
 
 
 def describe(device: str) -> dict[str, object]:
     """Everything that a number depends on."""
-    cpu = cpu_fields(pathlib.Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else "")
+    import lowbit  # here: `make gpu` reads the rest of this file before lowbit is built
+
+    cpu = cpu_fields(
+        pathlib.Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
+    )
     said: dict[str, object] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
@@ -86,7 +116,12 @@ def query(fields: tuple[str, ...]) -> dict[str, str]:
         return {}
     command = ["nvidia-smi", "--id=0", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run([*command, f"--query-gpu={','.join(fields)}"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [*command, f"--query-gpu={','.join(fields)}"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return {}
     if done.returncode == 0:

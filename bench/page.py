@@ -35,10 +35,13 @@ def machine(result: Result) -> str:
         f"* {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}, {m['mhz']} MHz, cache {m['cache']}), {m['cores']} cores, {m['memory_gib']} GiB; "
         f"{' '.join(m['flags'])}; lowbit's leaves: {m['isa']}",
         f"* load when it began: {', '.join(f'{x:.1f}' for x in m['load'])}",
-        f"* {m['system']}, Python {m['python']}, " + ", ".join(f"{p} {v}" for p, v in m["versions"].items() if v),
+        f"* {m['system']}, Python {m['python']}, "
+        + ", ".join(f"{p} {v}" for p, v in m["versions"].items() if v),
     ]
     if "gpu" in m:
-        lines.append(f"* CUDA {m.get('cuda')}; " + ", ".join(f"{k} {v}" for k, v in m["gpu"].items()))
+        lines.append(
+            f"* CUDA {m.get('cuda')}; " + ", ".join(f"{k} {v}" for k, v in m["gpu"].items())
+        )
     return "\n".join(lines)
 
 
@@ -56,7 +59,9 @@ def step(cases: list[dict]) -> str:
     for c in cases:
         threads = f", {c['threads']} thread{'s' * (c['threads'] > 1)}" if not c["clocks"] else ""
         cut = f" ({c['cut']})" if c["cut"] else ""
-        parts.append(f"### {c['workload']}{cut}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} tensors{threads}")
+        parts.append(
+            f"### {c['workload']}{cut}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} tensors{threads}"
+        )
         parts.append(table(
             ["step", "ns / parameter", "to torch fused float32", "to the copy", "of copy", "GB/s", "state B / parameter"],
             [[r["name"], number(r["ns_per_parameter"], 3), number(r["to_torch"]), number(r["to_copy"]), f"{r['of_copy_speed']:.0%}" if r["of_copy_speed"] else "",

@@ -18,7 +18,9 @@ def draw(result: dict, folder: pathlib.Path, name: str) -> list[str]:
     if result.get("step"):
         made.append(f"{name}-step.png")
         cases = [c for c in result["step"] if c["threads"] == result["step"][0]["threads"]]
-        figure, axes = pyplot.subplots(1, len(cases), figsize=(4 * len(cases) + 2, 5), sharey=True, squeeze=False)
+        figure, axes = pyplot.subplots(
+            1, len(cases), figsize=(4 * len(cases) + 2, 5), sharey=True, squeeze=False
+        )
         names = list(dict.fromkeys(r["name"] for c in cases for r in c["rows"]))[::-1]
         for axis, c in zip(axes[0], cases, strict=True):
             found = {r["name"]: r["ns_per_parameter"] for r in c["rows"]}

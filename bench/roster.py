@@ -10,9 +10,9 @@ from bench.peers import (
     Eager,
     FlashOptim,
     Torch,
-    TorchBfloat16,
     Torchao,
     Torchastic,
+    TorchBfloat16,
 )
 
 # The first is what ratios are to; the copy is the other measure.

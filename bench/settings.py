@@ -21,6 +21,7 @@ class Settings:
         patience: seconds that one step may take; who is slower on a small tensor is left out, and the page says so.
         largest: exponent of two of the largest tensor in the growth section.
         model: width, depth, sequences and steps of the recipe's training.
+        trained: names of bench/training.py.
         gib: size of the float32 state in the checkpoint section.
         compile: whether who must compile for each shape takes part: half a minute a shape.
     """
@@ -35,17 +36,21 @@ class Settings:
     patience: float = 12
     largest: int = 28
     model: tuple[int, int, int, int] = (512, 6, 8, 7)
+    trained: tuple[str, ...] = (
+        "torch fused, float32", "torch fused, bf16 nearest", "lowbit 8-bit, bf16 stochastic", "lowbit 4-bit, bf16 stochastic",
+        "lowbit 8-bit, step in backward", "lowbit Adafactor, bf16 stochastic", "no optimizer, float32", "no optimizer, bf16",
+    )  # fmt: skip
     gib: float = 0.5
     compile: bool = True
 
 
 FULL = Settings("full")
 QUICK = Settings(
-    "quick", workloads=(ONE, THOUSAND), limit=1 << 24, rounds=5, budget=2, patience=2, largest=24,
+    "quick", trained=("torch fused, float32", "lowbit 8-bit, bf16 stochastic", "no optimizer, bf16"), workloads=(ONE, THOUSAND), limit=1 << 24, rounds=5, budget=2, patience=2, largest=24,
     model=(256, 4, 4, 4), gib=0.05,
 )  # fmt: skip
 TINY = Settings(
-    "tiny", threads=(1,), workloads=(ONE, THOUSAND, GPT2), limit=1 << 18, rounds=2, budget=0.2, patience=0.5,
+    "tiny", trained=("torch fused, float32", "lowbit 8-bit, bf16 stochastic"), threads=(1,), workloads=(ONE, THOUSAND, GPT2), limit=1 << 18, rounds=2, budget=0.2, patience=0.5,
     largest=14, model=(32, 1, 2, 2), gib=0.002, compile=False,
 )  # fmt: skip
 NAMED = {s.name: s for s in (FULL, QUICK, TINY)}
@@ -57,7 +62,13 @@ def chosen(name: str, device: str, threads: list[int] | None) -> Settings:
     if device == "cuda":
         settings = replace(settings, threads=(1,))
         if name == "full":
-            settings = replace(settings, workloads=(BILLION, *settings.workloads), limit=5 << 28, rounds=15, budget=4)
+            settings = replace(
+                settings,
+                workloads=(BILLION, *settings.workloads),
+                limit=5 << 28,
+                rounds=15,
+                budget=4,
+            )
         elif name == "quick":
             settings = replace(settings, limit=1 << 28, rounds=11, largest=26)
     return replace(settings, threads=tuple(threads)) if threads else settings

@@ -1,6 +1,6 @@
 """Before training begins: seconds to import a package, and to take the first step beside a later one. Each time in a fresh process.
 
-    python -m bench.start NAME DEVICE      what such a process runs
+python -m bench.start NAME DEVICE      what such a process runs
 """
 
 from __future__ import annotations
@@ -9,37 +9,44 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from bench.child import Child, answer
 from bench.settings import Settings
+from bench.workload import Shapes
 
 IMPORTS = ("torch", "lowbit", "torchao.optim", "bitsandbytes")
-SHAPES = [(512, 512)] * 8
+SHAPES: Shapes = [(512, 512)] * 8
 STARTED = ("Torch", "Eight", "Torchao", "Bitsandbytes")
 
 
-def run(settings: Settings, say) -> dict:
+def run(settings: Settings, say: Callable[[str], None]) -> dict:
     times: dict[str, list[float]] = {}
     missing: dict[str, str] = {}
-    for number in range(min(settings.rounds, 5)):
+    for number in range(max(1, settings.rounds // 2 if settings.device == "cpu" else 2)):
         for package in IMPORTS:
-            if package in missing:
+            if f"import {package}" in missing:
                 continue
             say(f"import {package}, {number + 1}")
             begin = time.perf_counter()
-            done = subprocess.run([sys.executable, "-c", f"import torch, {package}"], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", f"import torch, {package}"], capture_output=True, text=True
+            )
             if done.returncode:
-                missing[f"import {package}"] = (done.stderr.strip().splitlines() or ["fails"])[-1][:160]
+                missing[f"import {package}"] = (done.stderr.strip().splitlines() or ["fails"])[-1][
+                    :160
+                ]
                 continue
             times.setdefault(package, []).append(time.perf_counter() - begin)
     steps: dict[str, dict[str, float]] = {}
     for kind in STARTED:
-        if kind == "Torchao" and not settings.compile:
+        if kind == "Torchao" and settings.name != "full":
             continue
         say(f"first step of {kind}")
         try:
             child = Child("bench.start", kind, settings.device)
-            steps[child.hello.pop("name")] = child.hello
+            said = child.hello()
+            steps[said.pop("name")] = said
             child.close()
         except RuntimeError as error:
             missing[kind] = str(error)

@@ -25,7 +25,17 @@ def run(settings: Settings, say: Say) -> list[dict]:
     for workload in settings.workloads:
         limit = min(settings.limit, int(machine.free_memory(settings.device) * 0.8) // BYTES)
         shapes, cut = workload.shapes(limit)
-        results += case(settings, say, workload, shapes, cut, slow)
+        try:
+            results += case(settings, say, workload, shapes, cut, slow)
+        except Exception as error:  # out of memory, or a peer that broke the GPU's context: what was measured before counts
+            say(f"{workload.name} failed: {error}")
+            results.append({
+                "workload": workload.name, "cut": cut, "tensors": len(shapes), "numel": numel(shapes), "threads": 0, "rows": [], "clocks": {},
+                "missing": {"all": f"{type(error).__name__}: {str(error)[:300]}"},
+            })  # fmt: skip
+            gc.collect()
+    if not any(r["rows"] for r in results):
+        raise RuntimeError("; ".join(r["missing"].get("all", "nobody could race") for r in results))
     return results
 
 
@@ -64,13 +74,22 @@ class Params:
     def one(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
         p = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=self.device))
         p.grad = torch.empty_like(p)
-        for part, grad in zip(p.data.view(-1).split(1 << 20), p.grad.view(-1).split(1 << 20), strict=True):
+        for part, grad in zip(
+            p.data.view(-1).split(1 << 20), p.grad.view(-1).split(1 << 20), strict=True
+        ):
             part.copy_(self.noise[: part.numel()] * 0.02)
             grad.copy_(self.noise[: part.numel()] * 1e-3)
         return p
 
 
-def case(settings: Settings, say: Say, workload: Workload, shapes: Shapes, cut: str, slow: dict[str, float]) -> list[dict]:
+def case(
+    settings: Settings,
+    say: Say,
+    workload: Workload,
+    shapes: Shapes,
+    cut: str,
+    slow: dict[str, float],
+) -> list[dict]:
     """One workload, with each number of threads."""
     torch.set_num_threads(max(settings.threads))
     params = Params(shapes, settings.device)

@@ -19,6 +19,7 @@ from bench.settings import Settings
 from bench.step import Say
 
 CONTEXT = 128
+RELEASED = "lowbit 8-bit, step in backward"
 # dtype of the weights, and the optimizer.
 TRAINED: dict[str, tuple[torch.dtype, Any]] = {
     "no optimizer, float32": (torch.float32, None),
@@ -27,23 +28,31 @@ TRAINED: dict[str, tuple[torch.dtype, Any]] = {
     "torch fused, bf16 nearest": (torch.bfloat16, lambda lowbit, named: torch.optim.AdamW([p for _, p in named], fused=True)),
     "lowbit 8-bit, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named)),
     "lowbit 4-bit, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named, state_format="4bit")),
-    "lowbit 8-bit, step in backward": (torch.bfloat16, "released"),
+    RELEASED: (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named)),
     "lowbit Adafactor, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.Adafactor(named)),
 }  # fmt: skip
 
 
 def run(settings: Settings, say: Say) -> dict:
     width, depth, batch, steps = settings.model
-    children: dict[str, Child] = {}
     missing: dict[str, str] = {}
-    for name in TRAINED:
-        say(f"training: {name}")
-        try:
-            children[name] = Child("bench.training", name, settings.device, str(max(settings.threads)), str(width), str(depth), str(batch))  # fmt: skip
-        except RuntimeError as error:
-            missing[name] = str(error)
+    numbers = [str(n) for n in (max(settings.threads), width, depth, batch)]
+    children = {
+        name: Child("bench.training", name, settings.device, *numbers) for name in settings.trained
+    }
+    parameters = 0
     try:
-        turns = [(name, lambda child=child: child.ask("step")["seconds"]) for name, child in children.items()]
+        for name in settings.trained:
+            say(f"training: {name}")
+            try:
+                parameters = children[name].hello()["parameters"]
+            except RuntimeError as error:
+                missing[name] = str(error)
+                children.pop(name).close()
+        turns = [
+            (name, lambda child=child: child.ask("step")["seconds"])
+            for name, child in children.items()
+        ]
         times = clock.rounds(turns, steps, 1e9)
         memory = {name: child.ask("memory") for name, child in children.items()}
     finally:
@@ -52,7 +61,7 @@ def run(settings: Settings, say: Say) -> dict:
     reference = times.get("torch fused, float32")
     return {
         "width": width, "depth": depth, "batch": batch, "context": CONTEXT, "threads": max(settings.threads), "missing": missing,
-        "parameters": next(iter(children.values())).hello["parameters"] if children else 0,
+        "parameters": parameters,
         "rows": [
             {
                 "name": name, "seconds": t, "ms_per_step": clock.median(t) * 1e3, "tokens_per_second": batch * CONTEXT / clock.median(t),
@@ -63,7 +72,9 @@ def run(settings: Settings, say: Say) -> dict:
     }  # fmt: skip
 
 
-def start(name: str, device: str, threads: int, width: int, depth: int, batch: int) -> tuple[dict, dict]:
+def start(
+    name: str, device: str, threads: int, width: int, depth: int, batch: int
+) -> tuple[dict, dict]:
     """In the child: the model, its optimizer, and what it answers."""
     import lowbit
 
@@ -74,12 +85,13 @@ def start(name: str, device: str, threads: int, width: int, depth: int, batch: i
     torch.ones(1, device=device)  # a GPU's context is no memory of the model
     before = rss()
     model = recipe.GPT(width, depth, max(1, width // 64), CONTEXT).to(device, dtype)
-    ids = torch.randint(256, (batch, CONTEXT + 1), generator=torch.Generator().manual_seed(1)).to(device)
+    ids = torch.randint(256, (batch, CONTEXT + 1), generator=torch.Generator().manual_seed(1)).to(
+        device
+    )
     named = list(model.named_parameters())
-    opt = lowbit.AdamW(named) if make == "released" else make(lowbit, named) if make else None
-    if make == "released":
-        lowbit.step_in_backward(opt)
-        opt = None
+    opt = make(lowbit, named) if make else None
+    if name == RELEASED:
+        lowbit.step_in_backward(model, opt)  # opt.step() does nothing then
 
     def step() -> None:
         recipe.loss_of(model, ids).backward()
@@ -91,7 +103,9 @@ def start(name: str, device: str, threads: int, width: int, depth: int, batch: i
         step()
 
     def memory() -> dict[str, int]:
-        peak = torch.cuda.max_memory_allocated() if device == "cuda" else max(0, peak_rss() - before)
+        peak = (
+            torch.cuda.max_memory_allocated() if device == "cuda" else max(0, peak_rss() - before)
+        )
         return {"peak_bytes": peak}
 
     said = {"parameters": sum(p.numel() for _, p in named)}
