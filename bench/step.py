@@ -121,7 +121,7 @@ def case(
         )  # fmt: skip
         results.append({
             "workload": workload.name, "cut": cut, "tensors": len(shapes), "numel": numel(shapes), "threads": threads,
-            "rows": rows(entries, times, numel(shapes)), "missing": missing, "clocks": machine.gpu_clocks() if settings.device == "cuda" else {},
+            "rows": rows(entries, times, numel(shapes)), "missing": missing if threads == settings.threads[0] else {}, "clocks": machine.gpu_clocks() if settings.device == "cuda" else {},
         })  # fmt: skip
     del entries, params
     gc.collect()

@@ -45,7 +45,7 @@ class Equal(Workload):
 
 @dataclass
 class Transformer(Workload):
-    """Embeddings and layers. Over the limit it has fewer layers, then fewer embeddings, then its matrices have fewer rows."""
+    """Embeddings with the last norm, and layers. Over the limit it has fewer layers, then fewer embeddings, then its matrices have fewer rows."""
 
     name: str
     embeddings: Shapes
@@ -61,8 +61,11 @@ class Transformer(Workload):
             embeddings = []
             while layers < self.layers and (layers + 1) * numel(layer) <= limit:
                 layers += 1
-        while layers * numel([shorter(s, cut) for s in layer]) > limit:
+        while layers * numel([shorter(s, cut) for s in layer]) > limit and cut < max(layer)[0]:
             cut *= 2
+        layer = [shorter(s, cut) for s in layer]
+        while numel(layer) > limit:  # a row of each is too much
+            layer = layer[:-1]
         said = []
         if layers < self.layers:
             said.append(f"{layers} of {self.layers} layers")
@@ -70,7 +73,7 @@ class Transformer(Workload):
             said.append("no embeddings")
         if cut > 1:
             said.append(f"1/{cut} of the rows")
-        return [*embeddings, *[shorter(s, cut) for s in layer] * layers], ", ".join(said)
+        return [*embeddings, *layer * layers], ", ".join(said)
 
 
 def shorter(shape: tuple[int, ...], cut: int) -> tuple[int, ...]:
@@ -83,12 +86,12 @@ def numel(shapes: Shapes) -> int:
 
 # GPT-2's and Llama's own numbers (their config.json): widths, heads of keys and values, rows of the vocabulary.
 GPT2 = Transformer(
-    "GPT-2", [(50257, 768), (1024, 768)],
+    "GPT-2", [(50257, 768), (1024, 768), (768,), (768,)],
     [(768,), (768,), (768, 2304), (2304,), (768, 768), (768,), (768,), (768,), (768, 3072), (3072,), (3072, 768), (768,)],
     12,
 )  # fmt: skip
 LLAMA_1B = Transformer(
-    "Llama-3.2-1B", [(128256, 2048)],
+    "Llama-3.2-1B", [(128256, 2048), (2048,)],
     [(2048, 2048), (512, 2048), (512, 2048), (2048, 2048), (8192, 2048), (8192, 2048), (2048, 8192), (2048,), (2048,)],
     16,
 )  # fmt: skip
