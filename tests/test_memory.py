@@ -203,3 +203,23 @@ def test_load_state_dict_holds_the_dict_and_no_third_copy(saved):
     _, opt = fresh()
     peak = peak_rss(lambda: opt.load_state_dict(torch.load(folder / "state.pt", weights_only=True)))
     assert peak < 1.2 * size, f"{peak} bytes above a state of {size}"
+
+
+def test_state_dicts_can_be_swapped():
+    """What is here is dropped and not written over: a state dict that another optimizer handed out keeps its numbers."""
+    made = []
+    for steps in (1, 3):
+        opt = lowbit.AdamW(named(64, 128, 3))
+        for _ in range(steps):
+            opt.step()
+        made.append(opt)
+    given = [opt.state_dict() for opt in made]
+    kept = [
+        {key: {k: t.clone() for k, t in state.items()} for key, state in d["state"].items()}
+        for d in given
+    ]
+    made[0].load_state_dict(given[1])
+    made[1].load_state_dict(given[0])
+    for opt, expected in zip(made, reversed(kept), strict=True):
+        for key, state in opt.state_dict()["state"].items():
+            assert all(torch.equal(t, expected[key][k]) for k, t in state.items())
