@@ -2,7 +2,7 @@
 #
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
-.PHONY: run test gpu bench fuzz arm64 lint format ci clean setup libraries
+.PHONY: run test gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -30,14 +30,17 @@ test: setup $(VENV)/frameworks
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m pytest --numprocesses=2 --dist=loadfile
 
-# A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja.
+# A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
+# says at once what is missing.
 gpu:
-	$(PY) -m pip install --no-build-isolation --no-deps --no-index --force-reinstall . -C cmake.define.LOWBIT_CUDA=ON
-	LOWBIT_REQUIRE=cuda $(PY) -m pytest tests/test_cuda.py tests/test_state.py tests/test_update.py tests/test_param.py
-	$(PY) -m bench.step --device cuda
+	@$(PY) -m bench.gpu $(PACKAGE)
 
+# Writes docs/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores. `make bench-quick` writes the README's table: 3 minutes.
 bench: setup
-	@$(PYTHON) -m bench.step
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --record
+
+bench-quick: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --quick --record
 
 # Every parser under libFuzzer with address and undefined-behaviour sanitizers, going on from tests/corpus and from earlier runs:
 #   make fuzz                                     FUZZ_SECONDS=60 for each target

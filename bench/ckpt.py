@@ -85,21 +85,13 @@ def measured(command: list[str]) -> dict[str, float]:
     return {"seconds": float(seconds), "cpu": float(cpu), "peak_mib": int(peak) / 1024}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--folder", default=None, help="where the data lies (TMPDIR, else /tmp)")
-    parser.add_argument("--tool", default=shutil.which("lowbit-ckpt"))
-    parser.add_argument("--json", type=pathlib.Path, default=None)
-    given = parser.parse_args()
-    if not given.tool:
-        raise SystemExit("lowbit-ckpt is not on PATH")
-    with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=given.folder) as folder:
-        source, out = pathlib.Path(folder) / "source", pathlib.Path(folder) / "out"
-        make(source, given.gib, given.tool)
+def compare(gib: float, repeats: int, folder: str | None, tool: str) -> dict:
+    """Each contender's best time, its ratio to `cp`, its processor time and its peak memory."""
+    with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=folder) as made:
+        source, out = pathlib.Path(made) / "source", pathlib.Path(made) / "out"
+        make(source, gib, tool)
         size = sum(f.stat().st_size for f in source.iterdir())
-        tool, a, b = given.tool, str(source), str(out)
+        a, b = str(source), str(out)
         contenders = {
             "cp": ["cp", "-r", "--reflink=never", a, b],
             "cp, then sync": ["sh", "-c", f"cp -r --reflink=never {a} {b} && sync {b}/*"],
@@ -117,7 +109,7 @@ def main() -> None:
             )
             del contenders["dcp_to_torch_save"]
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
-        for _ in range(given.repeats):
+        for _ in range(repeats):
             for name, command in contenders.items():
                 remove(out)
                 rounds[name].append(measured(command))
@@ -132,6 +124,20 @@ def main() -> None:
         }
         for name, runs in rounds.items()
     }
+    return {"bytes": size, "repeats": repeats, "results": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", default=None, help="where the data lies (TMPDIR, else /tmp)")
+    parser.add_argument("--tool", default=shutil.which("lowbit-ckpt"))
+    parser.add_argument("--json", type=pathlib.Path, default=None)
+    given = parser.parse_args()
+    if not given.tool:
+        raise SystemExit("lowbit-ckpt is not on PATH")
+    compared = compare(given.gib, given.repeats, given.folder, given.tool)
     result = {
         "date": str(date.today()),
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
@@ -140,12 +146,10 @@ def main() -> None:
             "torch": torch.__version__,
             "tool": subprocess.run([given.tool, "--version"], capture_output=True, text=True).stdout.strip(),
         },
-        "bytes": size,
-        "repeats": given.repeats,
-        "results": rows,
+        **compared,
     }  # fmt: skip
-    print(f"{size / 2**30:.2f} GiB, best of {given.repeats}")
-    for name, row in rows.items():
+    print(f"{compared['bytes'] / 2**30:.2f} GiB, best of {given.repeats}")
+    for name, row in compared["results"].items():
         print(
             f"{name:<30} {row['best_seconds']:8.3f} s  {row['to_cp']:6.2f} x cp  {row['to_cp_and_sync']:6.2f} x cp and sync"
             f"  {row['cpu_seconds']:7.2f} s cpu  {row['peak_mib']:8.1f} MiB"

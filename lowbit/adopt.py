@@ -110,6 +110,18 @@ def is_stored(saved: Mapping[str, Any]) -> bool:
     return any(isinstance(value, Stored) for value in saved.values())
 
 
+def holds(saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """Whether all tensors of a parameter's state are in saved state themselves: `state_dict()` handed them out, and they were loaded into."""
+    tensors = {k: shard.local(t) for k, t in live.items() if isinstance(t, Tensor) and t.ndim}
+    same = (
+        isinstance(value := saved.get(key), Tensor)
+        and (found := shard.local(value)).data_ptr() == tensor.data_ptr()
+        and (found.shape, found.dtype) == (tensor.shape, tensor.dtype)
+        for key, tensor in tensors.items()
+    )
+    return bool(tensors) and all(same)
+
+
 def _number(value: Any) -> float:
     if isinstance(value, Stored):
         value = value.tensor()

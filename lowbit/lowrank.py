@@ -238,6 +238,11 @@ class Work:
             self.value.copy_(value)
         return []
 
+    def forget(self) -> None:
+        """Drops what the passes made, so that a step holds one bucket's numbers at a time and not the model's."""
+        for made in ("projection", "low", "most", "sums", "n", "scales", "words", "residual"):
+            self.__dict__.pop(made, None)
+
     def _projection(self) -> tuple[Tensor, int]:
         """P (its rows that go with the gradient's, where not tall), and the exponent of a bound of all its entries."""
         lay, group = self.lay, self.group
@@ -304,6 +309,8 @@ def run(works: Sequence[Work], inner: Inner) -> None:
         run_phases(inner(bucket))
         for passes in (Work.measure, Work.norm, Work.apply):
             _together(bucket, passes)
+        for work in bucket:
+            work.forget()
 
 
 def _together(

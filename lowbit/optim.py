@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from lowbit import layout, overrides, shard
-from lowbit.adopt import Adoption, adopt_state, is_stored
+from lowbit.adopt import Adoption, adopt_state, holds, is_stored
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
 from lowbit.holders import Holders
@@ -533,15 +533,15 @@ class LowbitOptimizer(Optimizer):
             if piece and not p.alone:
                 value = value.get(p.name, {})
             if value:
-                adopted.append((p, adopt_state(p, lay, value, key), is_stored(value)))
+                in_place = is_stored(value) or holds(value, self._state_of(p))
+                adopted.append((p, adopt_state(p, lay, value, key), in_place))
         known = set(ids)
         state.update({k: value for k, value in state_dict["state"].items() if k not in known})
-        for (
-            p,
-            adopt,
-            in_place,
-        ) in adopted:  # all of them fit; a checkpoint is read into what there is
-            self._keep(p, adopt(self._state_of(p) if in_place else {}), state)
+        self._steady = None  # which holds what is here
+        for p, adopt, in_place in adopted:  # all of them fit
+            made = adopt(self._state_of(p) if in_place else {})
+            self._keep(p, made, state)
+            self._keep(p, made)  # what was here is free before the next is made
         loaded = {p for p, _, _ in adopted}
         for group, p, lay in laid_out:
             if p.requires_grad and not p.is_meta and p not in loaded:

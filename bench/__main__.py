@@ -1,0 +1,143 @@
+"""Everything that can be timed, in one command: the step beside its peers, cost as size grows, whole training steps, checkpoints, start.
+
+    python -m bench                        all of it, some 12 minutes on two cores; prints the summary
+    python -m bench --quick                the same at smaller sizes, at most 3 minutes
+    python -m bench --tiny                 does it run?
+    python -m bench --only step growth     some sections
+    python -m bench --record               keeps the result: bench/results/NAME.json, docs/bench-NAME.md and its pictures; NAME is cpu, cuda, or the
+                                           quick result, which is the README's table
+    python -m bench --page FILE.json       measures nothing: writes the pages of a kept result again
+
+Times of two runs are not to be compared, ratios are. docs/bench.md has the details.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+import torch
+
+from bench import checkpoint, growth, machine, page, plots, settings, start, step, training
+
+ROOT = pathlib.Path(__file__).parent.parent
+SECTIONS = {
+    "step": step,
+    "growth": growth,
+    "training": training,
+    "checkpoint": checkpoint,
+    "start": start,
+}
+MARKS = ("<!-- python -m bench --quick --record -->", "<!-- end -->")
+
+
+def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | None = None) -> dict:
+    """All sections. One that fails is named under "failed", and the others go on; `file` has what there is after each."""
+    began = time.perf_counter()
+
+    def say(text: str) -> None:
+        print(f"[{time.perf_counter() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    result: dict = {
+        "machine": machine.describe(chosen.device),
+        "device": chosen.device,
+        "settings": chosen.name,
+        "failed": {},
+        "seconds": {},
+    }
+    for name in only:
+        at = time.perf_counter()
+        try:
+            result[name] = SECTIONS[name].run(chosen, say)
+        except Exception as error:
+            result["failed"][name] = f"{type(error).__name__}: {str(error)[:500]}"
+            say(f"{name} failed: {result['failed'][name]}")
+        result["seconds"][name] = time.perf_counter() - at
+        result["seconds"]["all"] = time.perf_counter() - began
+        write(file, json.dumps(result, indent=1))
+    return result
+
+
+def write(file: pathlib.Path | None, text: str) -> None:
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+
+
+def keep(result: dict, root: pathlib.Path = ROOT) -> None:
+    """What --record and --page write under `root`."""
+    quick = result["settings"] == "quick" and result["device"] == "cpu"
+    name = "quick" if quick else result["device"]
+    results, docs = root / "bench" / "results", root / "docs"
+    for folder in (results, docs):
+        folder.mkdir(parents=True, exist_ok=True)
+    (results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    if quick:
+        readme = root / "README.md"
+        readme.write_text(quoted(readme.read_text(), page.summary(result)))
+        return
+    pictures = plots.draw(result, docs, f"bench-{name}")
+    command = f"python -m bench{' --device cuda' * (name == 'cuda')} --record"
+    (docs / f"bench-{name}.md").write_text(page.page(result, command, pictures))
+
+
+def quoted(text: str, table: str) -> str:
+    """A page with the table between its marks."""
+    before, rest = text.split(MARKS[0], 1)
+    _, after = rest.split(MARKS[1], 1)
+    return f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", dest="size", action="store_const", const="quick", default="full")
+    size.add_argument("--tiny", dest="size", action="store_const", const="tiny")
+    parser.add_argument("--threads", type=int, nargs="+", help="default: 1 2")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(SECTIONS),
+        default=list(SECTIONS),
+        metavar="SECTION",
+        help=", ".join(SECTIONS),
+    )
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result")
+    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the page")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--page", type=pathlib.Path, metavar="FILE")
+    given = parser.parse_args()
+    if given.page:
+        keep(json.loads(given.page.read_text()))
+        return 0
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.exit(
+            2,
+            "python -m bench --device cuda: torch sees no GPU (torch.cuda.is_available() is False)\n",
+        )
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    result = measure(
+        settings.chosen(given.size, given.device, given.threads), given.only, given.json
+    )
+    write(given.markdown, page.page(result, "python -m bench"))
+    if given.record:
+        keep(result)
+    if result.get("step"):
+        print(page.summary(result))
+    for name, reason in result["failed"].items():
+        print(f"{name} failed: {reason}", file=sys.stderr)
+    print(f"{result['seconds']['all']:.0f} seconds", file=sys.stderr)
+    return 1 if result["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

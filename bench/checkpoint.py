@@ -1,0 +1,81 @@
+"""Checkpoints: saving and loading an optimizer's state, by torch's own two ways, and resharding files; beside a copy of the same file."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import tempfile
+import warnings
+
+import torch
+
+from bench import ckpt, clock
+from bench.contestant import Contestant
+from bench.ours import Eight
+from bench.peers import Torch
+from bench.settings import Settings
+from bench.step import Params, Say
+
+SHAPE = (1024, 1024)
+
+
+def run(settings: Settings, say: Say) -> dict:
+    """Of as many parameters as have `settings.gib` of float32 state."""
+    torch.set_num_threads(max(settings.threads))
+    count = max(1, int(settings.gib * 2**30 / 8) // (SHAPE[0] * SHAPE[1]))
+    params = Params([SHAPE] * count, settings.device)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="lowbit-bench-") as folder:
+        for entry in (Torch(), Eight()):
+            say(f"{entry.name}: saves and loads the state of {count} Mi parameters")
+            entry.prepare(params.of(entry.dtype))
+            rows.append(saved_and_loaded(entry, pathlib.Path(folder), settings))
+    tool = shutil.which("lowbit-ckpt")
+    say("lowbit-ckpt beside cp" if tool else "lowbit-ckpt is not on PATH")
+    files = ckpt.compare(settings.gib, min(settings.rounds, 3), None, tool) if tool else None
+    return {"parameters": params.shapes[0][0] * SHAPE[1] * count, "rows": rows, "tool": files}
+
+
+def saved_and_loaded(entry: Contestant, folder: pathlib.Path, settings: Settings) -> dict:
+    """Median seconds of each verb, and bytes on disk. Files are in the page cache: this is the time of the software."""
+    import torch.distributed.checkpoint as dcp
+
+    opt, file, directory, copied = (
+        entry.opt,
+        folder / "state.pt",
+        folder / "dcp",
+        folder / "copy.pt",
+    )
+
+    def whole() -> dict:
+        return {
+            "optim": {
+                f"{i}.{key}": t
+                for i, state in enumerate(opt.state.values())
+                for key, t in state.items()
+            }
+        }
+
+    verbs = {
+        "torch.save": lambda: torch.save(opt.state_dict(), file),
+        "copy of the file": lambda: shutil.copyfile(file, copied),
+        "torch.load": lambda: opt.load_state_dict(torch.load(file, weights_only=True)),
+        "dcp.save": lambda: dcp.save(whole(), checkpoint_id=directory, no_dist=True),
+        "dcp.load": lambda: dcp.load(whole(), checkpoint_id=directory, no_dist=True),
+    }
+    turns = [(name, lambda verb=verb: clock.seconds(verb, "cpu")) for name, verb in verbs.items()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _, turn in turns:  # in this order: what is loaded must have been saved
+            turn()
+        times = clock.rounds(turns, min(settings.rounds, 5), 1e9)
+    made = {
+        "name": entry.name, "bytes": os.path.getsize(file), "state_bytes": entry.state_bytes(),
+        "seconds": {name: clock.median(t) for name, t in times.items()},
+        "to_copy": {name: clock.ratio(t, times["copy of the file"]) for name, t in times.items()},
+    }  # fmt: skip
+    shutil.rmtree(directory)
+    for path in (file, copied):
+        path.unlink()
+    return made

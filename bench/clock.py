@@ -1,0 +1,69 @@
+"""Time: rounds in which everyone takes a turn, so that all see the same machine."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+Times = dict[str, list["float | None"]]
+
+
+def seconds(run: Callable[[], object], device: str, repeats: int = 1) -> float:
+    """Of one run, the mean of `repeats`. On a GPU by its own events; the host waits before and after, not between."""
+    if device == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3 / repeats
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def repeats_for(once: float, least: float) -> int:
+    """How often to run so that one timing takes at least `least` seconds."""
+    return max(1, min(1000, math.ceil(least / max(once, 1e-9))))
+
+
+def rounds(
+    turns: Sequence[tuple[str, Callable[[], float]]], number: int, budget: float, always: Sequence[str] = ()
+) -> Times:  # fmt: skip
+    """Seconds of each turn, round by round, each round beginning with another one.
+
+    Args:
+        turns: names, and what takes a turn and says its seconds.
+        number: of rounds.
+        budget: seconds after which a name sits out (None in its list), from the third round on.
+        always: names that never sit out.
+    """
+    times: Times = {name: [] for name, _ in turns}
+    used = dict.fromkeys(times, 0.0)
+    for r in range(number):
+        for i in range(len(turns)):
+            name, turn = turns[(i + r) % len(turns)]
+            if r >= 2 and used[name] > budget and name not in always:
+                times[name].append(None)
+                continue
+            begin = time.perf_counter()
+            times[name].append(turn())
+            used[name] += time.perf_counter() - begin
+    return times
+
+
+def median(times: Sequence[float | None]) -> float:
+    return statistics.median(t for t in times if t is not None)
+
+
+def ratio(times: Sequence[float | None], to: Sequence[float | None]) -> float:
+    """The median over the rounds of both."""
+    both = [a / b for a, b in zip(times, to, strict=True) if a is not None and b is not None]
+    return statistics.median(both)

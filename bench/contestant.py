@@ -1,0 +1,84 @@
+"""What takes its turn in a race: an optimizer's step, or a copy of as many bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+
+
+class Contestant:
+    """One optimizer in a race. To add one, write a subclass and put it into bench/roster.py.
+
+    Attributes:
+        name: as tables show it.
+        dtype: of weights and gradients.
+        package: what must be installed, by the name that is imported; empty for what is always there.
+        devices: where it runs.
+        one_shape: each shape costs seconds of compilation, so it sits out models of many shapes.
+    """
+
+    name: ClassVar[str]
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    package: ClassVar[str] = ""
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    one_shape: ClassVar[bool] = False
+
+    def missing(self, device: str) -> str | None:
+        """Why it cannot race on `device`; None where it can be tried."""
+        if device not in self.devices:
+            return f"does not run on {device}"
+        if self.package and importlib.util.find_spec(self.package) is None:
+            return f"the package {self.package} is not installed"
+        return None
+
+    def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+    def prepare(self, params: list[torch.nn.Parameter]) -> None:
+        """Builds the optimizer and takes the first step, so that its state exists."""
+        self.params = params
+        self.opt = self.optimizer(params)
+        with self.running():
+            self.opt.step()
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Around steps and outside of their timing."""
+        return nullcontext()
+
+    def step(self) -> None:
+        self.opt.step()
+
+    def state_bytes(self) -> int:
+        """Of the optimizer's tensors that grow with the parameters."""
+        return sum(
+            size_of(t) for p in self.params for name, t in tensors(self.opt.state[p])
+            if t.ndim and "qmap" not in name and name not in ("stream", "shape", "step")
+        )  # fmt: skip
+
+    def traffic(self) -> int:
+        """Bytes that a step must read or write: weights and state twice, the gradient once."""
+        weights = sum(p.numel() * p.element_size() for p in self.params)
+        return 3 * weights + 2 * self.state_bytes()
+
+
+def tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of an optimizer's state, however it nests them; of subclasses that pack, what they hold."""
+    if isinstance(state, torch.Tensor):
+        if hasattr(state, "codes") and hasattr(state, "scale"):  # torchao
+            yield from ((f"{name}.codes", state.codes), (f"{name}.scale", state.scale))
+        else:
+            yield name, state
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            yield from tensors(value, str(key))
+    elif isinstance(state, Sequence) and not isinstance(state, str):
+        for value in state:
+            yield from tensors(value, name)
+
+
+def size_of(t: torch.Tensor) -> int:
+    return t.numel() * t.element_size()

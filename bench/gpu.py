@@ -1,0 +1,304 @@
+"""Everything that one run on a GPU can tell, inside ten minutes and without a network: builds, tests, sanitizers, bench. What `make gpu` runs.
+
+    python -m bench.gpu [-C cmake.define.NAME=VALUE ...]      writes out/gpu.json, out/gpu.md and logs in out/gpu/
+    python -m bench.gpu --page out/gpu.json                   writes the page again
+
+The stages do not depend on each other, but for the build: one that fails is a line of the page, and the exit status is 1 at the end. Where nothing can be
+learnt (no GPU, no nvcc, an old torch) it says so at once and ends with 2. The JSON and the page are written after every stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+
+from bench.page import page as bench_page
+from bench.page import summary, table
+from bench.stage import Stage, junit, sanitizer
+
+ROOT = pathlib.Path(__file__).parent.parent
+ALL = 9.5 * 60  # seconds for everything
+# Tests that end in seconds under a tool that is fifty times slower, and make every kernel run: short blocks, odd ends, misaligned memory, all formats.
+SMALL = "test_blocks_and_shards or test_values_at_the_edges or test_a_thousand_tensors or (test_encode_decode and 64)"
+MODULES = ("scikit_build_core", "pathspec", "pytest", "numpy", "yaml")
+
+
+def refusals() -> list[str]:
+    """Why this machine can tell nothing; each with what to do about it."""
+    said = []
+    if sys.version_info < (3, 10):  # noqa: UP036 this runs before anything is installed
+        said.append(
+            f"Python {platform.python_version()} is too old: lowbit needs 3.10; make gpu PY=python3.12"
+        )
+    lacking = [m for m in MODULES if importlib.util.find_spec(m) is None]
+    if lacking:
+        said.append(
+            f"{sys.executable} has no {', '.join(lacking)}: nothing is downloaded here, install them first"
+        )
+    for tool in ("cmake", "ninja"):
+        if not shutil.which(tool) and importlib.util.find_spec(tool) is None:
+            said.append(f"{tool} is not on PATH")
+    if not nvcc():
+        said.append(
+            "nvcc was found neither on PATH nor in CUDA_HOME nor in /usr/local/cuda*/bin: the kernels cannot be built"
+        )
+    if importlib.util.find_spec("torch") is None:
+        return [*said, f"{sys.executable} has no torch: lowbit needs 2.11 or later, built for CUDA"]
+    import torch
+
+    if tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
+        said.append(f"torch {torch.__version__} is too old: lowbit needs 2.11")
+    if torch.version.cuda is None:
+        said.append(f"torch {torch.__version__} is built without CUDA")
+    elif not torch.cuda.is_available():
+        said.append(
+            f"torch {torch.__version__} sees no GPU (torch.cuda.is_available() is False); nvidia-smi shows whether there is one"
+        )
+    return said
+
+
+def nvcc() -> str | None:
+    """Its path."""
+    return found_tool("nvcc", os.environ.get("CUDACXX", ""))
+
+
+def found_tool(name: str, first: str = "") -> str | None:
+    """A tool of the CUDA toolkit: on PATH, in CUDA_HOME, or in the newest toolkit of the usual places."""
+    places = [first, shutil.which(name) or ""]
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
+        if home:
+            places += [f"{home}/bin/{name}", f"{home}/compute-sanitizer/{name}"]
+    for pattern in (
+        f"/usr/local/cuda*/bin/{name}",
+        f"/usr/local/cuda*/compute-sanitizer/{name}",
+        f"/opt/cuda/bin/{name}",
+    ):
+        places += sorted(glob.glob(pattern), reverse=True)
+    return next((p for p in places if p and os.access(p, os.X_OK) and os.path.isfile(p)), None)
+
+
+def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[Stage]:
+    python, require = sys.executable, {"LOWBIT_REQUIRE": "cuda"}
+    architecture = f"{capability.replace('.', '')}-real"
+    env = {"CUDACXX": nvcc() or "nvcc"}
+    install = [python, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check", "-e", ".", *options,
+               "-C", "cmake.define.LOWBIT_CUDA=ON", "-C", f"cmake.define.LOWBIT_CUDA_ARCHS={architecture}"]  # fmt: skip
+    pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    cuda_tests = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("test_cuda*.py"))
+    many = (
+        ["--numprocesses", str(min(8, os.cpu_count() or 1)), "--dist", "loadfile"]
+        if importlib.util.find_spec("xdist")
+        else []
+    )
+    checker = found_tool("compute-sanitizer")
+    # Every tensor in memory of its own, so that a step past its end is seen.
+    uncached = {**require, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+
+    def checked(tool: str) -> Stage:
+        report = folder / f"{tool}.txt"
+        report.unlink(missing_ok=True)
+        command = [checker, "--tool", tool, "--error-exitcode", "99", "--log-file", str(report), "--kernel-regex", "kns=lowbit",
+                   *pytest, "-v", "-k", SMALL, *cuda_tests] if checker else "compute-sanitizer was not found (it is part of the CUDA toolkit)"  # fmt: skip
+        return Stage(tool, 90, command, uncached, sanitizer(report), after="build")
+
+    def bench(name: str, limit: float, *sections: str) -> Stage:
+        out = folder / f"{name}.json"
+        out.unlink(missing_ok=True)
+        command = [
+            python,
+            "-m",
+            "bench",
+            "--device",
+            "cuda",
+            "--json",
+            str(out),
+            "--only",
+            *sections,
+        ]
+        return Stage(
+            name,
+            limit,
+            command,
+            {},
+            lambda text: {"result": json.loads(out.read_text())},
+            after="build",
+        )
+
+    def tests(name: str, limit: float, *arguments: str) -> Stage:
+        report = folder / f"{name}.xml"
+        report.unlink(missing_ok=True)
+        return Stage(
+            name,
+            limit,
+            [*pytest, f"--junitxml={report}", *arguments],
+            require,
+            junit(report),
+            after="build",
+        )
+
+    return [
+        Stage("build", 240, install, env),
+        tests("cuda-tests", 120, "-v", *cuda_tests),
+        bench("bench-step", 120, "step"),
+        bench("bench-growth", 60, "growth"),
+        checked("memcheck"),
+        checked("racecheck"),
+        bench("bench-rest", 90, "training", "checkpoint", "start"),
+        tests("all-tests", 300, *many, "tests", *[f"--ignore={f}" for f in cuda_tests]),
+    ]  # fmt: skip
+
+
+def describe() -> dict:
+    from bench import machine
+
+    gpu = machine.query(machine.GPU_FIELDS)
+    if "name" not in gpu:
+        import torch
+
+        gpu |= {
+            "name": torch.cuda.get_device_name(),
+            "compute_cap": "{}.{}".format(*torch.cuda.get_device_capability()),
+        }
+    import torch
+
+    said = subprocess.run([nvcc() or "nvcc", "--version"], capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
+    )
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"), "gpu": gpu, "python": platform.python_version(),
+        "torch": torch.__version__, "cuda": torch.version.cuda, "commit": commit.stdout.strip() or "unknown", "cores": os.cpu_count(),
+        "nvcc": next((line for line in said.stdout.splitlines() if "release" in line), "unknown").strip(),
+    }  # fmt: skip
+
+
+def page(report: dict) -> str:
+    """All of a report as Markdown."""
+    machine, results = report["machine"], [s["result"] for s in report["stages"] if "result" in s]
+    gpu = machine["gpu"]
+    failed = [s["name"] for s in report["stages"] if s["status"] != "passed"]
+    parts = [
+        f"# {gpu.get('name', 'A GPU')}: build, tests, sanitizers, bench",
+        f"`make gpu`, {machine['date']}, commit {machine['commit']}, {report['seconds'] / 60:.1f} minutes. "
+        + (f"**Not passed: {', '.join(failed)}.**" if failed else "All stages passed."),
+        "\n".join([
+            "* before: " + ", ".join(f"{k} {v}" for k, v in gpu.items()),
+            "* after: " + ", ".join(f"{k} {v}" for k, v in report.get("clocks_after", {}).items()),
+            f"* Python {machine['python']}, torch {machine['torch']}, CUDA {machine['cuda']}, {machine['nvcc']}, {machine['cores']} cores",
+        ]),
+        table(["stage", "status", "seconds", ""], [[s["name"], s["status"], f"{s['seconds']:.0f}", note(s)] for s in report["stages"]]),
+    ]  # fmt: skip
+    for s in report["stages"]:
+        trouble = [*s.get("failures", []), *s.get("errors", [])]
+        if trouble:
+            parts += [f"### {s['name']}: what failed", "\n".join(f"* `{line}`" for line in trouble)]
+        if s["status"] in ("failed", "timed out"):
+            parts += [
+                f"### {s['name']}: the end of its log",
+                f"```\n{s['tail'][-2000:].replace('```', chr(39) * 3)}\n```",
+            ]
+        if s.get("skipped"):
+            parts += [
+                f"### {s['name']}: skipped",
+                "\n".join(f"* {count}: {reason}" for reason, count in s["skipped"].items()),
+            ]
+    if results:
+        merged: dict = {"failed": {}, "seconds": {"all": 0.0}}
+        for r in results:
+            seconds = merged["seconds"]["all"] + r["seconds"].get("all", 0.0)
+            merged = {
+                **merged,
+                **r,
+                "failed": merged["failed"] | r["failed"],
+                "seconds": {"all": seconds},
+            }
+        if merged.get("step"):
+            parts += ["## In short", summary(merged)]
+        parts.append(bench_page(merged, "make gpu").replace("# Measured", "## Measured", 1))
+    return "\n\n".join(parts) + "\n"
+
+
+def note(stage: dict) -> str:
+    if stage["status"] in ("missing", "left out"):
+        return stage["tail"]
+    said = [f"{v} {k}" for k, v in stage.get("tests", {}).items() if v]
+    if "summary" in stage:
+        said.append(stage["summary"])
+    if "unread" in stage:
+        said.append(f"its result could not be read: {stage['unread']}")
+    return "; ".join(said)
+
+
+def write(report: dict, path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    try:
+        path.with_suffix(".md").write_text(page(report))
+    except Exception as error:  # the JSON has everything: a page can be written again
+        print(f"the page could not be written: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def run(options: list[str], out: pathlib.Path) -> int:
+    from bench import machine
+
+    began, folder = time.perf_counter(), out / "gpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    report: dict = {"machine": describe(), "stages": [], "seconds": 0.0}
+    passed: set[str] = set()
+    print(", ".join(f"{k} {v}" for k, v in report["machine"]["gpu"].items()), flush=True)
+    for stage in stages(folder, options, report["machine"]["gpu"].get("compute_cap", "9.0")):
+        said = stage.run(folder, ALL - (time.perf_counter() - began), passed)
+        passed |= {stage.name} if said["status"] == "passed" else set()
+        report["stages"].append(said)
+        report["seconds"] = time.perf_counter() - began
+        report["clocks_after"] = machine.gpu_clocks()
+        write(report, out / "gpu.json")
+        print(
+            f"[{report['seconds']:5.0f} s] {stage.name}: {said['status']} {note(said)}", flush=True
+        )
+    print(f"{out / 'gpu.md'} and {out / 'gpu.json'}; logs in {folder}")
+    return 0 if all(s["status"] == "passed" for s in report["stages"]) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "out")
+    parser.add_argument(
+        "--page",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write the page of this report again, beside it",
+    )
+    parser.add_argument(
+        "-C",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for pip install",
+    )
+    given = parser.parse_args()
+    if given.page:
+        write(json.loads(given.page.read_text()), given.page)
+        return 0
+    if reasons := refusals():
+        print(
+            "make gpu cannot run here:", *[f"  - {r}" for r in reasons], sep="\n", file=sys.stderr
+        )
+        return 2
+    os.chdir(ROOT)
+    return run([x for option in given.options for x in ("-C", option)], given.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

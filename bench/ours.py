@@ -1,0 +1,79 @@
+"""lowbit's own contestants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+
+import torch
+
+import lowbit
+from bench.contestant import Contestant
+from lowbit import ops
+
+
+class Lowbit(Contestant):
+    options: ClassVar[dict[str, Any]] = {}
+    rule: ClassVar[str] = "AdamW"
+
+    def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return getattr(lowbit, self.rule)(params, **self.options)
+
+
+class Eight(Lowbit):
+    name = "lowbit 8-bit, bf16 stochastic"
+
+
+class EightWide(Lowbit):
+    name = "lowbit 8-bit, float32 weights"
+    dtype = torch.float32
+
+
+class Four(Lowbit):
+    name = "lowbit 4-bit, bf16 stochastic"
+    options: ClassVar = {"state_format": "4bit"}
+
+
+class Floats(Lowbit):
+    name = "lowbit fp8, bf16 stochastic"
+    options: ClassVar = {"state_format": "fp8"}
+
+
+class Kahan(Lowbit):
+    name = "lowbit 8-bit, bf16 Kahan"
+    options: ClassVar = {"param_format": "bfloat16_kahan"}
+
+
+class Split(Lowbit):
+    name = "lowbit 8-bit, bf16 + 8 bits"
+    options: ClassVar = {"param_format": "bfloat16_split8"}
+
+
+class Factored(Lowbit):
+    name = "lowbit Adafactor, bf16 stochastic"
+    rule = "Adafactor"
+
+
+class Avx2(Eight):
+    name = "lowbit 8-bit, AVX2 forced"
+    devices = ("cpu",)
+
+    def missing(self, device: str) -> str | None:
+        if (reason := super().missing(device)) is None and "avx2" not in ops.catalog()["isas"]:
+            reason = "this processor has no AVX2"
+        return reason
+
+    def running(self) -> AbstractContextManager[None]:
+        return forced("avx2")
+
+
+@contextmanager
+def forced(isa: str) -> Iterator[None]:
+    """As LOWBIT_ISA in the environment, for a while: contestants on two instruction sets can then race in one process."""
+    before = lowbit.catalog()["isa"]
+    ops.set_isa(isa)
+    try:
+        yield
+    finally:
+        ops.set_isa(before)

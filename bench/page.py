@@ -1,0 +1,165 @@
+"""A result as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Result = dict
+
+
+def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
+    """The whole page."""
+    said = result["machine"]
+    device = said.get("gpu", {}).get("name", "the CPU") if "gpu" in said else "the CPU"
+    parts = [
+        f"# Measured on {device}",
+        f"`{command}` makes this page; docs/bench.md says how it is measured. It took {result['seconds']['all'] / 60:.1f} minutes.",
+        machine(result),
+        *[f"![{name.removesuffix('.png')}]({name})" for name in pictures],
+    ]
+    for key, title, write in (
+        ("step", "The step", step), ("growth", "Cost as size grows", growth), ("training", "Whole training steps", training),
+        ("checkpoint", "Checkpoints", checkpoint), ("start", "Before training begins", start),
+    ):  # fmt: skip
+        if key in result:
+            parts += [f"## {title}", write(result[key])]
+        elif key in result.get("failed", {}):
+            parts += [f"## {title}", f"Failed: {result['failed'][key]}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def machine(result: Result) -> str:
+    m = result["machine"]
+    lines = [
+        f"* {m['date']}, settings `{result['settings']}`",
+        f"* {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}, {m['mhz']} MHz, cache {m['cache']}), {m['cores']} cores, {m['memory_gib']} GiB; "
+        f"{' '.join(m['flags'])}; lowbit's leaves: {m['isa']}",
+        f"* load when it began: {', '.join(f'{x:.1f}' for x in m['load'])}",
+        f"* {m['system']}, Python {m['python']}, "
+        + ", ".join(f"{p} {v}" for p, v in m["versions"].items() if v),
+    ]
+    if "gpu" in m:
+        lines.append(
+            f"* CUDA {m.get('cuda')}; " + ", ".join(f"{k} {v}" for k, v in m["gpu"].items())
+        )
+    return "\n".join(lines)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def step(cases: list[dict]) -> str:
+    parts = ["Times are medians of rounds in which all take turns; ratios are medians over the same rounds. `of copy` is the bytes that the step must move, over its time, as a share of the copy's speed."]  # fmt: skip
+    for c in cases:
+        threads = f", {c['threads']} thread{'s' * (c['threads'] > 1)}" if not c["clocks"] else ""
+        cut = f" ({c['cut']})" if c["cut"] else ""
+        parts.append(
+            f"### {c['workload']}{cut}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} tensors{threads}"
+        )
+        parts.append(table(
+            ["step", "ns / parameter", "to torch fused float32", "to the copy", "of copy", "GB/s", "state B / parameter"],
+            [[r["name"], number(r["ns_per_parameter"], 3), number(r["to_torch"]), number(r["to_copy"]), f"{r['of_copy_speed']:.0%}" if r["of_copy_speed"] else "",
+              number(r["gb_per_second"], 1), number(r["state_bytes"])] for r in c["rows"]],
+        ))  # fmt: skip
+        if c["clocks"]:
+            parts.append("Just after: " + ", ".join(f"{k} {v}" for k, v in c["clocks"].items()))
+        parts += [left_out(c["missing"])] if c["missing"] else []
+    return "\n\n".join(parts)
+
+
+def left_out(missing: dict[str, str]) -> str:
+    return "\n".join(f"* not measured: {name}: {reason}" for name, reason in missing.items())
+
+
+def growth(g: dict) -> str:
+    names = list(g["ns_per_parameter"])
+    curves = {name: dict(map(tuple, points)) for name, points in g["ns_per_parameter"].items()}
+    sizes = sorted({n for points in curves.values() for n in points})
+    parts = [
+        f"Nanoseconds per parameter of a step of one tensor, {g['threads']} thread(s):",
+        table(
+            ["elements", *names],
+            [
+                [f"2^{n.bit_length() - 1}", *[number(curves[m].get(n), 3) for m in names]]
+                for n in sizes
+            ],
+        ),
+    ]
+    if g["overhead"]:
+        parts += [
+            f"A line through the times of {g['tensors']:,} tensors of {' to '.join(f'{n:,}' for n in (g['sizes'][0], g['sizes'][-1]))} elements:",
+            table(
+                ["", "microseconds per tensor", "ns per parameter"],
+                [[n, number(o["us_per_tensor"]), number(o["ns_per_parameter"], 3)] for n, o in g["overhead"].items()],
+            ),
+        ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def training(t: dict) -> str:
+    rows = [
+        [r["name"], number(r["ms_per_step"], 1), f"{r['tokens_per_second']:,.0f}", number(r["to_torch"]), number(r["peak_bytes"] / 2**20, 0)]
+        for r in t["rows"]
+    ]  # fmt: skip
+    return "\n\n".join([
+        f"The model of recipes/train_gpt.py, width {t['width']}, {t['depth']} layers, {t['parameters'] / 1e6:.1f} M parameters, {t['batch']} sequences of {t['context']}, "
+        f"{t['threads']} thread(s), each optimizer in its own process, in turn. Memory is the peak above what the process held before the model.",
+        table(["", "ms / step", "tokens / s", "to torch fused float32", "peak MiB"], rows),
+        *([left_out(t["missing"])] if t["missing"] else []),
+    ])  # fmt: skip
+
+
+def checkpoint(c: dict) -> str:
+    verbs = list(c["rows"][0]["seconds"])
+    parts = [
+        f"The state of {c['parameters'] / 2**20:.0f} Mi parameters, files in the page cache; seconds, and the ratio to a copy of the file:",
+        table(["", "MiB on disk", *verbs], [
+            [r["name"], number(r["bytes"] / 2**20, 1), *[f"{r['seconds'][v]:.3f} ({r['to_copy'][v]:.1f})" for v in verbs]] for r in c["rows"]
+        ]),
+    ]  # fmt: skip
+    if not c["tool"]:
+        return "\n\n".join([*parts, "lowbit-ckpt is not on PATH, so resharding was not measured."])
+    parts += [
+        f"lowbit-ckpt on {c['tool']['bytes'] / 2**30:.2f} GiB of float32 state of two ranks, best of {c['tool']['repeats']}:",
+        table(["", "seconds", "to cp", "to cp and sync", "peak MiB"], [
+            [name, r["best_seconds"], r["to_cp"], r["to_cp_and_sync"], r["peak_mib"]] for name, r in c["tool"]["results"].items()
+        ]),
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def start(s: dict) -> str:
+    parts = [
+        table(["import", "seconds, with torch", "beside torch"], [
+            [name, number(t), number(s["beside_torch"].get(name))] for name, t in s["import_seconds"].items()
+        ]),
+        table(["8 matrices of 512 x 512", "first step, ms", "later step, ms"], [
+            [name, number(t["first_seconds"] * 1e3, 1), number(t["later_seconds"] * 1e3, 2)] for name, t in s["steps"].items()
+        ]),
+    ]  # fmt: skip
+    return "\n\n".join([*parts, *([left_out(s["missing"])] if s["missing"] else [])])
+
+
+def summary(result: Result) -> str:
+    """The table of the README: time of a step as a ratio to torch's fused float32 AdamW, for one tensor and many."""
+    cases = [c for c in result["step"] if c["workload"].startswith(("one tensor", "1,000"))]
+    names = list(dict.fromkeys(r["name"] for c in cases for r in c["rows"]))
+    found = {(c["workload"], c["threads"], r["name"]): r for c in cases for r in c["rows"]}
+    head = [f"{c['workload']}, {c['threads']} thread{'s' * (c['threads'] > 1)}" for c in cases]
+    rows = []
+    for name in names:
+        cells = [found.get((c["workload"], c["threads"], name)) for c in cases]
+        any_row = next(cell for cell in cells if cell)
+        rows.append([
+            name, number(any_row["state_bytes"]),
+            *[f"{cell['to_torch']:.2f} ({cell['ns_per_parameter']:.2f} ns)" if cell else "" for cell in cells],
+        ])  # fmt: skip
+    m = result["machine"]
+    says = f"{m.get('gpu', {}).get('name') or m['cpu']}, {m['cores']} cores, {m['isa']}, torch {m['versions']['torch']}, {m['date'][:10]}"
+    return f"Time of a step as a ratio to torch's fused float32 AdamW (nanoseconds per parameter); {says}.\n\n" + table(["", "state B / parameter", *head], rows)  # fmt: skip

@@ -1,0 +1,23 @@
+"""Who races. Add a class here, and every table has its row."""
+
+from bench.contestant import Contestant
+from bench.ours import Avx2, Eight, EightWide, Factored, Floats, Four, Kahan, Split
+from bench.peers import (
+    Adafactor8bit,
+    Bitsandbytes,
+    Copy,
+    DeepSpeed,
+    Eager,
+    FlashOptim,
+    Torch,
+    Torchao,
+    Torchastic,
+    TorchBfloat16,
+)
+
+# The first is what ratios are to; the copy is the other measure.
+ALL: tuple[type[Contestant], ...] = (
+    Torch, Eight, Four, Floats, Kahan, Split, EightWide, Factored, Avx2,
+    TorchBfloat16, DeepSpeed, Torchao, Bitsandbytes, FlashOptim, Adafactor8bit, Torchastic, Eager, Copy,
+)  # fmt: skip
+GROWING = (Torch, TorchBfloat16, Eight, Four, Copy)

@@ -1,0 +1,74 @@
+"""How much is measured: sizes, rounds and patience."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bench.workload import BILLION, GPT2, LLAMA_1B, LLAMA_8B, MANY, ONE, THOUSAND, Workload
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    Attributes:
+        name: tiny, quick or full.
+        device: cpu or cuda.
+        threads: counts of threads that the step is timed with.
+        workloads: of the step.
+        limit: elements of one workload at most; less memory makes it less.
+        rounds: turns of each contestant.
+        budget: seconds after which a contestant sits out later rounds.
+        patience: seconds that one step may take; who is slower on a small tensor is left out, and the page says so.
+        largest: exponent of two of the largest tensor in the growth section.
+        model: width, depth, sequences and steps of the recipe's training.
+        trained: names of bench/training.py.
+        gib: size of the float32 state in the checkpoint section.
+        compile: whether who must compile for each shape takes part: half a minute a shape.
+    """
+
+    name: str
+    device: str = "cpu"
+    threads: tuple[int, ...] = (1, 2)
+    workloads: tuple[Workload, ...] = (ONE, THOUSAND, MANY, GPT2, LLAMA_1B, LLAMA_8B)
+    limit: int = 1 << 27
+    rounds: int = 7
+    budget: float = 8
+    patience: float = 12
+    largest: int = 28
+    model: tuple[int, int, int, int] = (512, 6, 8, 7)
+    trained: tuple[str, ...] = (
+        "torch fused, float32", "torch fused, bf16 nearest", "lowbit 8-bit, bf16 stochastic", "lowbit 4-bit, bf16 stochastic",
+        "lowbit 8-bit, step in backward", "lowbit Adafactor, bf16 stochastic", "no optimizer, float32", "no optimizer, bf16",
+    )  # fmt: skip
+    gib: float = 0.5
+    compile: bool = True
+
+
+FULL = Settings("full")
+QUICK = Settings(
+    "quick", trained=("torch fused, float32", "lowbit 8-bit, bf16 stochastic", "no optimizer, bf16"), workloads=(ONE, THOUSAND), limit=1 << 24, rounds=5, budget=2, patience=2, largest=24,
+    model=(256, 4, 4, 4), gib=0.05,
+)  # fmt: skip
+TINY = Settings(
+    "tiny", trained=("torch fused, float32", "lowbit 8-bit, bf16 stochastic"), threads=(1,), workloads=(ONE, THOUSAND, GPT2), limit=1 << 18, rounds=2, budget=0.2, patience=0.5,
+    largest=14, model=(32, 1, 2, 2), gib=0.002, compile=False,
+)  # fmt: skip
+NAMED = {s.name: s for s in (FULL, QUICK, TINY)}
+
+
+def chosen(name: str, device: str, threads: list[int] | None) -> Settings:
+    """Settings of that name; on a GPU one thread, and the full ones have a tensor of 1 G and whole models."""
+    settings = replace(NAMED[name], device=device)
+    if device == "cuda":
+        settings = replace(settings, threads=(1,))
+        if name == "full":
+            settings = replace(
+                settings,
+                workloads=(BILLION, *settings.workloads),
+                limit=5 << 28,
+                rounds=15,
+                budget=4,
+            )
+        elif name == "quick":
+            settings = replace(settings, limit=1 << 28, rounds=11, largest=26)
+    return replace(settings, threads=tuple(threads)) if threads else settings

@@ -1,0 +1,77 @@
+"""Before training begins: seconds to import a package, and to take the first step beside a later one. Each time in a fresh process.
+
+python -m bench.start NAME DEVICE      what such a process runs
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from bench.child import Child, answer
+from bench.settings import Settings
+from bench.workload import Shapes
+
+IMPORTS = ("torch", "lowbit", "torchao.optim", "bitsandbytes")
+SHAPES: Shapes = [(512, 512)] * 8
+STARTED = ("Torch", "Eight", "Torchao", "Bitsandbytes")
+
+
+def run(settings: Settings, say: Callable[[str], None]) -> dict:
+    times: dict[str, list[float]] = {}
+    missing: dict[str, str] = {}
+    for number in range(max(1, settings.rounds // 2 if settings.device == "cpu" else 2)):
+        for package in IMPORTS:
+            if f"import {package}" in missing:
+                continue
+            say(f"import {package}, {number + 1}")
+            begin = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-c", f"import torch, {package}"], capture_output=True, text=True
+            )
+            if done.returncode:
+                missing[f"import {package}"] = (done.stderr.strip().splitlines() or ["fails"])[-1][
+                    :160
+                ]
+                continue
+            times.setdefault(package, []).append(time.perf_counter() - begin)
+    steps: dict[str, dict[str, float]] = {}
+    for kind in STARTED:
+        if kind == "Torchao" and settings.name != "full":
+            continue
+        say(f"first step of {kind}")
+        try:
+            child = Child("bench.start", kind, settings.device)
+            said = child.hello()
+            steps[said.pop("name")] = said
+            child.close()
+        except RuntimeError as error:
+            missing[kind] = str(error)
+    imports = {name: statistics.median(t) for name, t in times.items()}
+    beside = {name: t - imports["torch"] for name, t in imports.items() if name != "torch"}
+    return {"import_seconds": imports, "beside_torch": beside, "steps": steps, "missing": missing}
+
+
+def start(kind: str, device: str) -> tuple[dict, dict]:
+    """In the child: the first step, its state included, and the second."""
+    import torch
+
+    from bench import clock, roster
+    from bench.step import Params
+
+    entry = next(k for k in roster.ALL if k.__name__ == kind)()
+    if reason := entry.missing(device):
+        raise RuntimeError(reason)
+    params = Params(SHAPES, device).of(entry.dtype)
+    torch.ones(1, device=device)
+    first = clock.seconds(lambda: entry.prepare(params), device)
+    clock.seconds(entry.step, device)
+    later = clock.seconds(entry.step, device, 5)
+    return {"name": entry.name, "first_seconds": first, "later_seconds": later}, {}
+
+
+if __name__ == "__main__":
+    answer(lambda: start(*sys.argv[1:]))

@@ -1,0 +1,279 @@
+"""The bench: that its sums are right, that its pages can be written, and that `make gpu` fails clearly without a GPU. No timing is tested."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bench import __main__ as command
+from bench import clock, gpu, growth, machine, page, roster, settings, step, workload
+from bench.contestant import Contestant
+from bench.ours import Avx2, Eight, Four, Kahan
+from bench.peers import Copy, Torch, TorchBfloat16
+from bench.stage import Stage, junit, sanitizer
+
+ROOT = pathlib.Path(__file__).parent.parent
+NVIDIA_SMI = "NVIDIA H200, 580.159.04, 143771, 9.0, P0, 1980, 3201, 1980, 3201, 41, [N/A], 700.00, Enabled, 0x0000000000000004\n"
+
+
+@pytest.mark.parametrize(
+    "model, parameters",
+    [
+        (workload.GPT2, 124_439_808),
+        (workload.LLAMA_1B, 1_235_814_400),
+        (workload.LLAMA_8B, 218_112_000),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_models_have_their_published_numbers_of_parameters(model, parameters):
+    shapes, cut = model.shapes(1 << 40)
+    assert (workload.numel(shapes), cut) == (parameters, "")
+
+
+@pytest.mark.parametrize("limit", [1 << 12, 1 << 18, 1 << 24, 1 << 27])
+@pytest.mark.parametrize("entry", [*workload.WORKLOADS, workload.BILLION], ids=lambda w: w.name)
+def test_workloads_keep_to_the_limit_and_say_what_they_left_out(entry, limit):
+    shapes, cut = entry.shapes(limit)
+    assert 0 < workload.numel(shapes) <= limit
+    assert bool(cut) == (shapes != entry.shapes(1 << 40)[0])
+
+
+@pytest.mark.parametrize(
+    "kind, state, traffic", [(Torch, 8, 28), (TorchBfloat16, 4, 14), (Eight, 2.03125, 10.0625), (Four, 1.0625, 8.125), (Kahan, 4.03125, 14.0625)]
+)  # fmt: skip
+def test_bytes_of_state_and_traffic(kind, state, traffic):
+    entry = kind()
+    entry.prepare(step.Params([(256, 256)], "cpu").of(entry.dtype))
+    assert entry.state_bytes() / 65536 == state and entry.traffic() / 65536 == traffic
+
+
+def test_the_copy_moves_what_an_8_bit_step_moves():
+    params = step.Params([(256, 256)], "cpu").of(torch.bfloat16)
+    eight, copy = Eight(), Copy()
+    for entry in (eight, copy):
+        entry.prepare(params)
+    assert copy.traffic() == eight.traffic()
+
+
+def test_a_forced_instruction_set_is_taken_back():
+    import lowbit
+
+    before, entry = lowbit.catalog()["isa"], Avx2()
+    if entry.missing("cpu"):
+        pytest.skip(entry.missing("cpu"))
+    with entry.running():
+        assert lowbit.catalog()["isa"] == "avx2"
+    assert lowbit.catalog()["isa"] == before
+
+
+def test_rounds_begin_with_another_each_time_and_the_slow_sit_out(monkeypatch):
+    order, now = [], [0.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+
+    def turn(name, seconds):
+        def take():
+            order.append(name)
+            now[0] += seconds
+            return seconds
+
+        return name, take
+
+    turns = [turn("a", 0.001), turn("b", 2.0), turn("c", 2.0)]
+    times = clock.rounds(turns, 4, 3.0, always=("c",))
+    assert order[:6] == ["a", "b", "c", "b", "c", "a"]
+    assert times["b"][2:] == [None, None] and None not in times["c"] + times["a"]
+    assert clock.ratio([2.0, None, 6.0], [1.0, 1.0, 2.0]) == 2.5
+
+
+def test_overhead_is_the_line_s_intercept():
+    points = [(1000 * n, 1000 * 3e-6 + 1000 * n * 2e-9) for n in growth.SIZES]
+    found = growth.overhead(points)
+    assert found["us_per_tensor"] == pytest.approx(3) and found["ns_per_parameter"] == pytest.approx(2)  # fmt: skip
+
+
+def test_what_nvidia_smi_says():
+    found = machine.parsed(NVIDIA_SMI, machine.GPU_FIELDS)
+    assert found["name"] == "NVIDIA H200" and found["compute_cap"] == "9.0" and found["clocks.sm"] == "1980"  # fmt: skip
+    assert "power.draw" not in found  # [N/A]
+    assert machine.parsed("", machine.CLOCKS) == {}
+    assert machine.parsed('Field "x" is not a valid field to query.\n', machine.CLOCKS) == {}
+
+
+def test_nvidia_smi_that_does_not_know_a_field(tmp_path, monkeypatch):
+    """An old driver fails for all where it does not know one; then each is asked alone."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *=clocks.sm) echo 1980;; *) echo no >&2; exit 2;; esac\n')  # fmt: skip
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert machine.query(machine.CLOCKS) == {"clocks.sm": "1980"}
+
+
+class Broken(Contestant):
+    name = "a broken peer"
+
+    def optimizer(self, params):
+        raise RuntimeError("cannot\nbe built")
+
+
+class Absent(Contestant):
+    name = "an absent peer"
+    package = "no_such_package"
+
+
+@pytest.fixture(scope="module")
+def result():
+    """A whole result, recorded here with few contestants and sizes that take no time."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(roster, "ALL", (Torch, Eight, Broken, Absent, Copy))
+    patch.setattr(roster, "GROWING", (Torch, Eight))
+    tiny = dataclasses.replace(
+        settings.TINY, limit=1 << 13, largest=12, threads=(1, 2), gib=1e-4, trained=("torch fused, float32",)
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    try:
+        yield json.loads(json.dumps(command.measure(tiny, ["step", "growth", "training", "checkpoint"])))  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+        patch.undo()
+
+
+def test_a_result_has_everything_and_a_page(result):
+    assert not result["failed"], result["failed"]
+    said = result["machine"]
+    assert said["cpu"] and said["date"] and said["versions"]["torch"] and said["isa"]
+    assert len(result["step"]) == 3 * 2  # workloads, numbers of threads
+    rows = {r["name"]: r for r in result["step"][0]["rows"]}
+    assert rows[Torch.name]["to_torch"] == 1 and rows[Copy.name]["to_copy"] == 1
+    missing = result["step"][0]["missing"]
+    assert missing == {"a broken peer": "RuntimeError: cannot", "an absent peer": "the package no_such_package is not installed"}  # fmt: skip
+    text = page.page(result, "python -m bench")
+    for there in ("## The step", "## Cost as size grows", "## Whole training steps", "## Checkpoints", Eight.name, "2^12", said["date"], "a broken peer"):  # fmt: skip
+        assert there in text, there
+
+
+def test_what_record_writes(result, tmp_path):
+    command.keep(result, tmp_path)
+    assert json.loads((tmp_path / "bench" / "results" / "cpu.json").read_text()) == result
+    assert Eight.name in (tmp_path / "docs" / "bench-cpu.md").read_text()
+    before = f"above\n{command.MARKS[0]}\nold\n{command.MARKS[1]}\nbelow\n"
+    (tmp_path / "README.md").write_text(before)
+    command.keep({**result, "settings": "quick"}, tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "old" not in text and Eight.name in text  # fmt: skip
+
+
+def test_the_readme_quotes_the_recorded_quick_result():
+    recorded = json.loads((ROOT / "bench" / "results" / "quick.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert command.quoted(readme, page.summary(recorded)) == readme
+
+
+def test_the_page_is_of_the_recorded_result():
+    recorded = json.loads((ROOT / "bench" / "results" / "cpu.json").read_text())
+    written = (ROOT / "docs" / "bench-cpu.md").read_text()
+    pictures = [n for n in ("bench-cpu-step.png", "bench-cpu-growth.png") if n in written]
+    assert written == page.page(recorded, "python -m bench --record", pictures)
+    assert all((ROOT / "docs" / name).exists() for name in pictures)
+
+
+def test_stages_do_not_stop_each_other(tmp_path):
+    def stage(name, code, limit=20.0, **options):
+        return Stage(name, limit, [sys.executable, "-c", code], **options)
+
+    stages = [
+        stage("fine", "print('hello')", read=lambda text: {"word": text.strip()}),
+        stage("bad", "raise SystemExit(3)", read=lambda text: {}["hole"]),
+        Stage("absent", 20, "no such tool"),
+        Stage("nowhere", 20, [str(tmp_path / "nothing")]),
+        stage("long", "import time; print('began', flush=True); time.sleep(60)", limit=5.5),
+        stage("next", "pass", after="bad"),
+    ]
+    said = [s.run(tmp_path, 1000, {"fine"}) for s in stages]
+    assert [s["status"] for s in said] == ["passed", "failed", "missing", "failed", "timed out", "left out"]  # fmt: skip
+    assert said[0]["word"] == "hello" and said[1]["code"] == 3 and "KeyError" in said[1]["unread"]
+    assert said[4]["seconds"] < 30 and "began" in said[4]["tail"]
+    assert stages[0].run(tmp_path, 1, set())["tail"] == "no time left"
+
+
+def test_what_pytest_and_the_sanitizers_say(tmp_path):
+    report = tmp_path / "tests.xml"
+    (tmp_path / "test_x.py").write_text(
+        "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\n@pytest.mark.skip(reason='no card')\ndef test_c(): pass\n"
+    )
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(tmp_path)]  # fmt: skip
+    subprocess.run(run, capture_output=True, cwd=tmp_path)
+    found = junit(report)("")
+    assert found["tests"] == {"tests": 3, "failures": 1, "errors": 0, "skipped": 1, "passed": 1}
+    assert "test_b" in found["failures"][0] and found["skipped"] == {"no card": 1}
+    killed = junit(tmp_path / "none.xml")("test_x.py::test_a PASSED\nFAILED test_x.py::test_b - x\n")  # fmt: skip
+    assert killed["tests"] == {"passed": 1, "failed": 1}
+
+    log = tmp_path / "memcheck.txt"
+    log.write_text("========= COMPUTE-SANITIZER\n========= Invalid __global__ write of size 4 bytes\n=========     at k+0x90\n========= ERROR SUMMARY: 1 error\n")  # fmt: skip
+    found = sanitizer(log)("a PASSED\n")
+    assert found["summary"] == "ERROR SUMMARY: 1 error" and len(found["errors"]) == 1
+    assert "did not live" in sanitizer(tmp_path / "none.txt")("")["summary"]
+
+
+def test_the_page_of_make_gpu(result, tmp_path):
+    """From a report as `make gpu` writes it, with a failed, a missing and a passed stage."""
+    on_gpu = {
+        **result,
+        "machine": {**result["machine"], "cuda": "13.0", "gpu": {"name": "NVIDIA H200"}},
+    }
+    clocks = machine.parsed("1980, 3201, 41, 690.1, 0x0", machine.CLOCKS)
+    on_gpu["step"] = [{**c, "clocks": clocks} for c in on_gpu["step"] if c["threads"] == 1]
+    only_step = {**on_gpu}
+    rest = {k: v for k, v in on_gpu.items() if k != "step"}
+    del only_step["growth"]
+    report = {
+        "machine": {
+            "date": "2026-11-21T10:00+00:00", "gpu": machine.parsed(NVIDIA_SMI, machine.GPU_FIELDS), "python": "3.12.3", "torch": "2.11.0",
+            "cuda": "13.0", "commit": "abc", "cores": 16, "nvcc": "release 13.0",
+        },
+        "clocks_after": clocks, "seconds": 400.0,
+        "stages": [
+            {"name": "build", "status": "passed", "seconds": 60.0, "tail": ""},
+            {"name": "cuda-tests", "status": "failed", "seconds": 60.0, "tail": "assert ```x```", "tests": {"passed": 8, "failures": 1}, "failures": ["t::x: 1 differs"]},
+            {"name": "memcheck", "status": "missing", "seconds": 0.0, "tail": "compute-sanitizer was not found"},
+            {"name": "bench-step", "status": "passed", "seconds": 9.0, "tail": "", "result": only_step},
+            {"name": "bench-rest", "status": "passed", "seconds": 9.0, "tail": "", "result": rest},
+        ],
+    }  # fmt: skip
+    gpu.write(report, tmp_path / "gpu.json")
+    text = (tmp_path / "gpu.md").read_text()
+    for there in ("NVIDIA H200", "580.159.04", "Not passed: cuda-tests, memcheck", "t::x: 1 differs", "8 passed", "not found", "clocks.sm 1980", "## In short", "## Cost as size grows", Eight.name):  # fmt: skip
+        assert there in text, there
+    again = subprocess.run([sys.executable, "-m", "bench.gpu", "--page", str(tmp_path / "gpu.json")], cwd=ROOT)  # fmt: skip
+    assert again.returncode == 0 and (tmp_path / "gpu.md").read_text() == text
+
+
+def test_stages_of_make_gpu(tmp_path, monkeypatch):
+    """What would run: every stage but the build needs the build alone, and together they have a chance to end in time."""
+    monkeypatch.setattr(gpu, "found_tool", lambda name, first="": f"/tools/{name}")
+    made = gpu.stages(tmp_path, ["-C", "cmake.define.LOWBIT_TOOLS=OFF"], "9.0")
+    assert made[0].name == "build" and all(s.after == "build" for s in made[1:])
+    assert {"-C", "cmake.define.LOWBIT_CUDA_ARCHS=90-real", "--no-index", "--no-build-isolation"} <= set(made[0].command)  # fmt: skip
+    by_name = {s.name: s for s in made}
+    assert by_name["cuda-tests"].env["LOWBIT_REQUIRE"] == "cuda"
+    assert {"memcheck", "racecheck"} <= set(by_name)
+    tests = (ROOT / "tests" / "test_cuda.py").read_text()
+    for name in gpu.SMALL.replace("(", "").replace(")", "").split(" or "):
+        assert f"def {name.split(' and ')[0]}" in tests, name
+    monkeypatch.setattr(gpu, "found_tool", lambda name, first="": None)
+    lacking = {s.name: s for s in gpu.stages(tmp_path, [], "9.0")}
+    assert isinstance(lacking["memcheck"].command, str)
+
+
+def test_without_a_gpu_it_says_so_at_once():
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-m", "bench.gpu"], capture_output=True, text=True, env=env, cwd=ROOT)  # fmt: skip
+    assert done.returncode == 2
+    assert "make gpu cannot run here" in done.stderr and ("sees no GPU" in done.stderr or "without CUDA" in done.stderr)  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "bench", "--device", "cuda"], capture_output=True, text=True, env=env, cwd=ROOT)  # fmt: skip
+    assert done.returncode == 2 and "sees no GPU" in done.stderr
