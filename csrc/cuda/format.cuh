@@ -52,7 +52,8 @@ constexpr int bytes_at(int index, Types<F...>) {
 }
 
 /// What one instruction moves. A struct of our own would be taken apart into words, and so are plain
-/// stores of what was put together from halves; those by __stcg are not.
+/// stores of what was put together from halves; those by __stcg are not, and what is loaded by __ldcg
+/// is known to lie in global memory.
 template <int kWords>
 struct Moved;
 template <>
@@ -93,7 +94,7 @@ struct Pack8 {
   static __device__ __forceinline__ Pack8 load(const void* at) {
     Pack8 pack;
     for (int i = 0; i < kWords / kPiece; ++i)
-      Piece::to(static_cast<const typename Piece::Type*>(at)[i], pack.word + i * kPiece);
+      Piece::to(__ldcg(static_cast<const typename Piece::Type*>(at) + i), pack.word + i * kPiece);
     return pack;
   }
   __device__ __forceinline__ void store(void* at) const {
