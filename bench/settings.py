@@ -46,7 +46,7 @@ class Settings:
 
 FULL = Settings("full")
 QUICK = Settings(
-    "quick", trained=("torch fused, float32", "lowbit 8-bit, bf16 stochastic", "no optimizer, bf16"), workloads=(ONE, THOUSAND), limit=1 << 24, rounds=5, budget=2, patience=2, largest=24,
+    "quick", trained=("torch fused, float32", "lowbit 8-bit, bf16 stochastic", "no optimizer, bf16"), workloads=(ONE, THOUSAND), limit=1 << 24, rounds=4, budget=1, patience=2, largest=24,
     model=(256, 4, 4, 4), gib=0.05,
 )  # fmt: skip
 TINY = Settings(
