@@ -409,14 +409,15 @@ void run_phase(Plan& plan, const Tensor& rows, int phase) {
     for (Job& job : jobs) {
       if (k >= 0) add_old_rows(job, job.factor[k]);
     }
-    for_parts(jobs, 1, cpu::measure_parts, [&](const Job& job, int64_t begin, int64_t end) {
+    const auto parts = [&](const Job& job) { return cpu::measure_parts(job, phase); };
+    for_parts(jobs, 1, parts, [&](const Job& job, int64_t begin, int64_t end) {
       cpu::measure(job, phase, begin, end, leaves);
     });
     for (Job& job : jobs) {
       if (k >= 0) add_grid_total(job, phase, job.factor[k]);
     }
   } else if (plan.measures_scales && phase == rule.rounds) {
-    for_parts(jobs, 1, cpu::measure_parts, [&](const Job& job, int64_t begin, int64_t end) {
+    for_parts(jobs, 1, cpu::scale_parts, [&](const Job& job, int64_t begin, int64_t end) {
       cpu::measure_scales(job, begin, end, leaves);
     });
   } else {

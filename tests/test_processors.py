@@ -70,7 +70,7 @@ def arm64(tmp_path_factory):
     )  # fmt: skip
     subprocess.run(
         [
-            cmake, "--build", out, "--parallel", "2", "--target", "step_bits", "test_params_baseline", "test_formats_baseline", "test_explog",
+            cmake, "--build", out, "--parallel", "2", "--target", "step_bits", "test_params_baseline", "test_sums_baseline", "test_formats_baseline", "test_explog",
         ],
         check=True, capture_output=True, env=environment,
     )  # fmt: skip
@@ -81,7 +81,9 @@ def test_arm64_steps_to_the_same_bits(here, arm64):
     assert digests(*EMULATOR, arm64 / "step_bits") == here[1]
 
 
-@pytest.mark.parametrize("name", ["test_formats_baseline", "test_params_baseline", "test_explog"])
+@pytest.mark.parametrize(
+    "name", ["test_formats_baseline", "test_params_baseline", "test_sums_baseline", "test_explog"]
+)
 def test_arm64_keeps_to_the_golden_arrays(arm64, name):
     done = subprocess.run([*EMULATOR, arm64 / name], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

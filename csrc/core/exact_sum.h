@@ -98,7 +98,7 @@ LB_HD void exact_add_units(double sum, int position, int64_t* word) {
   word[bin + 2] += (units >> 32) * (int64_t{1} << shift);
 }
 
-#if defined(__CUDACC__) || !defined(__AVX2__)
+#if defined(__CUDACC__)
 /// n terms.
 LB_HD void exact_add(const float* x, int n, int64_t* word) {
   for (int i = 0; i < n; ++i) exact_add(x[i], word);
@@ -107,7 +107,7 @@ LB_HD void exact_add(const float* x, int n, int64_t* word) {
 #if defined(__AVX512F__)
 constexpr int kExactLanes = 8;
 #else
-constexpr int kExactLanes = 4;
+constexpr int kExactLanes = 4;  // the compiler halves them where registers hold less
 #endif
 /// n terms. Up to 256 terms whose exponents lie within 21 of each other have an exact sum in
 /// double, in any order (24 + 20 + 8 = 52 bits), so a chunk is two such sums, over the upper and
@@ -170,7 +170,7 @@ LB_HD void exact_add_squares(const float* x, int n, int64_t* word) {
   float square[kChunk];
   for (; n > 0; x += kChunk, n -= kChunk) {
     const int count = n < kChunk ? n : kChunk;
-#if defined(__AVX2__) && !defined(__CUDACC__)
+#if !defined(__CUDACC__)
     // In one look: 64 terms whose exponents lie within 22 of each other have an exact sum in double
     // (24 + 22 + 6 = 52 bits). Else the general way.
     constexpr int kLanes = kExactLanes, kSpan = 22;

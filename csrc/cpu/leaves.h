@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/column_sums.h"
 #include "core/layout.h"
 #include "core/random.h"
 
@@ -43,6 +44,12 @@ using MeasureFn = void (*)(int round, const float* g, const float* p, const floa
                            const float* const* f, int n, const void* coef, float* grid,
                            float* const* totals);
 
+/// Adds n terms to an exact sum, and a row of n terms to those of n columns.
+using AddFn = void (*)(const float* x, int n, int64_t* words);
+using AddColumnsFn = void (*)(const float* x, int n, ColumnSums& sums, int64_t* words);
+/// The largest magnitude as bits; raises those of the columns to each one's, where there are any.
+using MostFn = uint32_t (*)(const float* x, int n, uint32_t* columns);
+
 struct Leaves {
   static constexpr int kMax = 96;  // registered formats or rules of one kind
   const char* isa;
@@ -56,6 +63,9 @@ struct Leaves {
   UpdateFn update[kMax];
   MeasureFn measure[kMax];  // null where the rule has no rounds
   DrawFn draw;
+  AddFn add;
+  AddColumnsFn add_columns;
+  MostFn most;
 };
 
 extern const Leaves kLeavesBaseline;

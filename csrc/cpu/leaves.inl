@@ -180,11 +180,22 @@ void encode(const float* x, void* codes, void* scales, int block, int n, const u
   }
 }
 
+/// Scales of absmax, of which each value may have another: the map alone goes through the fast way,
+/// with a scale of 1.
+template <class F>
+constexpr bool kPlainScale = __is_same(typename F::Scale, BlockScale);
+constexpr BlockScale kNoScaling{1.0f, 1.0f, true};
+
 template <class F>
 void decode_given(const void* codes, const uint32_t* most, float* out, int n) {
   Codes<F> held;
   const auto* in = held.read(codes, n);
-  for (int i = 0; i < n; ++i) out[i] = F::Scale::of(most[i], kNoLeast).from_z(F::decode(in[i]));
+  if constexpr (kPlainScale<F>) {
+    decode_block(F{}, in, kNoScaling, out, n);
+    for (int i = 0; i < n; ++i) out[i] = out[i] * BlockScale::of(most[i], kNoLeast).scale;
+  } else {
+    for (int i = 0; i < n; ++i) out[i] = F::Scale::of(most[i], kNoLeast).from_z(F::decode(in[i]));
+  }
 }
 
 template <class F>
@@ -193,6 +204,19 @@ void encode_given(const float* x, void* codes, const uint32_t* most, int n,
   using Storage = typename F::Storage;
   Codes<F> held;
   auto* out = held.room(codes);
+  if constexpr (kPlainScale<F>) {
+    if (random16 == nullptr) {
+      float z[kMostTile];
+      for (int i = 0; i < n; ++i) z[i] = x[i] * BlockScale::of(most[i], kNoLeast).inverse;
+      encode_block(F{}, z, kNoScaling, out, n);
+      for (int i = 0; i < n; ++i) {
+        const bool coded = most[i] != 0 && most[i] < kInfinityBits;
+        out[i] = coded ? out[i] : static_cast<Storage>(F::kZeroCode);
+      }
+      held.write(codes, n);
+      return;
+    }
+  }
   for (int i = 0; i < n; ++i) {
     const auto scale = F::Scale::of(most[i], kNoLeast);
     const float z = scale.to_z(x[i]);
@@ -257,18 +281,36 @@ void update(const float* g, float* p, float* const* s, const float* const* f, in
 }
 
 template <class U, int kRound>
-void measure_round(const float* g, const float* p, const float* const* s, const float* const* f,
-                   int n, const typename U::Coef& c, float* grid, float* const* totals) {
+void measure_round(const float* __restrict g, const float* __restrict p, const float* const* s,
+                   const float* const* f, int n, const typename U::Coef& coef,
+                   float* __restrict grid, float* const* totals) {
+  static_assert(kMaxTotals == 2);
   constexpr int kF = 2 * factors_of<U>();
+  const typename U::Coef c = coef;  // what is written below is not the coefficients
+  const float* __restrict s0 = U::kSlots > 0 ? s[0] : nullptr;
+  const float* __restrict s1 = U::kSlots > 1 ? s[1] : nullptr;
+  const float* __restrict s2 = U::kSlots > 2 ? s[2] : nullptr;
+  const float* __restrict s3 = U::kSlots > 3 ? s[3] : nullptr;
+  const float* __restrict f0 = kF > 0 ? f[0] : nullptr;
+  const float* __restrict f1 = kF > 0 ? f[1] : nullptr;
+  const float* __restrict f2 = kF > 2 ? f[2] : nullptr;
+  const float* __restrict f3 = kF > 2 ? f[3] : nullptr;
+  float* __restrict total0 = totals[0];
+  float* __restrict total1 = totals[1];
   for (int i = 0; i < n; ++i) {
     Values<U> state{};
-    for (int k = 0; k < U::kSlots; ++k) state[k] = s[k][i];
+    if constexpr (U::kSlots > 0) state[0] = s0[i];
+    if constexpr (U::kSlots > 1) state[1] = s1[i];
+    if constexpr (U::kSlots > 2) state[2] = s2[i];
+    if constexpr (U::kSlots > 3) state[3] = s3[i];
     float factor[4] = {};
-    for (int k = 0; k < kF; ++k) factor[k] = f[k][i];
+    if constexpr (kF > 0) factor[0] = f0[i], factor[1] = f1[i];
+    if constexpr (kF > 2) factor[2] = f2[i], factor[3] = f3[i];
     float x = 0.0f, sum[kMaxTotals] = {};
     U::template measure<kRound>(g[i], p[i], state, factor, c, x, sum);
     if constexpr (U::grid_factor(kRound) >= 0) grid[i] = x;
-    for (int k = 0; k < kMaxTotals; ++k) totals[k][i] = sum[k];
+    if constexpr (U::totals(kRound) > 0) total0[i] = sum[0];
+    if constexpr (U::totals(kRound) > 1) total1[i] = sum[1];
   }
 }
 
@@ -290,6 +332,22 @@ void measure(int round, const float* g, const float* p, const float* const* s,
 void draw_all(const Draw& draw) {
   Drawing drawing(draw);
   drawing.finish();
+}
+
+void add(const float* x, int n, int64_t* words) { exact_add(x, n, words); }
+void add_row(const float* x, int n, ColumnSums& sums, int64_t* words) {
+  add_columns(x, n, sums, words);
+}
+
+uint32_t most_of_row(const float* x, int n, uint32_t* columns) {
+  if (columns == nullptr) return most_bits(x, n);
+  uint32_t most = 0;
+  for (int i = 0; i < n; ++i) {
+    const uint32_t b = magnitude_bits(x[i]);
+    columns[i] = b > columns[i] ? b : columns[i];
+    most = b > most ? b : most;
+  }
+  return most;
 }
 
 // ---- the table ----
@@ -342,6 +400,9 @@ constexpr Leaves make_leaves() {
   fill_states(l, StateFormats{});
   fill_rules(l, UpdateRules{});
   l.draw = draw_all;
+  l.add = add;
+  l.add_columns = add_row;
+  l.most = most_of_row;
   return l;
 }
 

@@ -1,6 +1,9 @@
 // What must be known of the whole tensor before the update: exact sums for rules, maxima for
 // scales.
+#include <vector>
+
 #include "catalog.h"
+#include "core/column_sums.h"
 #include "core/exact_sum.h"
 #include "cpu/step.h"
 #include "cpu/tile.h"
@@ -41,57 +44,92 @@ void measure_blocks(const float* x, int n, int block, uint32_t* next) {
   }
 }
 
-template <class Fn>
-void for_tiles(const Job& job, int64_t begin, int64_t end, const Fn& fn) {
-  const int64_t tiles_per_row = job.tiles_per_row();
-  for (int64_t part = begin; part < end; ++part) {
-    if (by_rows(job)) {
-      for (int64_t tile = 0; tile < tiles_per_row; ++tile) fn(part, tile);
-    } else {
-      for (int64_t row = 0; row < job.rows; ++row) fn(row, part);
-    }
+/// In which parts a job is measured, each part by one thread.
+enum class Walk {
+  kTiles,    // nothing is shared: a tile, in the order of memory
+  kColumns,  // rows share columns: all rows of a tile's columns
+  kRows,     // every row has columns of its own: a row
+};
+
+Walk walk_of(const Job& job, int round) {
+  if (rule_info(job.rule).grid_factor[round] < 0) return Walk::kTiles;
+  return by_rows(job) ? Walk::kRows : Walk::kColumns;
+}
+
+Walk walk_of_scales(const Job& job) {
+  for (int k = 0; k < rule_info(job.rule).slots; ++k) {
+    if (job.state[k].col_next != nullptr) return Walk::kColumns;
   }
+  return Walk::kTiles;
+}
+
+int64_t parts_of(const Job& job, Walk walk) {
+  if (job.rows == 0 || job.cols == 0) return 0;
+  return walk == Walk::kTiles     ? job.tiles()
+         : walk == Walk::kColumns ? job.tiles_per_row()
+                                  : job.rows;
+}
+
+/// fn(row, tile) for all tiles of the parts, along the rows: memory is read as it lies.
+template <class Fn>
+void for_tiles(const Job& job, Walk walk, int64_t begin, int64_t end, const Fn& fn) {
+  const int64_t tiles = job.tiles_per_row();
+  if (walk == Walk::kColumns) {
+    for (int64_t row = 0; row < job.rows; ++row) {
+      for (int64_t tile = begin; tile < end; ++tile) fn(row, tile);
+    }
+    return;
+  }
+  if (walk == Walk::kRows) begin *= tiles, end *= tiles;
+  for (; begin < end; ++begin) fn(begin / tiles, begin % tiles);
 }
 
 }  // namespace
 
-int64_t measure_parts(const Job& job) {
-  if (job.rows == 0 || job.cols == 0) return 0;
-  return by_rows(job) ? job.rows : job.tiles_per_row();
-}
+int64_t measure_parts(const Job& job, int round) { return parts_of(job, walk_of(job, round)); }
+int64_t scale_parts(const Job& job) { return parts_of(job, walk_of_scales(job)); }
 
 void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves& leaf) {
   const RuleInfo rule = rule_info(job.rule);
   const int grid_factor = rule.grid_factor[round];
+  const Walk walk = walk_of(job, round);
   Tile tile(job, leaf);
   float grid[kMostTile], sums[kMaxTotals][kMostTile];
   float* const totals[kMaxTotals] = {sums[0], sums[1]};
   int64_t all[kMaxTotals][ExactSum::kWords] = {};
-  for_tiles(job, begin, end, [&](int64_t row, int64_t at) {
+  std::vector<ColumnSums> columns;  // of each part
+  std::vector<double> room;
+  if (walk == Walk::kColumns) {
+    columns.resize(static_cast<size_t>(end - begin));
+    room.resize(columns.size() * 2 * static_cast<size_t>(job.tile));
+    double* next = room.data();
+    for (ColumnSums& c : columns) c.high = next, c.low = next + job.tile, next += 2 * job.tile;
+  }
+  for_tiles(job, walk, begin, end, [&](int64_t row, int64_t at) {
     if (!tile.load(row, at)) return;
     leaf.measure[job.rule](round, tile.g(), tile.p(), tile.s(), tile.f(), tile.n, job.coef, grid,
                            totals);
     for (int k = 0; k < rule.totals[round]; ++k) {
       if (tile.ragged()) tile.blank(totals[k]);
-      exact_add(totals[k], tile.n, all[k]);
+      leaf.add(totals[k], tile.n, all[k]);
       exact_carry(all[k]);
     }
     if (grid_factor < 0) return;
     const Factor& factor = job.factor[grid_factor];
     tile.runs([&](int64_t r, int64_t batch, int64_t c, int first, int count) {
       int64_t bins[ExactSum::kWords] = {};
-      exact_add(grid + first, count, bins);
+      leaf.add(grid + first, count, bins);
       exact_carry(bins);
       add_shared(factor.row_sums + r * ExactSum::kWords, bins);
       int64_t* cols = factor.col_sums + (batch * (job.inner_cols + 1) + c) * ExactSum::kWords;
-      // Of the last row nothing may be here.
-      const bool full = (row + 1) % (ExactSum::kRoom / 2) == 0 || row + 2 >= job.rows;
-      for (int i = 0; i < count; ++i) {
-        exact_add(grid[first + i], cols + i * ExactSum::kWords);
-        if (full) exact_carry(cols + i * ExactSum::kWords);
+      if (walk == Walk::kColumns) {
+        leaf.add_columns(grid + first, count, columns[static_cast<size_t>(at - begin)], cols);
+        return;
       }
+      for (int i = 0; i < count; ++i) exact_add(grid[first + i], cols + i * ExactSum::kWords);
     });
   });
+  for (ColumnSums& c : columns) flush_columns(c);
   for (int k = 0; k < rule.totals[round]; ++k)
     add_shared(job.totals + (round * kMaxTotals + k) * ExactSum::kWords, all[k]);
 }
@@ -99,8 +137,13 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
 void measure_scales(const Job& job, int64_t begin, int64_t end, const Leaves& leaf) {
   const int slots = rule_info(job.rule).slots;
   const bool everywhere = job.measures_scales(slots);
+  const Walk walk = walk_of_scales(job);
   Tile tile(job, leaf);
-  for_tiles(job, begin, end, [&](int64_t row, int64_t at) {
+  // What columns have at most, of each slot one after another; shared at the end.
+  const int64_t from = walk == Walk::kColumns ? begin * job.tile - job.lead() : 0;
+  const int64_t width = walk == Walk::kColumns ? (end - begin) * job.tile : 0;
+  std::vector<uint32_t> columns(static_cast<size_t>(slots * width));
+  for_tiles(job, walk, begin, end, [&](int64_t row, int64_t at) {
     const int64_t cut = job.cut_row(row);
     if ((!everywhere && cut < 0) || !tile.load(row, at)) return;
     tile.update();
@@ -111,15 +154,19 @@ void measure_scales(const Job& job, int64_t begin, int64_t end, const Leaves& le
         measure_blocks(x, tile.n, slot.block,
                        slot.block_next + 2 * (cut * job.blocks(slot.block) + tile.block_of(slot)));
       if (!is_measured(slot.kind)) continue;
-      uint32_t most = 0;
-      for (int i = tile.begin; i < tile.end; ++i) {
-        const uint32_t b = magnitude_bits(x[i]);
-        most = b > most ? b : most;
-        if (slot.col_next != nullptr) raise(slot.col_next + tile.col + i, b);
-      }
+      uint32_t* const own = slot.col_next == nullptr
+                                ? nullptr
+                                : columns.data() + (k * width + tile.col - from + tile.begin);
+      const uint32_t most = leaf.most(x + tile.begin, tile.end - tile.begin, own);
       if (slot.row_next != nullptr) raise(slot.row_next + row * slot.row_stride, most);
     }
   });
+  for (int k = 0; k < slots; ++k) {
+    if (job.state[k].col_next == nullptr) continue;
+    const uint32_t* most = columns.data() + k * width;
+    for (int64_t i = from < 0 ? -from : 0; i < width && from + i < job.cols; ++i)
+      raise(job.state[k].col_next + from + i, most[i]);
+  }
 }
 
 }  // namespace lowbit::cpu

@@ -25,8 +25,9 @@ void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf);
 /// After the step: the scales of all blocks of cut rows, also of those that are elsewhere.
 void write_cut_scales(const Job& job, const Leaves& leaf);
 
-/// Parts of the passes that measure: columns of tiles, or rows where each has sums of its own.
-int64_t measure_parts(const Job& job);
+/// Parts of the passes that measure: tiles, or what may be shared by nobody else.
+int64_t measure_parts(const Job& job, int round);
+int64_t scale_parts(const Job& job);
 /// Adds what the elements of the parts [begin, end) contribute to the sums of a round of the rule.
 void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves& leaf);
 /// Raises the maxima of measured scales to those of the updated state.

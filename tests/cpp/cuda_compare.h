@@ -122,7 +122,7 @@ void step_cpu(Batched& all, const Options& o, int phase) {
           exact_add(job.factor[k].row[b * job.inner_rows + r],
                     job.factor[k].col_sums + last * ExactSum::kWords);
       }
-      cpu::measure(job, phase, 0, cpu::measure_parts(job), leaves);
+      cpu::measure(job, phase, 0, cpu::measure_parts(job, phase), leaves);
       int64_t* total = job.totals + (phase * kMaxTotals + kGridTotal) * ExactSum::kWords;
       for (int64_t c = 0; k >= 0 && job.batches == 1 && c < job.inner_cols; ++c) {
         exact_merge(job.factor[k].col_sums + c * ExactSum::kWords, total);
@@ -134,7 +134,7 @@ void step_cpu(Batched& all, const Options& o, int phase) {
   if (phase < phases) {
     for (const Job& job : jobs) {
       if (job.measured_rows(rule.slots) > 0)
-        cpu::measure_scales(job, 0, cpu::measure_parts(job), leaves);
+        cpu::measure_scales(job, 0, cpu::scale_parts(job), leaves);
     }
     return;
   }

@@ -1,0 +1,95 @@
+// Exact sums of rows and of columns by vectors are those of terms that are added one by one.
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "core/column_sums.h"
+
+namespace {
+
+using lowbit::ColumnSums;
+using lowbit::ExactSum;
+
+int passed = 0, failed = 0;
+void check(bool good, const char* what, int rows, int n, int spread) {
+  good ? ++passed : ++failed;
+  if (!good && failed < 20)
+    std::printf("FAILED %s: %d rows of %d, exponents within %d\n", what, rows, n, spread);
+}
+
+bool same(std::vector<int64_t> a, std::vector<int64_t> b) {
+  for (auto* words : {&a, &b}) {
+    for (size_t i = 0; i < words->size(); i += ExactSum::kWords) lowbit::exact_carry(&(*words)[i]);
+  }
+  return a == b;
+}
+
+/// Terms whose exponents lie within `spread` below a middle that moves along the rows; some are
+/// zero, some far outside, and where `odd` is said some are not finite.
+class Terms {
+ public:
+  Terms(int spread, bool odd) : spread_(spread), odd_(odd) {}
+  float next(int row) {
+    const uint32_t bits = random_();
+    const int middle = 130 + (row % 50) - 25;
+    int exponent = middle - static_cast<int>(random_() % static_cast<unsigned>(spread_ + 1));
+    const uint32_t kind = random_() % 1000;
+    if (kind < 20) return 0.0f;
+    if (kind < 25) exponent = static_cast<int>(random_() % 255);
+    if (odd_ && kind == 30) exponent = 255;
+    exponent = exponent < 0 ? 0 : exponent;
+    const uint32_t made = (bits & 0x807fffffu) | static_cast<uint32_t>(exponent) << 23;
+    float x;
+    std::memcpy(&x, &made, sizeof x);
+    return x;
+  }
+
+ private:
+  std::mt19937 random_{7};
+  int spread_;
+  bool odd_;
+};
+
+void columns(int rows, int n, int spread, bool odd) {
+  Terms terms(spread, odd);
+  std::vector<double> room(static_cast<size_t>(2 * n));
+  ColumnSums sums{room.data(), room.data() + n};
+  std::vector<int64_t> fast(static_cast<size_t>(n * ExactSum::kWords)), slow(fast),
+      row_sum(ExactSum::kWords), row_slow(ExactSum::kWords);
+  std::vector<float> x(static_cast<size_t>(n));
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < n; ++i) {
+      x[static_cast<size_t>(i)] = terms.next(r);
+      lowbit::exact_add(x[static_cast<size_t>(i)],
+                        &slow[static_cast<size_t>(i) * ExactSum::kWords]);
+      lowbit::exact_add(x[static_cast<size_t>(i)], row_slow.data());
+    }
+    // The last row of a shard may begin later: its columns are others.
+    const int skip = r + 1 == rows ? n / 3 : 0;
+    lowbit::add_columns(x.data() + skip, n - skip, sums,
+                        fast.data() + static_cast<size_t>(skip) * ExactSum::kWords);
+    for (int i = 0; i < skip; ++i)
+      lowbit::exact_add(x[static_cast<size_t>(i)],
+                        &fast[static_cast<size_t>(i) * ExactSum::kWords]);
+    lowbit::exact_add(x.data(), n, row_sum.data());
+  }
+  lowbit::flush_columns(sums);
+  check(same(fast, slow), "columns", rows, n, spread);
+  check(same(row_sum, row_slow), "a row", rows, n, spread);
+}
+
+}  // namespace
+
+int main() {
+  for (const int spread : {0, 5, 20, 21, 22, 41, 42, 43, 80, 250}) {
+    for (const int rows : {1, 2, 255, 256, 257, 700}) {
+      for (const int n : {1, 7, 8, 33, 256}) {
+        columns(rows, n, spread, false);
+        columns(rows, n, spread, true);
+      }
+    }
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed != 0;
+}
