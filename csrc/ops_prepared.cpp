@@ -1,6 +1,7 @@
 // Steps over the same tensors again and again: what does not change between them is handed over
-// once, so that a step hands over gradients alone. A list of tensors costs about 0.1 microseconds
-// for each of them to hand over.
+// once, so that a step hands over parameters and gradients alone. A list of tensors costs about 0.1
+// microseconds for each of them to hand over. Parameters are not held between steps, since torch
+// swaps only those that nobody in C++ holds (torch.utils.swap_tensors).
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -12,10 +13,11 @@ namespace {
 
 struct Prepared {
   std::string rule;
-  Tensors params, state, steps;
+  Tensors state, steps;
   Tensor plan;
   std::vector<int64_t> numel;
-  Tensors grads;  // from step_take to the end of the step
+  Tensors params, grads;  // from step_take to the end of the step
+  void let_go() { params.clear(), grads.clear(); }
 };
 
 /// Never destroyed: torch may be gone before static objects are.
@@ -37,11 +39,11 @@ std::shared_ptr<Prepared> find(int64_t id) {
   return found->second;
 }
 
-/// All but the gradients of `step`'s lists; the step's number.
+/// Of `step`'s lists those that stay; the step's number.
 int64_t step_prepare(std::string rule, Tensors params, Tensors state, Tensors steps, Tensor plan) {
   auto made = std::make_shared<Prepared>();
   for (const Tensor& p : params) made->numel.push_back(p.numel());
-  made->rule = std::move(rule), made->params = std::move(params), made->state = std::move(state);
+  made->rule = std::move(rule), made->state = std::move(state);
   made->steps = std::move(steps), made->plan = std::move(plan);
   Registry& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
@@ -59,19 +61,18 @@ void step_discard(int64_t id) {
   r.all.erase(found);
 }
 
-/// Keeps the gradients of the step to come. False where they, or the parameters by now, are not as
-/// they were, and somebody must look again; then nothing is kept.
-bool step_take(int64_t id, Tensors grads) {
+/// Keeps the parameters and gradients of the step to come. False where they are not as they were, and
+/// somebody must look again; then nothing is kept.
+bool step_take(int64_t id, Tensors params, Tensors grads) {
   const std::shared_ptr<Prepared> p = find(id);
-  p->grads.clear();
-  if (grads.size() != p->params.size()) return false;
+  p->let_go();
+  if (params.size() != p->numel.size() || grads.size() != p->numel.size()) return false;
   for (size_t i = 0; i < grads.size(); ++i) {
-    const Tensor &param = p->params[i], &grad = grads[i];
-    if (!param.is_contiguous() || !grad.is_contiguous() || param.numel() != p->numel[i] ||
-        grad.numel() != p->numel[i])
+    if (!params[i].is_contiguous() || !grads[i].is_contiguous() ||
+        params[i].numel() != p->numel[i] || grads[i].numel() != p->numel[i])
       return false;
   }
-  p->grads = std::move(grads);
+  p->params = std::move(params), p->grads = std::move(grads);
   return true;
 }
 
@@ -79,11 +80,11 @@ void step_prepared(int64_t id, Tensors scratch, std::vector<double> hyper, Maybe
                    MaybeTensor grad_scale, MaybeTensor found_inf, bool maximize, int64_t seed,
                    int64_t phase, bool last) {
   const std::shared_ptr<Prepared> p = find(id);
-  struct Release {  // gradients are not kept longer than the step, whatever becomes of it
+  struct Release {  // neither is kept longer than the step, whatever becomes of it
     Prepared& of;
     bool now;
     ~Release() {
-      if (now) of.grads.clear();
+      if (now) of.let_go();
     }
   } release{*p, true};
   step({p->rule, p->params, p->grads, p->state, p->steps, scratch, p->plan, std::move(hyper),
@@ -99,7 +100,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
       "step_prepare(str rule, Tensor[] params, Tensor[] state, Tensor[] steps, Tensor plan) -> "
       "int");
   m.def("step_discard(int id) -> ()");
-  m.def("step_take(int id, Tensor[] grads) -> bool");
+  m.def("step_take(int id, Tensor[] params, Tensor[] grads) -> bool");
   m.def(
       "step_prepared(int id, Tensor[] scratch, float[] hyper, *, Tensor? lr=None, Tensor? "
       "grad_scale=None, Tensor? found_inf=None, bool maximize=False, int seed=0, int phase=0, bool "

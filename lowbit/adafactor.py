@@ -99,6 +99,8 @@ class Adafactor(LowbitOptimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
+    decides = ("beta1", "factored")
+
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         kind = "adafactor" if group["factored"] and len(shape) > 1 else "adafactor_full"
         return kind + ("" if group["beta1"] is None else "_momentum")

@@ -39,6 +39,7 @@ class Batch:
         self.steps: list[Tensor] = []
         self.rows: list[tuple[layout.Layout, Tensor]] = []
         self.pieces: list[shard.Piece] = []  # as many, or none
+        self.strided = False  # whether a gradient had to be copied
         self.copies: list[tuple[Tensor, Tensor]] = []
         self.owners: list[Any] = []  # as groups have them
         self.table: Tensor  # the operator's plan
@@ -57,6 +58,7 @@ class Batch:
             self.copies.append((value, value.contiguous()))
             self.params.append(self.copies[-1][1])
         self.owners.append(p)
+        self.strided |= not grad.is_contiguous()
         self.grads.append(grad.contiguous())
         for key in lay.keys:
             self.state.append(shard.local(state[key]))
@@ -76,7 +78,7 @@ class Batch:
         )  # fmt: skip
 
     def prepare(self) -> int:
-        """Hands over all but the gradients, for calls of `bind_prepared`; the number that the operator gave it."""
+        """Hands over all but parameters and gradients, for calls of `bind_prepared`; the number that the operator gave it."""
         self.grads.clear()
         return ops.step_prepare(self.rule, self.params, self.state, self.steps, self.table)
 

@@ -198,9 +198,9 @@ class Layout:
 
     def told(self, stream: int) -> dict[str, Tensor]:
         """What state says of the parameter itself: its stream of random bits and, where codes would not tell it, its shape."""
-        said = {"stream": torch.tensor(stream, dtype=torch.int64)}
+        said = {"stream": torch.tensor(stream, dtype=torch.int64, device="cpu")}
         if any(slot.coded for slot in self.slots):
-            said["shape"] = torch.tensor(self.part.shape, dtype=torch.int64)
+            said["shape"] = torch.tensor(self.part.shape, dtype=torch.int64, device="cpu")
         return said
 
     def plan_row(self, stream: int) -> list[int]:
@@ -360,4 +360,4 @@ def check_cut(slot: Slot, part: shard.Part, what: str, name: str | None) -> None
 
 def plan_tensor(rows: Sequence[Sequence[int]]) -> Tensor:
     """Plan rows as the operator wants them: int64 [n, PLAN_COLUMNS] on the CPU."""
-    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), PLAN_COLUMNS)
+    return torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(len(rows), PLAN_COLUMNS)

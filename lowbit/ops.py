@@ -121,10 +121,10 @@ def step(
     )  # fmt: skip
 
 
-# Steps over the same tensors: all but the gradients is handed over once (csrc/ops_prepared.cpp).
+# Steps over the same tensors: all but parameters and gradients is handed over once (csrc/ops_prepared.cpp).
 step_prepare = _ops.step_prepare  # (rule, params, state, steps, plan) -> number
 step_discard = _ops.step_discard  # (number)
-step_take = _ops.step_take  # (number, grads) -> False where tensors are not as they were
+step_take = _ops.step_take  # (number, params, grads) -> False where tensors are not as they were
 
 
 def step_prepared(

@@ -18,6 +18,7 @@ from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
 from lowbit.holders import Holders
 from lowbit.layout import Layout
+from lowbit.options import check_group
 from lowbit.stats import Stats, collect
 from lowbit.steady import Steady
 
@@ -44,6 +45,8 @@ class LowbitOptimizer(Optimizer):
         self._holders: Holders | None = None
         self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}
         self._steady: Steady | None = None
+        self._laid_out_for: Any = None
+        self._structure: dict[int, tuple[Any, dict[str, Any]]] = {}  # by group
         self._ready = False
         # Left out of the groups where they say nothing, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
@@ -85,6 +88,7 @@ class LowbitOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._layouts, self._plans, self._steady = {}, {}, None
+        self._laid_out_for, self._structure = self._decided(), {}
         self.__dict__.setdefault("_pieces", {})
         self._holders = None
         self._ready = True
@@ -95,8 +99,25 @@ class LowbitOptimizer(Optimizer):
         self._plans.clear()
         self._steady = None
 
-    def _decided(self) -> list[bool]:
-        return [bool(group[key]) for group in self.param_groups for key in self.decides]
+    def _check_structure(self) -> None:
+        """ValueError where a group says something else of how state is laid out than when that was done."""
+        for number, group in enumerate(self.param_groups):
+            now = {key: group.get(key) for key in STRUCTURE if key not in self.decides}
+            known, before = self._structure.get(id(group), (None, now))
+            for key in now if known is group else ():
+                if now[key] != before[key]:
+                    raise ValueError(
+                        f"group {number} has {key}={now[key]!r}, but its state was laid out for {before[key]!r}: build another optimizer with it and load "
+                        "this one's state dict into that"
+                    )
+            self._structure[id(group)] = (group, now)
+
+    def _decided(self) -> list[Any]:
+        """What the layouts depend on and groups say now."""
+        return [
+            [(group[key] is None, bool(group[key])) for key in self.decides]
+            for group in self.param_groups
+        ]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's, and state for the new parameters."""
@@ -108,7 +129,7 @@ class LowbitOptimizer(Optimizer):
             try:
                 overrides.check_matched(self.param_groups)
                 self.init_state()
-            except ValueError:
+            except BaseException:
                 self.param_groups.pop()
                 self._lay_out_again()
                 raise
@@ -119,6 +140,7 @@ class LowbitOptimizer(Optimizer):
         Called at construction. Parameters on the meta device are left out until a later call, or the first step: build the optimizer before
         the weights exist, materialise them, then call this.
         """
+        self._check_structure()
         self._laid_out_for = self._decided()
         self._drop_replaced()
         if self._unbound():
@@ -132,8 +154,11 @@ class LowbitOptimizer(Optimizer):
     def _drop_replaced(self) -> None:
         """Forgets parameters that something put others in the place of after construction, as Accelerate does where it shards."""
         here = {p for group in self.param_groups for p in group["params"]}
-        for p in [p for p in self.state if isinstance(p, Tensor) and p not in here]:
-            if float(self.state[p].get("step", 0.0)) > 0:
+        gone = [p for p in self.state if isinstance(p, Tensor) and p not in here]
+        if not any(p.requires_grad and not self.state.get(p) for p in here):
+            gone = []  # nothing is in their place: a group was taken out, which keeps its state
+        for p in gone:
+            if _steps(self.state[p]) > 0:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups after it had been stepped, and its state cannot "
                     "follow; wrap or shard the model first, then load the checkpoint"
@@ -283,12 +308,14 @@ class LowbitOptimizer(Optimizer):
         key = str(index) if known is None else glob.escape(overrides.clean_name(known))
         rest = {k: v for k, v in (before or {}).items() if k != key}
         group["overrides"] = {key: options, **rest}
+        self._structure.clear()
         kept = self.state.pop(p, None)
         self._lay_out_again()
         try:
             self.init_state()
         except ValueError:  # a shard that cuts its blocks: as before
             group["overrides"], self.state[p] = before or {}, kept or {}
+            self._structure.clear()
             self._lay_out_again()
             raise
 
@@ -314,7 +341,7 @@ class LowbitOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(
-        self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | None = None
+        self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | float | None = None
     ) -> Any:
         """One step over every parameter that has a gradient.
 
@@ -327,6 +354,7 @@ class LowbitOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_structure()
         scale, found_inf = self._divisor(grad_scale), getattr(self, "found_inf", None)
         if self._step_again(scale, found_inf) or not self._prepare():
             return loss
@@ -343,8 +371,10 @@ class LowbitOptimizer(Optimizer):
             self._steady = Steady(self.param_groups, self.state, batches)
         return loss
 
-    def _divisor(self, given: Tensor | None) -> Tensor | None:
+    def _divisor(self, given: Tensor | float | None) -> Tensor | None:
         """What gradients are divided by: what GradScaler sets, and what is given beside it."""
+        if given is not None and not isinstance(given, Tensor):
+            given = torch.tensor(float(given), device="cpu")
         scale = getattr(self, "grad_scale", None)
         if given is None or scale is None:
             return scale if given is None else given
@@ -359,10 +389,15 @@ class LowbitOptimizer(Optimizer):
             steady.discard()
             self._steady = None
             return False
-        steady.bind(
-            lambda batch: self._options(batch, batch.params[0].device, grad_scale, found_inf)
-        )
-        run_phases(steady.batches)
+        try:
+            steady.bind(
+                lambda batch: self._options(batch, batch.params[0].device, grad_scale, found_inf)
+            )
+            run_phases(steady.batches)
+        except BaseException:
+            steady.discard()  # it has taken the gradients
+            self._steady = None
+            raise
         return True
 
     def _prepare(self) -> bool:
@@ -471,14 +506,18 @@ class LowbitOptimizer(Optimizer):
             return False
         fresh = not any(self.state.values())
         self.init_state()
-        grads = [
-            shard.local(p.grad)
-            for g in self.param_groups
-            for p in g["params"]
-            if p.grad is not None
-        ]
-        zero_lr = all(float(group["lr"]) == 0.0 for group in self.param_groups)
-        return fresh and zero_lr and not any(bool(grad.any()) for grad in grads)
+        params = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
+        if not fresh or any(float(group["lr"]) != 0.0 for group in self.param_groups):
+            return False
+        # On every rank the same, also where all that is not zero lies elsewhere.
+        groups = dict.fromkeys(group for p in params for group in shard.holders(p))
+        device = shard.local(params[0]).device if params else torch.device("cpu")
+        some = torch.zeros(1, dtype=torch.int32, device=device)
+        for p in params:
+            some |= shard.local(p.grad).any().to(device)
+        for group in groups:
+            shard.reduce_over([(some, group, "max")])
+        return not bool(some)
 
     # Loading
 
@@ -552,9 +591,16 @@ class LowbitOptimizer(Optimizer):
 
 
 def _check_group(what: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError where the options given in one place contradict each other."""
+    """Raises ValueError where the options given in one place contradict each other, TypeError where one is of no use."""
+    check_group(options)
     overrides.check(options.get("overrides") or {})
     overrides.check_together(what, options)
+
+
+def _steps(state: Mapping[str, Any]) -> float:
+    """Of a parameter, or of the original ones in a flattened one."""
+    inside = [_steps(values) for values in state.values() if isinstance(values, dict)]
+    return max([float(state.get("step", 0.0)), *inside])
 
 
 def _on(number: Tensor | None, device: torch.device) -> Tensor | None:

@@ -28,6 +28,7 @@ def shared(
     Raises:
         ValueError, RuntimeError: as torch's optimizers raise them.
     """
+    check_group({"lr": lr})
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
     if not float(lr) >= 0.0:
@@ -53,6 +54,16 @@ def shared(
         "min_numel": min_numel,
         "lowbit_version": 1,
     }
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """TypeError where a group's learning rate is no number; text would otherwise be found out in the first step."""
+    lr = group.get("lr", 0.0)
+    if lr is None or isinstance(lr, str):
+        raise TypeError(f"lr should be a number or a tensor but is: {lr!r}")
+    wide = group.get("wide", ())
+    if not isinstance(wide, bool | str | Sequence):
+        raise TypeError(f"wide should be patterns of names, or a bool, but is: {wide!r}")
 
 
 def check_betas(betas: Sequence[float | Tensor]) -> None:

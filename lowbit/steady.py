@@ -22,7 +22,7 @@ class Steady:
 
     Looking at a parameter takes Python some 20 microseconds (its gradient, its state, its row of the plan), which is more than the GPU needs for
     tensors below some megabytes. Here identities are compared, by functions of C, at a small part of a microsecond for each parameter; whatever is
-    another object than before sends the step back to looking.
+    another object than before sends the step back to looking. State is held until then, also where somebody empties `opt.state`.
     """
 
     def __init__(
@@ -31,10 +31,12 @@ class Steady:
         state: Mapping[Any, Any],
         batches: Sequence[Batch],
     ) -> None:
+        self.groups = [(group, len(group["params"])) for group in groups]
         self.owners = _owners(groups)
         self.idle = [p for p in self.owners if p.grad is None]
         self.keys, self.kept = list(state), list(state.values())
-        self.values = _values(self.kept)
+        self.dicts = [values for values in self.kept if isinstance(values, dict)]
+        self.values = _values(self.dicts)
         self.streams = [stream for batch in batches for _, stream in batch.rows]
         self.versions = list(map(_version, self.streams))
         self.batches = batches
@@ -45,16 +47,21 @@ class Steady:
     def serves(params: Sequence[Any], batches: Sequence[Batch]) -> bool:
         """Whether these batches are all of a step, and may be run again."""
         return sum(len(batch.owners) for batch in batches) == len(params) and not any(
-            batch.copies or batch.pieces for batch in batches
+            batch.copies or batch.pieces or batch.strided for batch in batches
         )
 
     def take(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> bool:
         """Takes the gradients there are now. False where anything is not as it was."""
         return (
-            _same(_owners(groups), self.owners)
+            len(groups) == len(self.groups)
+            and all(
+                group is before and len(group["params"]) == count
+                for group, (before, count) in zip(groups, self.groups, strict=True)
+            )
+            and _same(_owners(groups), self.owners)
             and _same(list(state), self.keys)
             and _same(list(state.values()), self.kept)
-            and _same(_values(self.kept), self.values)
+            and _same(_values(self.dicts), self.values)
             and list(map(_version, self.streams)) == self.versions
             and all(p.grad is None for p in self.idle)
             and all(map(_take, self.batches, self.ids))
@@ -73,7 +80,7 @@ class Steady:
 
 def _take(batch: Batch, number: int) -> bool:
     grads = shard.plain_gradients(batch.owners, batch.params)
-    return grads is not None and ops.step_take(number, grads)
+    return grads is not None and ops.step_take(number, batch.params, grads)
 
 
 def _discard(ids: Iterable[int]) -> None:

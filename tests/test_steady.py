@@ -248,3 +248,72 @@ def test_copies_step_on_their_own():
         twin.step()
     assert equal(contents(ps, opt), contents(twin_ps, twin))
     assert ps[0].data_ptr() != twin_ps[0].data_ptr()
+
+
+def group_replaced(ps, opt):
+    opt.param_groups[0] = {**opt.param_groups[0], "lr": 0.0}
+
+
+def moved_to_a_neighbour(ps, opt):
+    opt.param_groups[1]["params"].insert(0, opt.param_groups[0]["params"].pop())
+
+
+def a_note_in_the_state(ps, opt):
+    opt.state["note"] = 1
+
+
+@pytest.mark.parametrize("change", [group_replaced, moved_to_a_neighbour, a_note_in_the_state], ids=lambda f: f.__name__)  # fmt: skip
+def test_notices_what_happens_to_groups(change):
+    a, mine, b, other = pair(MAKERS["two groups"])
+    for step in range(5):
+        for ps, opt in ((a, mine), (b, other)):
+            give_gradients(ps, step)
+            if step == 2:
+                change(ps, opt)
+            opt.step()
+    assert equal(contents(a, mine), contents(b, other))
+
+
+def test_gradients_that_must_be_copied_are_not_prepared_for():
+    p = torch.nn.Parameter(torch.randn(64, 96))
+    opt = lowbit.AdamW([p])
+    for _ in range(2):
+        p.grad = torch.randn(96, 64).t()
+        opt.step()
+        assert opt._steady is None
+
+
+def test_a_step_that_fails_lets_go_of_its_gradients():
+    p = torch.nn.Parameter(torch.randn(64, 96))
+    opt = lowbit.AdamW([p])
+    for _ in range(2):
+        p.grad = torch.randn(64, 96)
+        opt.step()
+    p.grad = torch.randn(64, 96)
+    held = weakref.ref(p.grad)
+    opt.param_groups[0]["maximize"] = "yes"
+    with pytest.raises(RuntimeError):
+        opt.step()
+    p.grad = None
+    gc.collect()
+    assert held() is None
+
+
+def test_modules_may_swap_their_parameters_between_steps():
+    model = torch.nn.Linear(96, 64)
+    opt = lowbit.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randn(3, 96)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+    saved = copy.deepcopy(model.state_dict())
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict(saved)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    before = model.weight.detach().clone()
+    model(torch.randn(3, 96)).sum().backward()
+    opt.step()
+    assert not torch.equal(model.weight, before)
+    assert float(opt.state[model.weight]["step"]) == 3
