@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import wrappers_worker
+from digests import digest
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -95,7 +95,7 @@ def not_sharded(orig: bool) -> bool:
     opts[1].load_state_dict(
         FullyShardedDataParallel.optim_state_dict_to_load(model, opts[1], saved)
     )
-    return wrappers_worker.digest(opts[0], 1) == wrappers_worker.digest(opts[1], 1)
+    return digest(opts[0], 1) == digest(opts[1], 1)
 
 
 def flattened_away() -> str:

@@ -256,9 +256,9 @@ def ranks_that_use_different_parameters(ranks: int) -> Found:
         seen: dict[str, torch.Tensor] = {}
         update = opt._update
 
-        def keep(params: Any, *rest: Any, model=model, update=update, seen=seen) -> None:
+        def keep(params: Any, *rest: Any, model=model, update=update, seen=seen) -> Any:
             seen.update(grads_of(model))
-            update(params, *rest)
+            return update(params, *rest)
 
         opt._update = keep  # type: ignore[method-assign]
         for window, used in enumerate(((True, True, dist.get_rank() == 0), (dist.get_rank() == 1, False, False))):  # fmt: skip

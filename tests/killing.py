@@ -12,7 +12,7 @@ import sys
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.filesystem as filesystem
 
-import lowbit
+from lowbit import optim
 
 RANK, WHERE, AT = os.environ["KILL"].split(":")
 MARKER = pathlib.Path(os.environ["MARKER"])
@@ -27,16 +27,16 @@ def die(what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-update, write, load = (
-    lowbit.LowbitOptimizer._update,
+phases, write, load = (
+    optim.run_phases,
     filesystem.FileSystemWriter.write_data,
     dcp.load,
 )
 
 
-def killed_update(self, *args, **kwargs):  # after forward and backward, before the state changes
+def killed_phases(*args, **kwargs):  # after forward and backward, before the state changes
     die("step")
-    return update(self, *args, **kwargs)
+    return phases(*args, **kwargs)
 
 
 def killed_write(self, plan, planner):
@@ -55,7 +55,7 @@ def killed_load(*args, **kwargs):
     return load(*args, **kwargs)
 
 
-lowbit.LowbitOptimizer._update = killed_update
+optim.run_phases = killed_phases
 filesystem.FileSystemWriter.write_data = killed_write
 dcp.load = killed_load
 recipe = pathlib.Path(__file__).parents[1] / "recipes" / "elastic.py"
