@@ -158,7 +158,9 @@ class InBackward:
             return
         self._begun = True
         self.opt._prepare()
-        if self.max_norm is not None:  # on every rank in the same order, whatever has a gradient here
+        if (
+            self.max_norm is not None
+        ):  # on every rank in the same order, whatever has a gradient here
             for group in self.opt.param_groups:
                 for p in group["params"]:
                     self._sums.expect(p)
@@ -185,7 +187,9 @@ class InBackward:
 
     def _after_reducer(self, p: Tensor) -> None:
         """Queues a step of everything behind whatever the reducer has queued, or will queue, for the end of this backward pass."""
-        if places.accumulator_of(p) is not None:  # which calls `_reduced` behind the last micro-batch
+        if (
+            places.accumulator_of(p) is not None
+        ):  # which calls `_reduced` behind the last micro-batch
             return
         task = torch._C._current_graph_task_id()
         if self._held or self._queued == task or not self._model.require_backward_grad_sync:

@@ -20,8 +20,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from digests import digest
 from torch import nn
-from wrappers_worker import digest
 
 import lowbit
 

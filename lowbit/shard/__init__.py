@@ -5,7 +5,15 @@ from lowbit.shard.collective import average_over, rank, reduce_over
 from lowbit.shard.part import CUT_ALL, CUT_ENDS, Part
 from lowbit.shard.piece import Flat, Piece, flat_of, flats, is_flat
 from lowbit.shard.placement import like, part, take
-from lowbit.shard.tensor import dense_gradient, gradient, holders, is_sharded, local, plain_gradients, whole
+from lowbit.shard.tensor import (
+    dense_gradient,
+    gradient,
+    holders,
+    is_sharded,
+    local,
+    plain_gradients,
+    whole,
+)
 from lowbit.shard.wrapper import inside_ddp, is_ddp, is_fully_sharded
 
 __all__ = [
