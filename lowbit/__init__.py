@@ -6,7 +6,7 @@ the bytes mean.
 
 from importlib.metadata import version as _version
 
-from lowbit import fsdp1
+from lowbit import elastic, fsdp1
 from lowbit.adafactor import CAME, Adafactor
 from lowbit.adam import Adam, AdamW
 from lowbit.ademamix import AdEMAMix
@@ -83,6 +83,7 @@ __all__ = [
     "catalog",
     "clip_grad_norm_",
     "clip_scale",
+    "elastic",
     "fsdp1",
     "get_fp32_model_state_dict",
     "load_optimizer",

@@ -23,26 +23,16 @@ class _Subspace(LowbitOptimizer):
     _fira = False
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        lr, eps, rank = defaults["lr"], defaults["eps"], defaults["rank"]
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        if not float(lr) >= 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if not eps >= 0.0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        for i, beta in enumerate(defaults["betas"]):
-            if not 0.0 <= float(beta) < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
-        if not defaults["weight_decay"] >= 0.0:
-            raise ValueError(f"Invalid weight_decay value: {defaults['weight_decay']}")
+        options.check_least(epsilon=defaults["eps"])
+        options.check_betas(defaults["betas"])
+        options.check_least(weight_decay=defaults["weight_decay"])
+        rank = defaults["rank"]
         if not (rank is None or rank == "quarter" or (isinstance(rank, int) and rank >= 1)):
             raise ValueError(f"rank should be a positive int, 'quarter' or None but is: {rank}")
         if not defaults["update_proj_gap"] >= 1:
             raise ValueError(f"update_proj_gap should be >= 1 but is: {defaults['update_proj_gap']}")  # fmt: skip
         if not defaults["gamma"] >= 1.0:
             raise ValueError(f"gamma should be >= 1 but is: {defaults['gamma']}")
-        if isinstance(defaults["wide"], str):
-            defaults["wide"] = (defaults["wide"],)
         super().__init__(params, defaults)
 
     def layout_of(

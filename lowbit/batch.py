@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from lowbit import layout, ops, shard
@@ -46,11 +45,7 @@ class Batch:
         self.call: Callable[..., None]
 
     def add(self, p: Any, value: Tensor, lay: layout.Layout, state: dict[str, Tensor]) -> None:
-        grad = shard.gradient(p)
-        if grad.layout != torch.strided:
-            raise RuntimeError(
-                "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
-            )
+        grad = shard.dense_gradient(p)
         refuse_overlap(value)
         if value.is_contiguous():
             self.params.append(value)

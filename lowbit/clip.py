@@ -128,9 +128,7 @@ class Sums:
         if p.grad is None:
             return
         found = self.parts[shard.holders(p)]
-        grad = shard.gradient(p)
-        if grad.layout != torch.strided:
-            raise RuntimeError("lowbit clips dense gradients; build the embedding with sparse=False")  # fmt: skip
+        grad = shard.dense_gradient(p)
         self.device = self.device or grad.device
         found.append(self._measured(grad.detach()))
 
@@ -145,7 +143,8 @@ class Sums:
         if self.power == math.inf:
             most = torch.linalg.vector_norm(grad, math.inf).float()  # exact, and NaN where one is
             return (most.view(torch.int32) & 0x7FFFFFFF).reshape(1)
-        if grad.device.type == "cpu" and self.power in (1.0, 2.0):
+        served = grad.device.type == "cpu" and grad.dtype != torch.float64
+        if served and self.power in (1.0, 2.0):
             return ops.exact_powers([grad.contiguous()], int(self.power))
         return exact_terms(grad, self.power)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,13 +15,13 @@ from lowbit.layout import Entry, Layout
 from lowbit.optim import LowbitOptimizer
 from lowbit.overrides import clean_name
 
+# Optimizer -> the hooks of its float32 view.
+_views: weakref.WeakKeyDictionary[LowbitOptimizer, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
 
 def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -> None:
     """Tells an optimizer over FSDP1's parameters what they are shards of. State is then laid out by the original parameters, and state and weights
     are the bits of a single process.
-
-            others = [_original(path, name) for name in also.get(fqn, ())]
-            yield shard.Piece(owner, _original(path, fqn), shape, place, begin, alone, others)
 
         model = FullyShardedDataParallel(model, use_orig_params=True)
         opt = lowbit.AdamW(model.named_parameters())
@@ -62,8 +63,13 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
     opt._bind_pieces({p: pieces[p] for p in wanted if p in pieces})
     if export:
         _check_exportable(opt)
-        opt.register_state_dict_post_hook(_exported)
-        opt.register_load_state_dict_pre_hook(_imported)
+    for handle in _views.pop(opt, ()):  # of a call before this one
+        handle.remove()
+    if export:
+        _views[opt] = (
+            opt.register_state_dict_post_hook(_exported),
+            opt.register_load_state_dict_pre_hook(_imported),
+        )
 
 
 def flattened_weights(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
@@ -127,7 +133,8 @@ def get_state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
     `torch.distributed.checkpoint.save` writes of it loads under any wrapper. A collective.
 
     Returns:
-        {"state": {name: {key: tensor}}, "param_groups": [...]}, whose groups list names. The tensors are copies.
+        {"state": {name: {key: tensor}}, "param_groups": [...]}, whose groups list names. What lay in flat shards was
+        copied; all else (plain and DTensor parameters, and what one rank has whole) is the optimizer's own state, which the next step writes to.
     """
     state: dict[str, Any] = {}
     names: list[list[str]] = [[] for _ in opt.param_groups]
@@ -164,8 +171,13 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
     parameters, in DTensors or whole tensors. A collective.
 
     Raises:
-        ValueError: a parameter has no state there, or state of an unknown layout.
+        ValueError: other groups than here, a parameter has no state there, or state of an unknown layout.
     """
+    if len(state_dict["param_groups"]) != len(opt.param_groups):
+        raise ValueError(
+            f"the state dict has {len(state_dict['param_groups'])} parameter groups and the optimizer {len(opt.param_groups)}; build it with the groups "
+            "that it was saved with"
+        )
     known = {clean_name(name): value for name, value in state_dict["state"].items()}
     state: dict[int, Any] = {}
     for _, p, name, index in opt._members():

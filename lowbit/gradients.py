@@ -44,7 +44,8 @@ def accumulate(
         opt.step()
         opt.zero_grad()
 
-    Call it on the model as it is trained: after `fully_shard`, on the `DistributedDataParallel` module, after `.to(device)`. On FSDP2 each micro-batch is
+    An exception inside of `micro` takes the whole step back (`reset`). A `p.grad` that is there when a step's first `micro` begins is added as it is,
+    undivided, as torch would; without `micro` it cannot be told from the first gradient, so clear it before. Call it on the model as it is trained: after `fully_shard`, on the `DistributedDataParallel` module, after `.to(device)`. On FSDP2 each micro-batch is
     reduced and its shard added; under DDP all but the last run under `no_sync` and the sum is reduced once.
 
     Args:
@@ -92,6 +93,7 @@ class Accumulator:
         self.seed = seed ^ (shard.rank() << 32) if self._ddp else seed
         self._params: dict[Tensor, _Param] = {}
         self._micro = ""  # "", "more" or "last": what `micro` says of the pass that is running
+        self._begun = False  # whether a step's first `micro` was entered
         self._handles: list[Any] = []
         if hooks:
             places.check_model(model, "lowbit.accumulate")
@@ -125,7 +127,7 @@ class Accumulator:
 
     @contextlib.contextmanager
     def micro(self, last: bool) -> Iterator[None]:
-        """Around the forward and backward pass of one micro-batch; behind the last, every `p.grad` is the sum, or the average."""
+        """Around the forward and backward pass of one micro-batch; behind the last, every `p.grad` is the sum, or the average. An exception resets."""
         if self._micro:
             raise RuntimeError("micro-batches do not nest: leave one `accumulator.micro` before entering the next")  # fmt: skip
         self._check_place(self.model)
@@ -137,10 +139,15 @@ class Accumulator:
             )
         self._micro = "last" if last else "more"
         try:
+            if not self._begun:
+                self._move_aside()
             with self.model.no_sync() if self._ddp and not last else contextlib.nullcontext():  # type: ignore[operator]
                 yield
             if last:
                 self.finish()
+        except BaseException:
+            self.reset()
+            raise
         finally:
             self._micro = ""
 
@@ -153,6 +160,34 @@ class Accumulator:
                 self._reduce_left()
             else:
                 self._hand_over()
+        self._begun = False
+        for held in self._params.values():
+            held.settled = held.added
+
+    def reset(self) -> None:
+        """Takes back what was added since the last step, the counts too that random bits depend on, so that the step can be run again. `micro` does it by
+        itself where an exception leaves it. What a last micro-batch has put into `p.grad` already is for `zero_grad()` to clear."""
+        self._begun = False
+        for held in self._params.values():
+            held.clear()
+            held.added = held.settled
+
+    @torch.no_grad()
+    def _move_aside(self) -> None:
+        """Makes gradients from before the step the beginning of the sums: once the first of the step are added to them, both would be divided."""
+        self._begun = True
+        for p, held in self._params.items():
+            if p.grad is None or held.buffer is not None:
+                continue
+            grad = shard.dense_gradient(p).detach().contiguous()
+            held.buffer = grad.to(self.dtype, copy=self._in_bucket(grad))
+            if ops.param_format(self.format)["extra"]:
+                held.beside = [torch.zeros_like(held.buffer)]
+            p.grad = None
+
+    def _in_bucket(self, grad: Tensor) -> bool:
+        """Whether a gradient lies in a bucket of DDP, which is written to again."""
+        return self._ddp and grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
 
     def _reduce_left(self) -> None:
         """Under DDP: what the last micro-batch had no gradient for here, so that the reducer took zeros for it."""
@@ -172,7 +207,7 @@ class Accumulator:
                     p.grad = mine if p.grad is None else p.grad.add_(mine)
         for held in self._params.values():
             held.clear()
-        for stepper in {places.steppers[p]() for p in self._params if p in places.steppers}:
+        for stepper in {places.stepper_of(p) for p in self._params} - {None}:
             stepper._reduced()  # it has waited for this
 
     @torch.no_grad()
@@ -201,7 +236,7 @@ class Accumulator:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on where `state_dict` was taken."""
         for held in self._params.values():
-            held.added = int(state_dict["added"][held.name])
+            held.added = held.settled = int(state_dict["added"][held.name])
 
     # In the backward pass
 
@@ -229,9 +264,7 @@ class Accumulator:
             held.clear()
 
     def _take(self, p: Tensor) -> None:
-        held, grad = self._params[p], shard.gradient(p)
-        if grad.layout != torch.strided:
-            raise RuntimeError("lowbit accumulates dense gradients; build the embedding with sparse=False")  # fmt: skip
+        held, grad = self._params[p], shard.dense_gradient(p)
         if grad.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(
                 f"lowbit.accumulate runs on the CPU and CUDA, and the gradient of {held.name!r} is on {grad.device}"
@@ -241,8 +274,7 @@ class Accumulator:
             if ops.param_format(self.format)["extra"]:
                 held.beside = [torch.zeros_like(grad, dtype=torch.bfloat16)]
             if self.scale == 1.0 and grad.dtype == self.dtype:  # as it is
-                bucket = grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
-                held.buffer = grad.clone() if self._ddp and bucket else grad
+                held.buffer = grad.clone() if self._in_bucket(grad) else grad
                 held.added += 1
                 return
             held.buffer = torch.zeros_like(grad, dtype=self.dtype)
@@ -276,6 +308,7 @@ class _Param:
         self.name = name
         self.stream = stream_of(name.removeprefix("module."), index)
         self.added = 0
+        self.settled = 0  # of them, those of steps that are over
         self.buffer: Tensor | None = None
         self.beside: list[Tensor] = []
         self.place = _place(p, name)

@@ -68,6 +68,7 @@ class Holders:
         self.begins: list[dict[shard.Piece, int]] = []
         self.sizes: list[dict[tuple[Any, str], int]] = []
         self.flags = [p for p, _ in self.pieces if len(p.holders) < p.flat.ranks]
+        self.devices = {p.flat.group: p.owner.device for p, _ in self.pieces}
         last = max((self._phases(p, lay) for p, lay in self.pieces), default=0)
         self.phases = max(last, 1 if self.flags else 0)
         for phase in range(self.phases):
@@ -98,6 +99,10 @@ class Holders:
         return region.unit * (len(p.cut_rows) if region.rows else 1)
 
     # A step
+
+    def start(self) -> None:
+        """Forgets what a step that raised has left behind."""
+        self._stepping, self._stepped = set(), set()
 
     def steps(self, p: shard.Piece) -> None:
         """Says that a piece has a gradient here."""
@@ -130,6 +135,7 @@ class Holders:
     def _places(self, batch: Batch, phase: int) -> list[tuple[Any, str, int, Tensor, Tensor]]:
         made: dict[tuple[Any, str, int], tuple[list[Tensor], list[Tensor]]] = {}
         at = [0] * 7
+        device = batch.params[0].device
         for p, (lay, stream) in zip(batch.pieces, batch.rows, strict=True):
             plan = layout.plan_tensor([lay.plan_row(int(stream))])
             sizes = ops.scratch_sizes(lay.rule, plan)
@@ -162,7 +168,7 @@ class Holders:
                     shared += self._shared(p, region)
             at = [a + size for a, size in zip(at, sizes, strict=True)]
         return [
-            (group, operation, which, torch.cat(local), torch.cat(there))
+            (group, operation, which, torch.cat(local).to(device), torch.cat(there).to(device))
             for (group, operation, which), (local, there) in made.items()
             if local
         ]
@@ -175,22 +181,23 @@ class Shared:
         self.holders, self.phase = holders, phase
         self.put_in: list[tuple[Any, list[Tensor]]] = []
         self.vectors: dict[tuple[Any, str], Tensor] = {
-            key: torch.zeros(size, dtype=torch.int64 if key[1] == "sum" else torch.int32)
+            key: torch.zeros(
+                size,
+                dtype=torch.int64 if key[1] == "sum" else torch.int32,
+                device=holders.devices[key[0]],  # where its process group reduces
+            )
             for key, size in holders.sizes[phase].items()
         }
-        for vector, i, p in self._flags():
-            vector[i] = int(p in holders._here)
+        for vector, pieces in self._flags():
+            here = torch.tensor([p in holders._here for p in pieces], dtype=vector.dtype)
+            vector[-len(pieces) :] = here.to(vector.device)
 
-    def _flags(self) -> list[tuple[Tensor, int, shard.Piece]]:
-        """Where it is said whether a piece is stepped: behind all else."""
-        if self.phase > 0:
-            return []
-        made, used = [], dict.fromkeys(self.vectors, 0)
-        for p in self.holders.flags:
-            key = (p.flat.group, "max")
-            used[key] += 1
-            made.append((self.vectors[key], -used[key], p))
-        return made
+    def _flags(self) -> list[tuple[Tensor, list[shard.Piece]]]:
+        """The vectors that say whether pieces are stepped, behind all else, and which."""
+        pieces: dict[tuple[Any, str], list[shard.Piece]] = {}
+        for p in self.holders.flags if self.phase == 0 else ():
+            pieces.setdefault((p.flat.group, "max"), []).append(p)
+        return [(self.vectors[key], of) for key, of in pieces.items()]
 
     def put(self, batch: Batch, scratch: list[Tensor]) -> None:
         places = self.holders.places(batch, self.phase)
@@ -207,4 +214,6 @@ class Shared:
             for group, operation, which, local, there in places:
                 taken = self.vectors[group, operation][there]
                 scratch[which][local] = taken.to(scratch[which].device)
-        self.holders._stepped |= {p for vector, i, p in self._flags() if int(vector[i])}
+        for vector, pieces in self._flags():
+            stepped = vector[-len(pieces) :].tolist()
+            self.holders._stepped |= {p for p, yes in zip(pieces, stepped, strict=True) if yes}

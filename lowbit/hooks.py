@@ -14,6 +14,18 @@ accumulators: Any = WeakIdKeyDictionary()  # parameter -> a weak reference to it
 steppers: Any = WeakIdKeyDictionary()  # parameter -> one to the InBackward that steps it
 
 
+def accumulator_of(p: Tensor) -> Any:
+    """The Accumulator of a parameter, None where it has none (any more: without hooks nothing keeps one alive but its owner)."""
+    made = accumulators.get(p)
+    return None if made is None else made()
+
+
+def stepper_of(p: Tensor) -> Any:
+    """The InBackward that steps a parameter, or None."""
+    made = steppers.get(p)
+    return None if made is None else made()
+
+
 def check_model(model: nn.Module, what: str) -> None:
     """ValueError where a DistributedDataParallel is inside of a module: who asks needs it itself."""
     if not shard.is_ddp(model) and any(shard.is_ddp(m) for m in model.modules()):
@@ -24,12 +36,12 @@ def check_model(model: nn.Module, what: str) -> None:
 
 def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:
     """ValueError where a parameter cannot have another hook, or none at all."""
-    if p in steppers:
+    if stepper_of(p) is not None:
         raise ValueError(
             f"{name!r} is stepped in the backward pass already, as soon as its gradient is there; call lowbit.accumulate before lowbit.step_in_backward, "
             "and each once (`remove()` takes hooks off)"
         )
-    if what == "lowbit.accumulate" and p in accumulators:
+    if what == "lowbit.accumulate" and accumulator_of(p) is not None:
         raise ValueError(f"{name!r} has an accumulator already; `remove()` that one first")
     if hooks and shard.is_flat(p):
         instead = (

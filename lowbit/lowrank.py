@@ -139,11 +139,7 @@ class Work:
 
     def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
         refuse_overlap(shard.local(p))
-        grad = shard.gradient(p)
-        if grad.layout != torch.strided:
-            raise RuntimeError(
-                "lowbit optimizers take dense gradients, not sparse ones; build the embedding with sparse=False"
-            )
+        grad = shard.dense_gradient(p)
         value = shard.local(p)
         if value.device.type != "cpu":
             raise ValueError(

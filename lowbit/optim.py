@@ -416,6 +416,8 @@ class LowbitOptimizer(Optimizer):
         """Steps these parameters, each with the number of its group."""
         batches: dict[Any, Batch] = {}
         holders = self._agreed()
+        if holders:
+            holders.start()
         for number, p in params:
             value, lay = shard.local(p), self._layouts[p]
             if holders and isinstance(p, shard.Piece):

@@ -7,6 +7,7 @@ numerator, its SGD ignores dampening and nesterov, its LAMB and LARS do not run 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from lowbit.adam import Adam, AdamW
@@ -15,6 +16,38 @@ from lowbit.optim import LowbitOptimizer
 from lowbit.presets import PRESETS, scaled
 from lowbit.sgd import SGD, Adagrad, Lion, RMSprop
 from lowbit.trust import LAMB, LARS
+
+# bitsandbytes' own keywords, and what to write in their place.
+_BITSANDBYTES = {
+    "optim_bits": 'state_format="8bit" or "float32"',
+    "min_8bit_size": "min_numel=",
+    "percentile_clipping": "lowbit.clip_grad_norm_ before the step",
+    "block_wise": "nothing: scales always cover blocks",
+    "is_paged": "nothing: state is not paged",
+    "args": "nothing",
+}
+
+
+def _refuse_bitsandbytes(name: str, options: Iterable[str]) -> None:
+    """TypeError for keywords of bitsandbytes that have another name here, or none."""
+    if found := [key for key in options if key in _BITSANDBYTES]:
+        instead = "; ".join(f"in place of {key} write {_BITSANDBYTES[key]}" for key in found)
+        raise TypeError(
+            f"lowbit.{name} takes the arguments of lowbit, not bitsandbytes' {', '.join(found)}: {instead}"
+        )
+
+
+class _BitsandbytesName(LowbitOptimizer):
+    """An optimizer by its name in bitsandbytes."""
+
+    def __init_subclass__(cls) -> None:
+        """What editors, trainers and `inspect` see: the arguments of the optimizer itself."""
+        _, *own = inspect.signature(super().__init__).parameters.values()
+        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+
+    def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        _refuse_bitsandbytes(type(self).__name__, kwargs)
+        super().__init__(params, *args, **kwargs)
 
 
 class _TorchaoOptions(LowbitOptimizer):
@@ -37,6 +70,7 @@ class _TorchaoOptions(LowbitOptimizer):
         bf16_stochastic_round: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        _refuse_bitsandbytes(type(self).__name__, kwargs)
         made: dict[str, Any] = {"state_format": self._preset}
         if block_size is not None:
             signed, unsigned = (scaled(name, block=block_size) for name in PRESETS[self._preset])
@@ -84,29 +118,29 @@ class AdamFp8(_TorchaoOptions, Adam):
     _preset = "fp8"
 
 
-class Lion8bit(Lion):
+class Lion8bit(_BitsandbytesName, Lion):
     """`Lion` with 8-bit momentum, by bitsandbytes' name."""
 
 
-class SGD8bit(SGD):
+class SGD8bit(_BitsandbytesName, SGD):
     """`SGD` with 8-bit momentum, by bitsandbytes' name."""
 
 
-class RMSprop8bit(RMSprop):
+class RMSprop8bit(_BitsandbytesName, RMSprop):
     """`RMSprop` with 8-bit state, by bitsandbytes' name."""
 
 
-class Adagrad8bit(Adagrad):
+class Adagrad8bit(_BitsandbytesName, Adagrad):
     """`Adagrad` with 8-bit sum, by bitsandbytes' name."""
 
 
-class AdEMAMix8bit(AdEMAMix):
+class AdEMAMix8bit(_BitsandbytesName, AdEMAMix):
     """`AdEMAMix` with 8-bit state, by bitsandbytes' name."""
 
 
-class LAMB8bit(LAMB):
+class LAMB8bit(_BitsandbytesName, LAMB):
     """`LAMB` with 8-bit state, by bitsandbytes' name."""
 
 
-class LARS8bit(LARS):
+class LARS8bit(_BitsandbytesName, LARS):
     """`LARS` with 8-bit momentum, by bitsandbytes' name."""

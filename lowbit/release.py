@@ -119,6 +119,12 @@ class InBackward:
         finally:
             self._held = before
 
+    def reset(self) -> None:
+        """Forgets a step whose backward pass raised, so that neither the norm nor the scaler counts its gradients in the next one; gradients that were not
+        used are for `zero_grad()` to clear. What it has stepped stays stepped. On every rank."""
+        self._begun = False
+        self._sums, self._found = Sums(self.norm_type), {}
+
     def remove(self) -> None:
         """Takes the hooks off."""
         for handle in self._handles:
@@ -152,9 +158,12 @@ class InBackward:
             return
         self._begun = True
         self.opt._prepare()
-        if self.max_norm is not None:  # on every rank in the same order
-            for p in self._groups:
-                self._sums.expect(p)
+        if (
+            self.max_norm is not None
+        ):  # on every rank in the same order, whatever has a gradient here
+            for group in self.opt.param_groups:
+                for p in group["params"]:
+                    self._sums.expect(p)
 
     def _scale(self) -> Tensor | None:
         """What gradients are divided by."""
@@ -178,7 +187,9 @@ class InBackward:
 
     def _after_reducer(self, p: Tensor) -> None:
         """Queues a step of everything behind whatever the reducer has queued, or will queue, for the end of this backward pass."""
-        if p in places.accumulators:  # which calls `_reduced` behind the last micro-batch
+        if (
+            places.accumulator_of(p) is not None
+        ):  # which calls `_reduced` behind the last micro-batch
             return
         task = torch._C._current_graph_task_id()
         if self._held or self._queued == task or not self._model.require_backward_grad_sync:
@@ -223,18 +234,17 @@ class InBackward:
         """What has no hook, or had nothing to do in the last micro-batch, is clipped as the others were."""
         if self.max_norm is None:
             return None
+        self._begin()  # also where this rank has no gradient: others wait for its part in the norm
         for group in opt.param_groups:
             for p in group["params"]:
-                if p.grad is not None:
-                    self._begin()
-                    self._sums.add(p)
+                self._sums.add(p)
         if self._divisor is None:
             return None
         given = kwargs.get("grad_scale")
         return args, {**kwargs, "grad_scale": self._divisor if given is None else self._divisor * given}  # fmt: skip
 
     def _end(self, opt: Any, args: Any, kwargs: Any) -> None:
-        if self.max_norm is not None and self._begun:
+        if self.max_norm is not None:
             norm = self._sums.norm()
             if self.scaler is not None:
                 norm = norm / self.scaler.scale(torch.ones_like(norm))

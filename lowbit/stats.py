@@ -282,7 +282,7 @@ def _run(
     batches = []
     if p.grad is not None and (value.numel() or not holders):
         batch = Batch(group, lay)
-        batch.add(p if holders else _Given(shard.local(p.grad)), value, lay, state)  # type: ignore[arg-type]
+        batch.add(p if holders else _Given(shard.gradient(p)), value, lay, state)  # type: ignore[arg-type]
         opt._bind(batch, value.device, batch.plan())
         batches.append(batch)
         if holders:

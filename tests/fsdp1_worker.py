@@ -98,6 +98,29 @@ def not_sharded(orig: bool) -> bool:
     return digest(opts[0], 1) == digest(opts[1], 1)
 
 
+def bound_twice() -> list[str]:
+    """A second `bind` takes the place of the first: state that was exported is loaded, and what other groups get is said."""
+    model = FullyShardedDataParallel(Words(False), use_orig_params=True, device_id=CPU)
+    opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2)
+    for _ in range(2):
+        lowbit.fsdp1.bind(model, opt, export="fp32")
+    model(torch.arange(9)).square().sum().backward()
+    opt.step()
+    before = digest(opt, 1)
+    opt.load_state_dict(opt.state_dict())
+    assert digest(opt, 1) == before
+    lowbit.fsdp1.bind(model, opt)
+    assert any("stream" in value for value in opt.state_dict()["state"].values())
+    said = []
+    state = lowbit.fsdp1.get_state_dict(opt)
+    state["param_groups"].append(state["param_groups"][0])
+    try:
+        lowbit.fsdp1.set_state_dict(opt, state)
+    except ValueError as error:
+        said.append(str(error))
+    return said
+
+
 def flattened_away() -> str:
     model = Words(False)
     opt = lowbit.AdamW(model.named_parameters())

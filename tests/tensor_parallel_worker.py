@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 import lowbit
@@ -46,6 +46,17 @@ def partial_gradients(mesh) -> dict[str, float]:
         "between copies": float((copies[0] - copies[1]).abs().max()),
         "from one process": float((local - plain.weight.detach()).abs().max()),
     }
+
+
+def partial_probe(mesh) -> bool:
+    """`stats(probe=True)` of a gradient that is a sum over ranks yet to be taken, beside that of one process."""
+    generator = torch.Generator().manual_seed(0)
+    value, *parts = torch.randn(3, 64, 128, generator=generator)
+    plain, copies = nn.Parameter(value.clone()), nn.Parameter(distribute_tensor(value, mesh, [Replicate()]))  # fmt: skip
+    plain.grad = parts[0] + parts[1]
+    copies.grad = DTensor.from_local(parts[dist.get_rank()], mesh, [Partial()])
+    totals = [lowbit.AdamW([("w", p)]).stats(probe=True)["total"] for p in (plain, copies)]
+    return totals[0]["states"] == totals[1]["states"]
 
 
 def columns(mesh, folder: pathlib.Path) -> bool:
@@ -77,7 +88,8 @@ def main() -> None:
     out = pathlib.Path(sys.argv[1])
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
-    found = {**partial_gradients(mesh), "columns loaded": columns(mesh, out.with_suffix(".dcp"))}
+    found = {**partial_gradients(mesh), "probed": partial_probe(mesh)}
+    found["columns loaded"] = columns(mesh, out.with_suffix(".dcp"))
     if dist.get_rank() == 0:
         out.write_text(json.dumps(found))
 

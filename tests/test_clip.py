@@ -49,6 +49,16 @@ def test_the_norm_is_accurate_in_every_dtype(dtype, power):
     assert float(norm) == pytest.approx(want, rel=2e-7)
 
 
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.0, math.inf])
+def test_float64_gradients_are_taken_as_torch_takes_them(power):
+    ours, theirs = parameters(torch.float64), parameters(torch.float64)
+    norm = lowbit.clip_grad_norm_(ours, 0.7, power)
+    assert float(norm) == pytest.approx(exact(theirs, power), rel=2e-7)
+    nn.utils.clip_grad_norm_(theirs, 0.7, power)
+    for a, b in zip(ours[:-1], theirs[:-1], strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=0)
+
+
 def test_torchs_own_norm_of_bfloat16_is_not():
     p = nn.Parameter(torch.zeros(961, dtype=torch.bfloat16))
     p.grad = torch.ones_like(p)

@@ -1,8 +1,12 @@
 """FSDP1: optimizers that are built before and after it, and groups that know module types whatever it has flattened."""
 
 import pytest
+import torch
 from fsdp1_worker import wide
 from pool import Pool
+
+from lowbit import shard
+from lowbit.holders import Holders
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +50,26 @@ def test_an_optimizer_that_was_stepped_before_fsdp1_is_not_bound(pool):
 @pytest.mark.parametrize("orig", [True, False])
 def test_the_float32_view_of_what_one_rank_has_whole(pool, orig):
     assert all(pool.run(1, "fsdp1_worker", "not_sharded", orig))
+
+
+def test_binding_again_takes_the_place_of_the_call_before(pool):
+    for messages in pool.run(2, "fsdp1_worker", "bound_twice"):
+        assert len(messages) == 1 and "has 3 parameter groups and the optimizer 2" in messages[0]
+
+
+def test_what_holders_agree_on_lies_where_the_parameters_do():
+    """NCCL reduces nothing on the CPU."""
+    owner = torch.empty(8, device="meta")
+    piece = shard.Piece(owner, "weight", (2, 4), shard.Flat("group", 0, 2, 8), 0, False)
+    holders = Holders([(piece, None)])
+    shared = holders.begin(0)
+    assert [(v.device.type, op) for v, _, op in shared.wanted()] == [("meta", "max")]
+
+
+def test_a_step_that_raised_is_no_part_of_the_next():
+    piece = shard.Piece(torch.empty(8), "weight", (2, 4), shard.Flat("group", 0, 2, 8), 0, False)
+    holders = Holders([(piece, None)])
+    holders.steps(piece)
+    holders.start()
+    ((vector, _, _),) = holders.begin(0).wanted()
+    assert vector.tolist() == [0]

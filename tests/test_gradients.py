@@ -1,5 +1,6 @@
 """Micro-batches added up in hooks, on one device: against a slow reference, against float32, and where the hooks may be."""
 
+import gc
 import math
 
 import numpy as np
@@ -341,6 +342,69 @@ def test_gradients_that_were_zeroed_instead_of_freed():
         net.zero_grad(set_to_none=False)
     for name, g in results[0].items():
         assert g is None or torch.allclose(g, results[1][name], atol=1e-6), name
+
+
+def of_one(**kwargs):
+    """An accumulator over one number, and a function that runs a step of micro-batches with these gradients; None raises."""
+    p = nn.Parameter(torch.zeros(1))
+    accumulator = lowbit.accumulate(nn.ParameterList([p]), "float32", **kwargs)
+
+    def step(*grads):
+        for i, g in enumerate(grads):
+            with accumulator.micro(last=i == len(grads) - 1):
+                if g is None:
+                    raise KeyError("a bad batch")
+                p.backward(torch.tensor([g]))
+
+    return p, accumulator, step
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_a_micro_batch_that_raises_takes_its_step_back(rounding):
+    p, accumulator, step = of_one()
+    with pytest.raises(KeyError, match="a bad batch"):
+        step(1.0, None)
+    p.grad = None
+    step(1.0)
+    assert p.grad.tolist() == [1.0]
+    p.grad = None
+    with accumulator.micro(last=False):
+        p.backward(torch.tensor([5.0]))
+    accumulator.reset()
+    step(1.0, 2.0)
+    assert p.grad.tolist() == [3.0]
+    made = []  # and again it has the bits of one that went well
+    for broken in (False, True):
+        net = Net()
+        accumulator = lowbit.accumulate(net, rounding=rounding)
+        for attempt in range(broken, -1, -1):
+            try:
+                for i in range(4):
+                    with accumulator.micro(last=i == 3):
+                        net(tokens(i)).backward()
+                        1 // (attempt != i - 2)
+            except ZeroDivisionError:
+                net.zero_grad()
+        made.append(grads_of(net))
+    assert all(g is made[1][k] is None or torch.equal(g, made[1][k]) for k, g in made[0].items())
+
+
+@pytest.mark.parametrize("average", [None, 2])
+def test_gradients_that_were_not_cleared_count_once_and_undivided(average):
+    p, _, step = of_one(average=average)
+    for n in (1.0, 2.0, 3.0):
+        step(1.0, 1.0)
+        assert p.grad.tolist() == [n if average else 2 * n], "as torch adds up loss / average"
+
+
+def test_an_accumulator_that_was_dropped_leaves_its_parameters_free():
+    net = Net()
+    dropped = lowbit.accumulate(net, hooks=False)
+    with pytest.raises(ValueError, match="has an accumulator already"):
+        lowbit.accumulate(net)
+    del dropped
+    gc.collect()
+    lowbit.accumulate(net)
 
 
 def test_after_the_backward_pass():

@@ -88,3 +88,14 @@ def test_names_of_torchao_take_its_keywords(name, bits, block):
     scales = [t for k, t in opt.state[p].items() if k.endswith("_scale")]
     assert [t.shape[1] for t in codes] == [256 * bits // 8] * 2
     assert [t.shape[1] for t in scales] == [256 // block] * 2
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "Lion8bit"])
+def test_keywords_of_bitsandbytes_are_named_with_what_replaces_them(name):
+    make = getattr(lowbit, name)
+    with pytest.raises(TypeError, match=rf"lowbit.{name} .* bitsandbytes' optim_bits, min_8bit_size: .*state_format=.*min_numel="):  # fmt: skip
+        make([nn.Parameter(torch.ones(MATRIX))], optim_bits=8, min_8bit_size=4096)
+    for keyword in ("block_wise", "is_paged", "percentile_clipping"):
+        with pytest.raises(TypeError, match=f"in place of {keyword} write "):
+            make([nn.Parameter(torch.ones(MATRIX))], **{keyword: 1})
+    assert list(inspect.signature(make).parameters)[:3] == ["params", "lr", "betas"]

@@ -38,7 +38,7 @@ def test_tensor_parallelism(tmp_path):
     found = json.loads(out.read_text())
     assert found["between copies"] == 0
     assert found["from one process"] < 1e-5
-    assert found["columns loaded"]
+    assert found["probed"] and found["columns loaded"]
 
 
 def test_seven_dimensions_step():

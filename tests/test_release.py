@@ -181,6 +181,31 @@ def test_clipping_with_what_has_no_hook_and_with_a_scaler():
     assert not hasattr(opt, "grad_scale") and not hasattr(opt, "found_inf")
 
 
+def test_a_backward_pass_that_raises_is_no_part_of_the_next_norm():
+    net, opt = build()
+    released = lowbit.step_in_backward(net, opt, max_norm=1e9)
+    handle = net.one.bias.register_hook(lambda g: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        net(tokens(0)).backward()
+    handle.remove()
+    opt.zero_grad()
+    released.reset()
+    copy, _ = build()
+    copy.load_state_dict(net.state_dict())
+    copy(tokens(1)).backward()
+    net(tokens(1)).backward()
+    opt.step()
+    assert torch.equal(released.norm, clip.total_norm(copy.parameters()))
+
+
+def test_a_step_without_gradients_ends_too():
+    """On another rank there may be some, and the norm is a collective."""
+    net, opt = build()
+    released = lowbit.step_in_backward(net, opt, max_norm=1.0)
+    opt.step()
+    assert released.norm is not None and float(released.norm) == 0.0
+
+
 def test_wrong_places_are_refused():
     net, opt = build()
     with pytest.raises(TypeError, match="takes an optimizer of lowbit, not AdamW"):

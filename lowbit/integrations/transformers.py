@@ -45,16 +45,16 @@ def build(
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     groups = []
     for group in lowbit.param_groups(model):
-        for decay in (weight_decay, 0.0):
+        for decays in (True, False):
             members = [
                 (name, p)
                 for name, p in zip(group["param_names"], group["params"], strict=True)
-                if (name in decayed) == (decay is weight_decay)
+                if (name in decayed) == decays
             ]
             if members:
                 names, params = zip(*members, strict=True)
-                made = {"params": list(params), "param_names": list(names), "weight_decay": decay}
-                groups.append({**group, **made})
+                made = {"params": list(params), "param_names": list(names)}
+                groups.append({**group, **made, "weight_decay": weight_decay if decays else 0.0})
     opt = cls(groups, weight_decay=weight_decay, **options)
     if any(shard.is_flat(p) for group in groups for p in group["params"]):
         lowbit.fsdp1.bind(model, opt, export="fp32")  # Trainer saves by FSDP.optim_state_dict

@@ -34,52 +34,42 @@ def to_chunks(p: Piece, spreads: Sequence[Spread], tensors: Sequence[Tensor]) ->
     chunks = [(min(r * count, p.shape[0]), min((r + 1) * count, p.shape[0])) for r in range(ranks)] if p.shape else []  # fmt: skip
     first_holder = p.holders[0] if p.holders else 0
 
-    def shared(i: int, k: int) -> tuple[int, int]:
-        """Rows of rank i's piece in rank k's chunk."""
+    def passed(i: int, k: int, spread: Spread, own: Tensor) -> tuple[int, int]:
+        """What rank i gives to rank k, in bytes from the beginning of the whole tensor: its rows in k's chunk, or all, from one, of what all have."""
+        if spread.row is None:
+            return 0, own.numel() if i == first_holder else 0
         begin, end = max(p.rows[i][0], chunks[k][0]), min(p.rows[i][1], chunks[k][1])
-        return begin, max(begin, end)
+        return begin * spread.row, max(begin, end) * spread.row
 
     device = p.owner.device
-    own = [_own_bytes(p, s, t) for s, t in zip(spreads, tensors, strict=True)]
+    mine = chunks[rank] if chunks else (0, 0)
+    spread_bytes = [(s, _own_bytes(p, s, t)) for s, t in zip(spreads, tensors, strict=True)]
     sent: list[Tensor] = []
     out, into = [], []
     for k in range(ranks):
         parts = []
-        for spread, bytes_ in zip(spreads, own, strict=True):
-            if spread.row is None:
-                parts.append(bytes_ if rank == first_holder else bytes_[:0])
-            else:
-                begin, end = shared(rank, k)
-                at = p.rows[rank][0]
-                parts.append(bytes_[(begin - at) * spread.row : (end - at) * spread.row])
+        for spread, own in spread_bytes:
+            begin, end = passed(rank, k, spread, own)
+            base = p.rows[rank][0] * (spread.row or 0)
+            parts.append(own[begin - base : end - base])
         sent += parts
         out.append(sum(part.numel() for part in parts))
-        into.append(
-            sum(
-                (b.numel() if k == first_holder else 0)
-                if s.row is None
-                else (shared(k, rank)[1] - shared(k, rank)[0]) * s.row
-                for s, b in zip(spreads, own, strict=True)
-            )
-        )
+        runs = [passed(k, rank, spread, own) for spread, own in spread_bytes]
+        into.append(sum(end - begin for begin, end in runs))
     received = torch.empty(sum(into), dtype=torch.uint8, device=device)
     dist.all_to_all_single(received, torch.cat(sent), into, out, group=p.flat.group)
     mesh = DeviceMesh.from_group(p.flat.group, device.type)
-    made: list[Tensor] = []
-    at, mine = 0, (chunks[rank] if chunks else (0, 0))
-    buffers = [
-        torch.zeros(b.numel() if s.row is None else (mine[1] - mine[0]) * s.row, dtype=torch.uint8, device=device)
-        for s, b in zip(spreads, own, strict=True)
-    ]  # fmt: skip
+    sizes = [own.numel() if s.row is None else (mine[1] - mine[0]) * s.row for s, own in spread_bytes]  # fmt: skip
+    buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
+    at = 0
     for k in range(ranks):
-        for spread, buffer in zip(spreads, buffers, strict=True):
-            if spread.row is None:
-                begin, size = 0, buffer.numel() if k == first_holder else 0
-            else:
-                rows = shared(k, rank)
-                begin, size = (rows[0] - mine[0]) * spread.row, (rows[1] - rows[0]) * spread.row
-            buffer[begin : begin + size] |= received[at : at + size]  # what is not theirs is zero
-            at += size
+        for (spread, own), buffer in zip(spread_bytes, buffers, strict=True):
+            begin, end = passed(k, rank, spread, own)
+            base = mine[0] * (spread.row or 0)
+            # what is not theirs is zero
+            buffer[begin - base : end - base] |= received[at : at + end - begin]
+            at += end - begin
+    made: list[Tensor] = []
     for spread, tensor, buffer in zip(spreads, tensors, buffers, strict=True):
         whole = spread.row is None
         local = spread.shape if whole else (mine[1] - mine[0], *spread.shape[1:])

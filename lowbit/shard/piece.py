@@ -60,9 +60,9 @@ class Piece:
         self.shape = torch.Size(shape)
         self.numel, self.cols = math.prod(shape), math.prod(shape[1:])
         self.rows = [self.rows_of(rank) for rank in range(flat.ranks)]
-        begin, end = self.elements(flat.rank)
+        own, end = self.elements(flat.rank)
         first, last = self.rows[flat.rank]
-        front, back = (begin - first * self.cols, last * self.cols - end) if end > begin else (0, 0)
+        front, back = (own - first * self.cols, last * self.cols - end) if end > own else (0, 0)
         one = (last - first, *shape[1:]) if shape else ()
         self.part = Part(
             tuple(shape), one, (first, *(0,) * (len(shape) - 1)) if shape else (),

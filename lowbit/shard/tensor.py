@@ -53,6 +53,16 @@ def gradient(p: Any) -> Tensor:
     return local(grad)
 
 
+def dense_gradient(p: Any) -> Tensor:
+    """As `gradient`; RuntimeError where it is sparse."""
+    grad = gradient(p)
+    if grad.layout != torch.strided:
+        raise RuntimeError(
+            "lowbit takes dense gradients, not sparse ones; build the embedding with sparse=False"
+        )
+    return grad
+
+
 _grad = operator.attrgetter("grad")
 _local = operator.attrgetter("_local_tensor")
 _placements = operator.attrgetter("_spec.placements")
