@@ -220,7 +220,7 @@ def carried(words: Tensor) -> Tensor:
 def root(words: Tensor, power: float) -> Tensor:
     """The norm that a sum of terms means, in double to the last place but a few, rounded to float32."""
     if words.device.type == "cpu" and not torch.compiler.is_compiling():
-        return torch.tensor(_root_here(words.tolist(), power), dtype=torch.float32)
+        return torch.tensor(_root_here(words.tolist(), power), dtype=torch.float32, device="cpu")
     infinities, nans = words[-2], words[-1]
     pairs = words[:16].view(8, 2)
     digits = list((pairs[:, 0] + (pairs[:, 1] << 16)).unbind())  # of 32 bits

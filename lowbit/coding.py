@@ -137,7 +137,7 @@ def _maxima(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
         wanted += [(most, group, "max") for group in over]
     if wanted:
         shard.reduce_over(wanted)
-    nan = torch.tensor(0x7FC00000, dtype=torch.int32)  # one for every processor
+    nan = torch.tensor(0x7FC00000, dtype=torch.int32, device="cpu")  # one for every processor
     made = [torch.where(m > 0x7F800000, nan.to(m.device), m) for m in made]
     return [most.view(torch.float32) for most in made]
 

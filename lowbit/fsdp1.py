@@ -296,7 +296,9 @@ def _keys(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> dict[Tensor, A
 
 def _steps(pieces: list[shard.Piece], saved: list[Mapping[str, Any]]) -> list[int]:
     """The step of each piece, which torch may not give those who hold nothing of it; -1 where nobody knows one."""
-    steps = torch.tensor([int(value.get("step", -1)) for value in saved], dtype=torch.int64)
+    steps = torch.tensor(
+        [int(value.get("step", -1)) for value in saved], dtype=torch.int64, device="cpu"
+    )
     groups = {p.flat.group: p for p in pieces if p.flat.ranks > 1}
     for group in groups:
         at = [i for i, p in enumerate(pieces) if p.flat.group is group]

@@ -194,7 +194,9 @@ class Accumulator:
         if getattr(self.model, "find_unused_parameters", False):
             group: Any = self.model.process_group
             params = list(self._params)
-            left = torch.tensor([self._params[p].buffer is not None for p in params]).int()
+            left = torch.tensor(
+                [self._params[p].buffer is not None for p in params], device="cpu"
+            ).int()
             left = left.to(shard.local(params[0]).device)
             shard.reduce_over([(left, group, "max")])  # what any rank has, all add
             for p, any_has in zip(params, left.tolist(), strict=True):
@@ -280,7 +282,7 @@ class Accumulator:
             held.buffer = torch.zeros_like(grad, dtype=self.dtype)
         row = [*held.place, held.stream, held.added & 0xFFFFFFFF]
         ops.accumulate(
-            [held.buffer], held.beside, [grad], torch.tensor([row]), self.format,
+            [held.buffer], held.beside, [grad], torch.tensor([row], device="cpu"), self.format,
             scale=self.scale, seed=self.seed,
         )  # fmt: skip
         held.added += 1

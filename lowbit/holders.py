@@ -189,7 +189,9 @@ class Shared:
             for key, size in holders.sizes[phase].items()
         }
         for vector, pieces in self._flags():
-            here = torch.tensor([p in holders._here for p in pieces], dtype=vector.dtype)
+            here = torch.tensor(
+                [p in holders._here for p in pieces], dtype=vector.dtype, device=vector.device
+            )
             vector[-len(pieces) :] = here.to(vector.device)
 
     def _flags(self) -> list[tuple[Tensor, list[shard.Piece]]]:
