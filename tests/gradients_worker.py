@@ -386,6 +386,19 @@ def in_backward(ranks: int) -> Found:
     return found
 
 
+def in_backward_with_nothing_here(ranks: int) -> Found:
+    """Only the first rank has a gradient when the step ends, and the norm is a collective of all."""
+    model = net("fsdp2")
+    opt = optimizer(model)
+    released = lowbit.step_in_backward(model, opt, max_norm=0.01)
+    if dist.get_rank() == 0:
+        p = next(model.parameters())
+        p.grad = torch.ones_like(p)
+    opt.step()
+    norm = released.norm
+    return {"norm of the step before, one rank": norm is not None and 0 < float(norm) < math.inf}
+
+
 def in_backward_with_accumulation(ranks: int) -> Found:
     found = {}
     for kind in KINDS:
@@ -566,7 +579,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     ranks = int(os.environ["WORLD_SIZE"])
     two = [clipping, one_micro_batch, several_micro_batches, ranks_that_use_different_parameters, reductions_in_a_window, static_graph, in_backward,
-           in_backward_with_accumulation, in_backward_with_a_scaler, wrong_places]  # fmt: skip
+           in_backward_with_nothing_here, in_backward_with_accumulation, in_backward_with_a_scaler, wrong_places]  # fmt: skip
     four = [clipping, clipping_a_strided_shard, several_micro_batches, in_backward]
     found: Found = {}
     for part in two if ranks == 2 else four:
