@@ -112,6 +112,13 @@ def rss(field):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def mapped():
+    """Large blocks are mapped, and unmapped when they are freed: glibc stops doing that in a process that has freed some, such as for tests before these."""
+    mmap_threshold = -3  # M_MMAP_THRESHOLD of malloc.h
+    ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17)
+
+
 def peak_rss(run):
     """Bytes that the process holds at most during `run()`, above what it held before: what C++ and mapped files take too."""
     gc.collect()
