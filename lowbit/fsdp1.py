@@ -23,6 +23,8 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
     """Tells an optimizer over FSDP1's parameters what they are shards of. State is then laid out by the original parameters, and state and weights
     are the bits of a single process.
 
+    Call it after wrapping and building the optimizer, before the first step or load, and before Accelerate's `prepare(opt)`, on every rank:
+
         model = FullyShardedDataParallel(model, use_orig_params=True)
         opt = lowbit.AdamW(model.named_parameters())
         lowbit.fsdp1.bind(model, opt)

@@ -390,9 +390,7 @@ class LowbitOptimizer(Optimizer):
             self._steady = None
             return False
         try:
-            steady.bind(
-                lambda batch: self._options(batch, batch.params[0].device, grad_scale, found_inf)
-            )
+            steady.bind(lambda batch: self._options(batch, grad_scale, found_inf))
             run_phases(steady.batches)
         except BaseException:
             steady.discard()  # it has taken the gradients
@@ -430,7 +428,7 @@ class LowbitOptimizer(Optimizer):
                 batch = batches[where] = Batch(self.param_groups[number], lay)
             batch.add(p, value, lay, self._state_of(p) if holders else self.state[p])
         for where, batch in batches.items():
-            self._bind(batch, where[1], self._plan(where, batch), grad_scale, found_inf)
+            self._bind(batch, self._plan(where, batch), grad_scale, found_inf)
         run_phases(list(batches.values()), holders)
         if holders and (found_inf is None or not bool(shard.local(found_inf))):
             for p in holders.stepped_elsewhere():
@@ -447,23 +445,19 @@ class LowbitOptimizer(Optimizer):
     def _bind(
         self,
         batch: Batch,
-        device: torch.device,
         plan: Tensor,
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
         """Gives a batch its operator call."""
-        hyper, options = self._options(batch, device, grad_scale, found_inf)
+        hyper, options = self._options(batch, grad_scale, found_inf)
         batch.bind(plan, hyper, **options)
 
     def _options(
-        self,
-        batch: Batch,
-        device: torch.device,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
+        self, batch: Batch, grad_scale: Tensor | None, found_inf: Tensor | None
     ) -> tuple[list[float], dict[str, Any]]:
         """The hyperparameters of a batch, and the keywords of its operator call."""
+        device = batch.params[0].device
         group = batch.group
         lr = group["lr"]
         return self.hyper(group, batch.rule), {

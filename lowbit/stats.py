@@ -283,7 +283,7 @@ def _run(
     if p.grad is not None and (value.numel() or not holders):
         batch = Batch(group, lay)
         batch.add(p if holders else _Given(shard.gradient(p)), value, lay, state)  # type: ignore[arg-type]
-        opt._bind(batch, value.device, batch.plan())
+        opt._bind(batch, batch.plan())
         batches.append(batch)
         if holders:
             holders.steps(p)

@@ -156,15 +156,32 @@ def tensor_lr(ps, opt):
     opt.param_groups[0]["lr"] = torch.tensor(3e-3)
 
 
+def group_replaced(ps, opt):
+    opt.param_groups[0] = {**opt.param_groups[0], "lr": 0.0}
+
+
+def moved_to_a_neighbour(ps, opt):
+    opt.param_groups[1]["params"].insert(0, opt.param_groups[0]["params"].pop())
+
+
+def a_note_in_the_state(ps, opt):
+    opt.state["note"] = 1
+
+
 CHANGES = [
     no_gradient, another_gradient_dtype, transposed_gradient, other_memory, strided_memory, stream, state_tensor, state_in_place, loaded,
     seed, maximize, zero_lr, tensor_lr,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", ["8bit", "Adafactor"])
-def test_notices(change, name):
+CASES = [
+    *((name, change) for change in CHANGES for name in ("8bit", "Adafactor")),
+    *(("two groups", change) for change in (group_replaced, moved_to_a_neighbour, a_note_in_the_state)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, change", CASES, ids=lambda x: getattr(x, "__name__", x))
+def test_notices(name, change):
     a, mine, b, other = pair(MAKERS[name])
     for step in range(5):
         for ps, opt in ((a, mine), (b, other)):
@@ -248,30 +265,6 @@ def test_copies_step_on_their_own():
         twin.step()
     assert equal(contents(ps, opt), contents(twin_ps, twin))
     assert ps[0].data_ptr() != twin_ps[0].data_ptr()
-
-
-def group_replaced(ps, opt):
-    opt.param_groups[0] = {**opt.param_groups[0], "lr": 0.0}
-
-
-def moved_to_a_neighbour(ps, opt):
-    opt.param_groups[1]["params"].insert(0, opt.param_groups[0]["params"].pop())
-
-
-def a_note_in_the_state(ps, opt):
-    opt.state["note"] = 1
-
-
-@pytest.mark.parametrize("change", [group_replaced, moved_to_a_neighbour, a_note_in_the_state], ids=lambda f: f.__name__)  # fmt: skip
-def test_notices_what_happens_to_groups(change):
-    a, mine, b, other = pair(MAKERS["two groups"])
-    for step in range(5):
-        for ps, opt in ((a, mine), (b, other)):
-            give_gradients(ps, step)
-            if step == 2:
-                change(ps, opt)
-            opt.step()
-    assert equal(contents(a, mine), contents(b, other))
 
 
 def test_gradients_that_must_be_copied_are_not_prepared_for():

@@ -34,7 +34,6 @@ void accumulate(const Accumulation& job, int64_t begin, int64_t end, const Leave
 void add_powers(const void* grad, int grad_format, int power, int64_t begin, int64_t end,
                 int64_t* words, const Leaves& leaf) {
   constexpr int64_t kCarry = ExactSum::kRoom / kTile;  // tiles
-  const LowRankKernels& kernels = lowrank_kernels();
   const int width = grad_bytes(grad_format);
   alignas(64) float x[kTile];
   int64_t since = 0;
@@ -44,9 +43,9 @@ void add_powers(const void* grad, int grad_format, int power, int64_t begin, int
     const int64_t before = words[ExactSum::kNonFinite];
     if (power == 1) {
       for (int i = 0; i < n; ++i) x[i] = bits_float(magnitude_bits(x[i]));
-      kernels.add(x, n, words);
+      leaf.add(x, n, words);
     } else {
-      kernels.add_squares(x, n, words);
+      lowrank_kernels().add_squares(x, n, words);
     }
     if (words[ExactSum::kNonFinite] != before) {
       int64_t nans = 0;

@@ -68,14 +68,14 @@ void project_rows(const GradRows& g, const float* p, int64_t rank, int64_t begin
 }
 
 void column_most(const GradRows& g, int64_t begin, int64_t end, int32_t* most) {
-  const K& kernel = lowrank_kernels();
+  const Leaves& leaf = leaves();
   for (int64_t j = begin; j < end; ++j) most[j] = 0;
   for (int64_t i = 0; i < g.rows; ++i) {
     for (int64_t col = begin; col < end; col += kTile) {
       float x[kTile];
       const int n = length(col, end, kTile);
       load(g, i, col, n, x);
-      kernel.most(x, n, most + col);
+      leaf.most(x, n, reinterpret_cast<uint32_t*>(most + col));
     }
   }
 }

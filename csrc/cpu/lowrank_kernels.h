@@ -29,15 +29,12 @@ struct LowRankKernels {
   /// [rank], g: [rows][kStrip], rounder: [kStrip], sum: [rank][kStrip].
   void (*fixed)(const double* p, const double* g, const double* rounder, double* sum, int rows,
                 int rank);
-  /// most[j] = max(most[j], |g[j]| as bits).
-  void (*most)(const float* g, int n, int32_t* most);
   /// x . y: element i goes to lane i mod kDotLanes; the lanes are added in order.
   double (*dot)(const double* x, const double* y, int64_t n);
   /// y += a * x.
   void (*axpy)(double a, const double* x, double* y, int64_t n);
   /// x, y = c x - s y, s x + c y.
   void (*rotate)(double c, double s, double* x, double* y, int64_t n);
-  void (*add)(const float* x, int n, int64_t* words);
   void (*add_squares)(const float* x, int n, int64_t* words);
   /// sum[j] += x[j]^2 in double.
   void (*squares)(const float* x, int n, double* sum);

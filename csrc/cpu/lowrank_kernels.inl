@@ -129,12 +129,6 @@ void scale(float* g, int n, float factor) {
 void widen(const float* x, double* out, int n) {
   for (int i = 0; i < n; ++i) out[i] = static_cast<double>(x[i]);
 }
-void most(const float* g, int n, int32_t* out) {
-  for (int i = 0; i < n; ++i) {
-    const int32_t bits = static_cast<int32_t>(magnitude_bits(g[i]));
-    out[i] = bits > out[i] ? bits : out[i];
-  }
-}
 // Of values that were not floats, so never fused.
 double dot(const double* x, const double* y, int64_t n) {
   constexpr int kParts = K::kDotLanes / kLanes;
@@ -161,7 +155,6 @@ void rotate(double c, double s, double* x, double* y, int64_t n) {
     y[i] = s * a + c * b;
   }
 }
-void add(const float* x, int n, int64_t* words) { exact_add(x, n, words); }
 void add_squares(const float* x, int n, int64_t* words) { exact_add_squares(x, n, words); }
 void squares(const float* x, int n, double* sum) {
   for (int i = 0; i < n; ++i) sum[i] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
@@ -186,7 +179,7 @@ void applied(const float* u, const Scaling& c, float* p, int n) {
 }  // namespace
 
 const LowRankKernels LOWBIT_LOWRANK = {
-    LOWBIT_ISA, projection, scale,       widen,   multiply,  fixed,   most,     dot,    axpy,
-    rotate,     add,        add_squares, squares, unlimited, limited, residual, joined, applied};
+    LOWBIT_ISA, projection,  scale,   widen,     multiply, fixed,    dot,    axpy,
+    rotate,     add_squares, squares, unlimited, limited,  residual, joined, applied};
 
 }  // namespace lowbit::cpu

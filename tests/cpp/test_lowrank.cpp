@@ -116,7 +116,7 @@ void check_sums(const std::string& isa) {
     if (round % 10 == 0) x[draw32() % x.size()] = INFINITY;
     Words a, b, c, d;
     for (const float v : x) exact_add(v, a.word), exact_add(v * v, c.word);
-    cpu::lowrank_kernels().add(x.data(), n, b.word);
+    cpu::leaves().add(x.data(), n, b.word);
     cpu::add_squares(x.data(), 0, n, d.word);
     a.carry(), b.carry(), c.carry();
     check(a == b && c == d, isa + " exact sum");
