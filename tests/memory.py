@@ -1,7 +1,18 @@
 """Memory of the CPU, as torch's allocator sees it."""
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
+
+
+def named(rows, cols, count, dtype=torch.bfloat16):
+    """Parameters with gradients."""
+    made = []
+    for i in range(count):
+        p = nn.Parameter(torch.full((rows, cols), 0.01, dtype=dtype))
+        p.grad = torch.full_like(p, 1e-3)
+        made.append((f"layer{i}.weight", p))
+    return made
 
 
 def peak_bytes(run) -> int:
