@@ -603,7 +603,8 @@ void step_cuda(StepArgs args) {
     call.sums_bytes[i] = sums.numel() * static_cast<int64_t>(sizeof(int64_t));
   }
   call.workspace = workspace.data_ptr();
-  const char* error = library.step(&call);
+  const char* error = phase == 0 ? library.prefetch(call.device, call.stream) : nullptr;
+  if (error == nullptr) error = library.step(&call);
   STD_TORCH_CHECK(error == nullptr, "lowbit::step on CUDA: ", error);
 }
 
