@@ -28,8 +28,8 @@ def checked(memory: Any) -> str:
 
 
 def is_outside(lay: Layout, entry: Entry, device: torch.device, memory: str) -> bool:
-    """Whether a tensor of state lies outside of the device's own memory. Scales, means and numbers never do: they are a hundredth of the whole, and
-    kernels read them by single numbers, which a bus moves slowly."""
+    """Whether a tensor of state lies outside of the device's own memory. Scales, means and numbers never do: they are a small part of the whole, and
+    kernels read them one by one, which a bus is slow at."""
     size = math.prod(entry.local) * entry.dtype.itemsize
     outside = memory != "device" and device.type in _DEVICES
     return outside and entry.key in lay.large and size >= LEAST
