@@ -324,6 +324,15 @@ def test_memory_that_cannot_be_had(kind):
     assert_same(content(*trained(2, state_memory=kind)), content(*trained(2, "cpu")))
 
 
+def test_tensors_of_the_cpu_are_refused_with_what_to_do():
+    """Pinned ones too: to torch they are not in order with streams."""
+    net, opt = trained(1)
+    opt.state[net[0].weight]["exp_avg_dynamic8"] = opt.state[net[0].weight]["exp_avg_dynamic8"].cpu().pin_memory()  # fmt: skip
+    give_grads(net, 1)
+    with pytest.raises(RuntimeError, match=r"on another device.*state_memory='pinned'"):
+        opt.step()
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_second_device(kind):
     net, opt = trained(3, "cuda:1", state_memory=kind)
