@@ -55,6 +55,22 @@ class Factored(Lowbit):
     rule = "Adafactor"
 
 
+class Pinned(Eight):
+    """Codes in the host's memory, stepped over the bus."""
+
+    name = "lowbit 8-bit, pinned state"
+    devices = ("cuda",)
+    options: ClassVar = {"state_memory": "pinned"}
+
+
+class Managed(Eight):
+    """Codes in pages that are on the GPU as long as it has room."""
+
+    name = "lowbit 8-bit, managed state"
+    devices = ("cuda",)
+    options: ClassVar = {"state_memory": "managed"}
+
+
 class Avx2(Eight):
     name = "lowbit 8-bit, AVX2 forced"
     devices = ("cpu",)

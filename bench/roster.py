@@ -1,7 +1,18 @@
 """Who races. Add a class here, and every table has its row."""
 
 from bench.contestant import Contestant
-from bench.ours import Avx2, Eight, EightWide, Factored, Floats, Four, Kahan, Split
+from bench.ours import (
+    Avx2,
+    Eight,
+    EightWide,
+    Factored,
+    Floats,
+    Four,
+    Kahan,
+    Managed,
+    Pinned,
+    Split,
+)
 from bench.peers import (
     Adafactor8bit,
     Bitsandbytes,
@@ -17,7 +28,7 @@ from bench.peers import (
 
 # The first is what ratios are to; the copy is the other measure.
 ALL: tuple[type[Contestant], ...] = (
-    Torch, Eight, Four, Floats, Kahan, Split, EightWide, Factored, Avx2,
+    Torch, Eight, Four, Floats, Kahan, Split, EightWide, Factored, Avx2, Pinned, Managed,
     TorchBfloat16, DeepSpeed, Torchao, Bitsandbytes, FlashOptim, Adafactor8bit, Torchastic, Eager, Copy,
 )  # fmt: skip
 GROWING = (Torch, TorchBfloat16, Eight, Four, Copy)

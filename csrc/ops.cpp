@@ -46,7 +46,7 @@ enum PlanColumn {
 enum SlotColumn { kSlotFormat, kSlotBlock, kSlotKind, kSlotStochastic, kSlotColumns };
 
 void check_tensor(const Tensor& t, const char* what, size_t i, ScalarType dtype, int64_t numel,
-                  const Tensor& param) {
+                  const Tensor& param, const char* elsewhere = "") {
   STD_TORCH_CHECK(t.scalar_type() == dtype, "lowbit::step: ", what, " of parameter ", i,
                   " has another dtype than its format");
   STD_TORCH_CHECK(t.numel() == numel, "lowbit::step: ", what, " of parameter ", i, " has ",
@@ -55,7 +55,7 @@ void check_tensor(const Tensor& t, const char* what, size_t i, ScalarType dtype,
                   " is not contiguous");
   STD_TORCH_CHECK(t.get_device_index() == param.get_device_index() && t.is_cpu() == param.is_cpu(),
                   "lowbit::step: ", what, " of parameter ", i,
-                  " is on another device than the parameter");
+                  " is on another device than the parameter", elsewhere);
 }
 
 /// Elements of the tensor beside the parameter for each of its values: two bytes make 16 bits.
@@ -210,7 +210,8 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
       STD_TORCH_CHECK(next < state.size(),
                       "lowbit::step: the list of state tensors ends at parameter ", i);
       const Tensor& t = state[next++];
-      check_tensor(t, what, i, dtype, numel, params[0]);
+      check_tensor(t, what, i, dtype, numel, params[0],
+                   params[0].is_cpu() ? "" : "; state on the host takes state_memory='pinned'");
       return t.mutable_data_ptr();
     };
     job.rule = rule;
@@ -603,7 +604,8 @@ void step_cuda(StepArgs args) {
     call.sums_bytes[i] = sums.numel() * static_cast<int64_t>(sizeof(int64_t));
   }
   call.workspace = workspace.data_ptr();
-  const char* error = library.step(&call);
+  const char* error = phase == 0 ? library.prefetch(call.device, call.stream) : nullptr;
+  if (error == nullptr) error = library.step(&call);
   STD_TORCH_CHECK(error == nullptr, "lowbit::step on CUDA: ", error);
 }
 

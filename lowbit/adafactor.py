@@ -38,7 +38,7 @@ class Adafactor(LowbitOptimizer):
         fira_margin: Fira's norm-growth limiter: an update's norm grows by no more than this share. None: no limiter.
         factored: False keeps every second moment element by element.
         add_eps: eps1 is added to the squared gradient.
-        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -69,10 +69,12 @@ class Adafactor(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         if not beta2_decay <= 0.0:
             raise ValueError(f"beta2_decay should be <= 0 but is: {beta2_decay}")
@@ -138,7 +140,7 @@ class CAME(LowbitOptimizer):
         clip_threshold: the direction's root mean square is at most this.
         betas: decay of the momentum, of the second moment, and of the confidence.
         weight_decay: decoupled.
-        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`; the momentum is what `state_format` is about.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`; the momentum is what `state_format` is about.
 
     Raises:
         ValueError: an argument out of range.
@@ -161,10 +163,12 @@ class CAME(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         if not (eps[0] >= 0.0 and eps[1] >= 0.0):
             raise ValueError(f"Invalid epsilon values: {eps}")

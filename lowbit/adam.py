@@ -33,8 +33,11 @@ class Adam(LowbitOptimizer):
             than 2 dimensions or rows shorter than 16 always do.
         seed: of the random bits.
         overrides: other `state_format`, `param_format`, `wide` or `min_numel` for parameters of some names; see `lowbit.override`.
-        min_numel: parameters of fewer elements keep float32 state, instead of 4096 or of what `state_format` says. The last six are per group,
-            as the others are.
+        min_numel: parameters of fewer elements keep float32 state, instead of 4096 or of what `state_format` says. Options but the
+            next are per group.
+        state_memory: where state lies that has something for each value of a parameter on a GPU: "device", the GPU's own memory; "pinned", memory of
+            the host that the GPU steps in place over the bus; or "managed", pages that are on the GPU as long as it has room. The results are the same
+            bits, and so are checkpoints, which do not know of it. What is on the CPU stays there. docs/cuda.md says what it costs.
 
     Raises:
         ValueError: a hyperparameter out of range (torch's words), or a parameter that cannot be served, with its name and numbers.
@@ -61,10 +64,12 @@ class Adam(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
             fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         options.check_least(epsilon=eps)
         options.check_betas(betas)
@@ -111,10 +116,12 @@ class AdamW(Adam):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize,
             capturable=capturable, differentiable=differentiable, fused=fused,
             decoupled_weight_decay=True, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip

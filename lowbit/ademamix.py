@@ -20,7 +20,7 @@ class AdEMAMix(LowbitOptimizer):
         betas: decay of the fast mean, of the second moment, and of the slow mean.
         alpha: weight of the slow mean.
         t_alpha, t_beta3: steps over which alpha grows from 0, and the slow decay from the fast one; None: from the start.
-        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -45,10 +45,12 @@ class AdEMAMix(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         options.check_betas(betas)
         options.check_least(epsilon=eps, weight_decay=weight_decay, alpha=alpha)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit import ops, shard
+from lowbit import memory, ops, shard
 from lowbit.coding import decode_slot, encode_slot
 from lowbit.layout import Entry, Layout, Slot
 from lowbit.stored import Stored
@@ -37,7 +37,9 @@ PIECE = (
 Adoption = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
-def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> Adoption:
+def adopt_state(
+    p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any, state_memory: str = "device"
+) -> Adoption:
     """How this optimizer's state of parameter p is made from saved state: moved where it fits, decoded and encoded where it does not.
 
     Everything is checked here and nothing is read yet, so that a state dict that does not fit changes nothing. Tensors that lie in a checkpoint
@@ -45,6 +47,7 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> A
 
     Args:
         key: the state dict's name for p, for errors.
+        state_memory: of tensors that must be made.
 
     Raises:
         ValueError: a moment is missing, or its layout is unknown.
@@ -94,7 +97,7 @@ def adopt_state(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> A
                 known = live.get(e.key)
                 here = None if known is None else shard.local(known)
                 if here is None or here.dtype != e.dtype or tuple(here.shape) != e.local:
-                    here = torch.empty(e.local, dtype=e.dtype, device=device)
+                    here = memory.empty(lay, e, device, state_memory)
                     known = shard.like(p, here, e.shape, e.follows)
                 assert known is not None
                 state[e.key] = known

@@ -121,7 +121,7 @@ class APOLLO(_Subspace):
         disable_nl: let the update's norm grow by more than the factor gamma a step.
         projection: "philox": by `seed` and the parameter's stream; "torch": by torch's generator as the authors' code draws it, which goes by the
             parameter's number and may differ between torch versions.
-        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, or a matrix whose columns are sharded.
@@ -151,6 +151,7 @@ class APOLLO(_Subspace):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         if not scale >= 0.0:
             raise ValueError(f"scale should be >= 0 but is: {scale}")
@@ -163,6 +164,7 @@ class APOLLO(_Subspace):
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "rank": rank, "scale": scale,
@@ -204,7 +206,7 @@ class Fira(_Subspace):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, betas, eps, weight_decay, rank, update_proj_gap, disable_nl, gamma: as in `APOLLO`; the norm that is limited is that of what is outside.
         alpha: multiplies what comes back from the subspace.
-        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, or a matrix whose columns are sharded.
@@ -233,12 +235,14 @@ class Fira(_Subspace):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         if not alpha >= 0.0:
             raise ValueError(f"alpha should be >= 0 but is: {alpha}")
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "rank": rank,

@@ -188,6 +188,12 @@ class Layout:
         """The tensors of each slot, by its name."""
         return {slot.name: slot.entries(self.part) for slot in self.slots}
 
+    @functools.cached_property
+    def large(self) -> frozenset[str]:
+        """The keys of tensors that have something for each value: codes, values, and what is beside the parameter, but no scales, means or numbers."""
+        first = [entries[0].key for entries in self.of_slots.values()]
+        return frozenset([*first, self.extra.key] if self.extra else first)
+
     def entries(self) -> list[Entry]:
         """Every tensor that csrc/ops.cpp takes for the parameter, in its order."""
         extra = self.extra

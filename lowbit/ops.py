@@ -203,6 +203,16 @@ def scratch_sizes(rule: str, plan: Tensor) -> list[int]:
     return _ops.scratch_sizes(rule, plan)
 
 
+def allocate(size: Sequence[int], dtype: torch.dtype, device: torch.device, memory: str) -> Tensor:
+    """A tensor of a GPU, not empty and not filled, in memory that is not the GPU's own: "pinned" or "managed".
+
+    Raises:
+        RuntimeError: the memory cannot be had, or lowbit was built without CUDA.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _ops.allocate(size, str(dtype).removeprefix("torch."), index, memory)
+
+
 def encode(x: Tensor, format: str, block: int) -> tuple[Tensor, Tensor]:
     """float32 [rows, cols], contiguous -> codes [rows, bytes] and float32 scales [rows, ceil(cols / block)]."""
     return _ops.encode(x, format, block)
@@ -267,6 +277,11 @@ def _(held, beside, grads, plan, format, scale, seed):  # type: ignore[no-untype
 @torch.library.register_fake("lowbit::exact_powers")
 def _(grads, power):  # type: ignore[no-untyped-def]
     return grads[0].new_empty((SUM_WORDS,), dtype=torch.int64)
+
+
+@torch.library.register_fake("lowbit::allocate")
+def _(size, dtype, device, memory):  # type: ignore[no-untyped-def]
+    return torch.empty(size, dtype=getattr(torch, dtype), device=torch.device("cuda", device))
 
 
 def _row_codes(entry: dict[str, Any], cols: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lowbit import layout, overrides, shard
+from lowbit import layout, memory, overrides, shard
 from lowbit.adopt import Adoption, adopt_state, holds, is_stored
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
@@ -48,6 +48,8 @@ class LowbitOptimizer(Optimizer):
         self._laid_out_for: Any = None
         self._structure: dict[int, tuple[Any, dict[str, Any]]] = {}  # by group
         self._ready = False
+        # In no group, so that checkpoints do not differ by it and load whatever it is.
+        self.state_memory = memory.checked(defaults.pop("state_memory", "device"))
         # Left out of the groups where they say nothing, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
         defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
@@ -85,8 +87,12 @@ class LowbitOptimizer(Optimizer):
 
     # State
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "state_memory": self.state_memory}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.setdefault("state_memory", "device")  # of one that was pickled before
         self._layouts, self._plans, self._steady = {}, {}, None
         self._laid_out_for, self._structure = self._decided(), {}
         self.__dict__.setdefault("_pieces", {})
@@ -205,7 +211,7 @@ class LowbitOptimizer(Optimizer):
             **lay.told(lay.stream),
         }
         for entry in lay.entries():
-            tensor = torch.zeros(entry.local, dtype=entry.dtype, device=device)
+            tensor = memory.empty(lay, entry, device, self.state_memory).zero_()
             state[entry.key] = shard.like(p, tensor, entry.shape, entry.follows)
         for slot in lay.slots:  # the code of zero is not 0 in every format
             value = self.initial(group, slot.name)
@@ -569,7 +575,8 @@ class LowbitOptimizer(Optimizer):
                 value = value.get(p.name, {})
             if value:
                 in_place = is_stored(value) or holds(value, self._state_of(p))
-                adopted.append((p, adopt_state(p, lay, value, key), in_place))
+                adopt = adopt_state(p, lay, value, key, self.state_memory)
+                adopted.append((p, adopt, in_place))
         known = set(ids)
         state.update({k: value for k, value in state_dict["state"].items() if k not in known})
         self._steady = None  # which holds what is here

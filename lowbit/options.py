@@ -22,8 +22,9 @@ def shared(
     seed: int = 0,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     min_numel: int | None = None,
+    state_memory: str = "device",
 ) -> dict[str, Any]:
-    """Group entries of every lowbit optimizer, checked.
+    """Group entries of every lowbit optimizer, checked, and `state_memory`.
 
     Raises:
         ValueError, RuntimeError: as torch's optimizers raise them.
@@ -53,6 +54,7 @@ def shared(
         "overrides": overrides,
         "min_numel": min_numel,
         "lowbit_version": 1,
+        "state_memory": state_memory,  # of the whole optimizer: it takes it out again
     }
 
 
@@ -61,6 +63,10 @@ def check_group(group: Mapping[str, Any]) -> None:
     lr = group.get("lr", 0.0)
     if lr is None or isinstance(lr, str):
         raise TypeError(f"lr should be a number or a tensor but is: {lr!r}")
+    if "state_memory" in group:
+        raise ValueError(
+            "state_memory is for a whole optimizer, not for a group of it: hand it to the optimizer"
+        )
     wide = group.get("wide", ())
     if not isinstance(wide, bool | str | Sequence):
         raise TypeError(f"wide should be patterns of names, or a bool, but is: {wide!r}")

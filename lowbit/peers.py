@@ -23,7 +23,7 @@ _BITSANDBYTES = {
     "min_8bit_size": "min_numel=",
     "percentile_clipping": "lowbit.clip_grad_norm_ before the step",
     "block_wise": "nothing: scales always cover blocks",
-    "is_paged": "nothing: state is not paged",
+    "is_paged": 'state_memory="managed", or "pinned"',
     "args": "nothing",
 }
 

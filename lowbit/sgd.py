@@ -20,7 +20,7 @@ class SGD(LowbitOptimizer):
         foreach, differentiable, fused: accepted as torch has them; differentiable=True raises.
         decoupled: decay is applied to the weights (SGDW) instead of being added to the gradient.
         dampen_first: dampening in the first step as well (FlashOptim), where torch takes the whole gradient.
-        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -47,10 +47,12 @@ class SGD(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, differentiable=differentiable,
             fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         options.check_least(momentum=momentum, weight_decay=float(weight_decay))
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -81,7 +83,7 @@ class Lion(LowbitOptimizer):
         lr: learning rate; about a tenth of AdamW's.
         betas: weight of the momentum in the step, and its decay.
         weight_decay: decoupled; about ten times AdamW's.
-        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -102,10 +104,12 @@ class Lion(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         options.check_betas(betas)
         options.check_least(weight_decay=weight_decay)
@@ -125,7 +129,7 @@ class RMSprop(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, alpha, eps, weight_decay, momentum, centered, maximize: as in torch.optim.RMSprop.
         capturable, foreach, differentiable: accepted as torch has them; differentiable=True raises.
-        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`. With centered=True the variance is the difference of two
+        state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`. With centered=True the variance is the difference of two
             numbers that few bits cannot tell apart, so it is at least 1/8 of square_avg (1/64 in bfloat16, 0 in float32): steps are at most
             2.8 times as long as without centering.
 
@@ -153,10 +157,12 @@ class RMSprop(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
             state_format=state_format, param_format=param_format, wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         options.check_least(epsilon=eps, momentum=momentum, weight_decay=weight_decay, alpha=alpha)
         defaults |= {
@@ -186,7 +192,7 @@ class Adagrad(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize: as in torch.optim.Adagrad.
         foreach, differentiable, fused: accepted as torch has them; differentiable=True raises.
-        state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range, in torch's words.
@@ -211,10 +217,12 @@ class Adagrad(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, differentiable=differentiable,
             fused=fused, state_format=state_format, param_format=param_format, wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         options.check_least(lr_decay=lr_decay, weight_decay=weight_decay)
         options.check_least(initial_accumulator_value=initial_accumulator_value, epsilon=eps)

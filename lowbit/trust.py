@@ -20,7 +20,7 @@ class LAMB(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, betas, eps: as in Adam.
         weight_decay: added to the direction before its length is taken.
-        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range.
@@ -42,10 +42,12 @@ class LAMB(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         options.check_least(epsilon=eps)
         options.check_betas(betas)
@@ -68,7 +70,7 @@ class LARS(LowbitOptimizer):
         lr, momentum, dampening, weight_decay, nesterov: as in SGD.
         trust_coefficient: the length of a step relative to that of the weights.
         eps: added to the length of the gradient.
-        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel: as in `AdamW`.
+        maximize, foreach, state_format, param_format, wide, seed, overrides, min_numel, state_memory: as in `AdamW`.
 
     Raises:
         ValueError: an argument out of range.
@@ -93,10 +95,12 @@ class LARS(LowbitOptimizer):
         seed: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         min_numel: int | None = None,
+        state_memory: str = "device",
     ) -> None:
         defaults = options.shared(
             lr, maximize=maximize, foreach=foreach, state_format=state_format, param_format=param_format,
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
+            state_memory=state_memory,
         )  # fmt: skip
         options.check_least(momentum=momentum, weight_decay=weight_decay, epsilon=eps)
         if nesterov and (momentum <= 0 or dampening != 0):

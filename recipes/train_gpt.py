@@ -164,7 +164,10 @@ def arguments() -> argparse.Namespace:
         help="auto (stochastic rounding), nearest, bfloat16_kahan, ...",
     )
     parser.add_argument(
-        "--options", type=json.loads, default={}, help="more of the rule's arguments, as JSON"
+        "--options",
+        type=json.loads,
+        default={},
+        help='more of the rule\'s arguments, as JSON, such as {"state_memory": "pinned"}',
     )
     parser.add_argument(
         "--parallel", choices=["fsdp", "ddp"], default="fsdp", help="with more than one rank"

@@ -64,13 +64,14 @@ def test_signature_is_torchs_then_ours(ours, torchs):
             match is not None and match.default == theirs.default and match.kind == theirs.kind
         ), theirs.name
     names = [p.name for p in mine]
-    assert names[-6:] == [
+    assert names[-7:] == [
         "state_format",
         "param_format",
         "wide",
         "seed",
         "overrides",
         "min_numel",
+        "state_memory",
     ]
 
 

@@ -9,7 +9,7 @@
 
 namespace lowbit {
 
-constexpr int kCudaAbi = 4;
+constexpr int kCudaAbi = 5;
 
 /// A measured scale of one slot as state keeps it: one tensor, or for rank 1 one for each
 /// dimension.
@@ -66,12 +66,27 @@ struct CudaAccumulation {
   Accumulation job;
 };
 
+/// Memory that is not the device's own, at one address for it and the host: pinned stays on the
+/// host, managed moves between the two by pages.
+enum CudaMemory : int { kPinned, kManaged };
+struct CudaBlock {
+  int device;
+  int memory;  // a CudaMemory
+  int64_t bytes;
+  void* at;  // what lowbit_cuda_allocate found
+};
+
 extern "C" {
 using CudaAbiFn = int (*)();                                          // lowbit_cuda_abi
 using CudaWorkspaceFn = int64_t (*)(const Job* jobs, int64_t count);  // lowbit_cuda_workspace
 using CudaStepFn = const char* (*)(const CudaStep*);                  // lowbit_cuda_step
 using CudaCodeFn = const char* (*)(const CudaCode*);  // lowbit_cuda_encode, lowbit_cuda_decode
 using CudaAccumulateFn = const char* (*)(const CudaAccumulation*);  // lowbit_cuda_accumulate
+using CudaAllocateFn = const char* (*)(CudaBlock*);                 // lowbit_cuda_allocate
+/// Waits for the device first: lowbit_cuda_free.
+using CudaFreeFn = const char* (*)(const CudaBlock*);
+/// Moves managed blocks to the device where it has room for them: lowbit_cuda_prefetch.
+using CudaPrefetchFn = const char* (*)(int device, void* stream);
 }
 
 }  // namespace lowbit

@@ -14,6 +14,9 @@ struct Library {
   CudaStepFn step;
   CudaCodeFn encode, decode;
   CudaAccumulateFn accumulate;
+  CudaAllocateFn allocate;
+  CudaFreeFn free;
+  CudaPrefetchFn prefetch;
   /// torch's current stream on the device.
   void* (*current_stream)(int device);
 };

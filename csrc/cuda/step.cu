@@ -1,7 +1,6 @@
 // The launcher: which kernel serves which job, and the C interface of abi.h. Host code, compiled
 // with the kernels.
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <initializer_list>
@@ -11,30 +10,13 @@
 #include "cuda/abi.h"
 #include "cuda/accumulate.cuh"
 #include "cuda/code.cuh"
+#include "cuda/explain.h"
 #include "cuda/measure.cuh"
 #include "cuda/scales.cuh"
 #include "cuda/step.cuh"
 
 namespace lowbit::cuda {
 namespace {
-
-/// A sentence about a failed call, for the caller's thread; null where it did not fail.
-const char* explain(cudaError_t error, const char* doing) {
-  if (error == cudaSuccess) return nullptr;
-  const char* hint = "";
-  if (error == cudaErrorNoKernelImageForDevice) {
-    hint =
-        "; lowbit was not built for this GPU's architecture: build again with it in "
-        "LOWBIT_CUDA_ARCHS";
-  } else if (error == cudaErrorInsufficientDriver) {
-    hint =
-        "; there is no driver, or one older than the CUDA toolkit that lowbit was built with: "
-        "update it, or build with an older toolkit";
-  }
-  static thread_local char text[512];
-  std::snprintf(text, sizeof text, "%s while %s%s", cudaGetErrorString(error), doing, hint);
-  return text;
-}
 
 template <class F, class... Fs>
 constexpr int index_of(Types<Fs...>) {

@@ -153,6 +153,9 @@ inline void Machine::enter() {
   }
 }
 
+/// Told what fixed kernels read and write of parameters, gradients and state, where a test asks.
+inline void (*moves)(const void* at, size_t bytes, bool written) = nullptr;
+
 template <class T>
 T& shared() {
   static_assert(sizeof(T) <= Machine::kShared);
@@ -206,10 +209,12 @@ struct alignas(16) uint4 {
 };
 template <class T>
 T __ldcg(const T* at) {
+  if (emulator::moves != nullptr) emulator::moves(at, sizeof(T), false);
   return *at;
 }
 template <class T>
 void __stcg(T* at, T x) {
+  if (emulator::moves != nullptr) emulator::moves(at, sizeof(T), true);
   *at = x;
 }
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }

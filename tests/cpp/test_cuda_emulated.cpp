@@ -331,6 +331,57 @@ void test_codes() {
   }
 }
 
+/// How often bytes of state, and of what lies beside a parameter, are read and written.
+struct Moved {
+  const unsigned char* at;
+  std::vector<int> read, written;
+};
+std::vector<Moved> moved;
+void count_move(const void* at, size_t bytes, bool written) {
+  for (Moved& m : moved) {
+    const auto from = reinterpret_cast<uintptr_t>(at) - reinterpret_cast<uintptr_t>(m.at);
+    if (from >= m.read.size()) continue;  // also where it lies before
+    for (size_t i = from; i < from + bytes && i < m.read.size(); ++i)
+      ++(written ? m.written : m.read)[i];
+  }
+}
+
+/// Every fixed kernel moves each byte of state once in each direction, which is all that stepping
+/// it over a bus takes.
+void test_once() {
+  for (const cuda::Fast& f : cuda::kFast) {
+    Spec spec;
+    spec.rule = f.rule, spec.param = f.param, spec.grad = f.grad;
+    spec.rows = 9, spec.cols = 776;
+    for (int k = 0; k < 2; ++k)
+      spec.state[k] = {f.state[k], 128, state_info(f.state[k]).scaled ? kBlock : kNoScale};
+    Memory memory;
+    Batched all;
+    add_job(all, spec, memory);
+    all = {};
+    add_job(all, spec, memory);
+    place(all);
+    const Job& job = all.jobs[0];
+    check(&cuda::kFast[cuda::kernel_of(job)] == &f, spec.name() + ": served by its own kernel");
+    moved.clear();
+    const auto watch = [](const void* at, int64_t bytes) {
+      const std::vector<int> none(static_cast<size_t>(bytes));
+      moved.push_back({static_cast<const unsigned char*>(at), none, none});
+    };
+    const int64_t n = spec.rows * spec.cols;
+    for (int k = 0; k < 2; ++k) watch(job.state[k].values, n * state_info(f.state[k]).bits / 8);
+    if (job.extra != nullptr) watch(job.extra, n * param_info(f.param).extra_bytes);
+    emulator::moves = count_move;
+    step_cuda(all, {}, 0);
+    emulator::moves = nullptr;
+    bool once = true;
+    for (const Moved& m : moved) {
+      for (size_t i = 0; i < m.read.size(); ++i) once &= m.read[i] == 1 && m.written[i] == 1;
+    }
+    check(once, spec.name() + ": each byte of state is read once and written once");
+  }
+}
+
 void test_accumulate() { check(wrong_sums() == 0, "gradients added on the device"); }
 
 }  // namespace
@@ -344,6 +395,7 @@ int main(int argc, char** argv) {
                                                       {"cut", lowbit::test_cut},
                                                       {"many", lowbit::test_many},
                                                       {"options", lowbit::test_options},
+                                                      {"once", lowbit::test_once},
                                                       {"accumulate", lowbit::test_accumulate}};
   for (const auto& [name, test] : tests) {
     if (argc < 2 || std::strcmp(argv[1], name) == 0) test();

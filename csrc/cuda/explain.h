@@ -1,0 +1,26 @@
+// Errors of the CUDA runtime as the sentences of abi.h.
+#pragma once
+
+#include <cstdio>
+
+namespace lowbit::cuda {
+
+/// A sentence about a failed call, for the caller's thread; null where it did not fail.
+inline const char* explain(cudaError_t error, const char* doing) {
+  if (error == cudaSuccess) return nullptr;
+  const char* hint = "";
+  if (error == cudaErrorNoKernelImageForDevice) {
+    hint =
+        "; lowbit was not built for this GPU's architecture: build again with it in "
+        "LOWBIT_CUDA_ARCHS";
+  } else if (error == cudaErrorInsufficientDriver) {
+    hint =
+        "; there is no driver, or one older than the CUDA toolkit that lowbit was built with: "
+        "update it, or build with an older toolkit";
+  }
+  static thread_local char text[512];
+  std::snprintf(text, sizeof text, "%s while %s%s", cudaGetErrorString(error), doing, hint);
+  return text;
+}
+
+}  // namespace lowbit::cuda

@@ -1,0 +1,174 @@
+// State that is not in the device's own memory (abi.h). Kernels step it where it is: each of its
+// bytes is read once and written once, by the warp that computes with it, so the bus is busy in both
+// directions while other warps compute, and there is nothing to copy ahead or to wait for. Host code;
+// callers put the current device back.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <iterator>
+#include <map>
+#include <mutex>
+
+#include "cuda/abi.h"
+#include "cuda/explain.h"
+
+namespace lowbit::cuda {
+namespace {
+
+/// The managed blocks of a device by address, and where the last hints ended.
+struct Managed {
+  std::map<uintptr_t, int64_t> bytes;
+  uintptr_t next = 0;
+};
+struct Registry {
+  std::mutex mutex;
+  std::map<int, Managed> of;
+};
+/// Never destroyed: tensors may be freed after static objects are.
+Registry& registry() {
+  static auto* kept = new Registry;
+  return *kept;
+}
+
+#if CUDART_VERSION >= 13000
+cudaMemLocation location(int device) {
+  cudaMemLocation at{};
+  at.type = cudaMemLocationTypeDevice;
+  at.id = device;
+  return at;
+}
+cudaError_t prefetch_range(uintptr_t at, int64_t bytes, int device, void* stream) {
+  return cudaMemPrefetchAsync(reinterpret_cast<void*>(at), static_cast<size_t>(bytes),
+                              location(device), 0, static_cast<cudaStream_t>(stream));
+}
+#else
+int location(int device) { return device; }
+cudaError_t prefetch_range(uintptr_t at, int64_t bytes, int device, void* stream) {
+  return cudaMemPrefetchAsync(reinterpret_cast<void*>(at), static_cast<size_t>(bytes), device,
+                              static_cast<cudaStream_t>(stream));
+}
+#endif
+
+const char* pin(CudaBlock& block) {
+  char doing[96];
+  std::snprintf(doing, sizeof doing, "pinning %lld bytes of the host's memory",
+                static_cast<long long>(block.bytes));
+  return explain(cudaHostAlloc(&block.at, static_cast<size_t>(block.bytes),
+                               cudaHostAllocPortable | cudaHostAllocMapped),
+                 doing);
+}
+
+/// Kernels have the pages mapped wherever they are, so that those on the host are read and written
+/// over the bus instead of being moved by faults; they are moved by `prefetch`, where there is room.
+const char* manage(CudaBlock& block) {
+  int concurrent = 0;
+  if (const char* error = explain(
+          cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, block.device),
+          "asking for managed memory"))
+    return error;
+  if (concurrent == 0)
+    return "this GPU or its driver cannot share managed memory with the host while kernels run "
+           "(cudaDevAttrConcurrentManagedAccess is 0, as on Windows and WSL); take "
+           "state_memory='pinned'";
+  const auto bytes = static_cast<size_t>(block.bytes);
+  char doing[96];
+  std::snprintf(doing, sizeof doing, "taking %lld bytes of managed memory",
+                static_cast<long long>(block.bytes));
+  if (const char* error = explain(cudaMallocManaged(&block.at, bytes, cudaMemAttachGlobal), doing))
+    return error;
+  const cudaError_t advised =
+      cudaMemAdvise(block.at, bytes, cudaMemAdviseSetAccessedBy, location(block.device));
+  if (advised != cudaSuccess) {
+    static_cast<void>(cudaFree(block.at));
+    block.at = nullptr;
+    return explain(advised, "mapping managed memory");
+  }
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  r.of[block.device].bytes[reinterpret_cast<uintptr_t>(block.at)] = block.bytes;
+  return nullptr;
+}
+
+const char* allocate(CudaBlock& block) {
+  block.at = nullptr;
+  if (const char* error = explain(cudaSetDevice(block.device), "choosing the device")) return error;
+  const char* error = block.memory == kManaged ? manage(block) : pin(block);
+  if (error != nullptr) static_cast<void>(cudaGetLastError());  // nobody else's
+  return error;
+}
+
+const char* release(const CudaBlock& block) {
+  if (block.memory == kManaged) {
+    Registry& r = registry();
+    const std::lock_guard<std::mutex> lock(r.mutex);
+    r.of[block.device].bytes.erase(reinterpret_cast<uintptr_t>(block.at));
+  }
+  cudaError_t error = cudaSetDevice(block.device);
+  // A kernel may still step it: this memory is not of torch's allocator, which knows streams.
+  if (error == cudaSuccess) error = cudaDeviceSynchronize();
+  const cudaError_t freed = block.memory == kManaged ? cudaFree(block.at) : cudaFreeHost(block.at);
+  if (error == cudaSuccess) error = freed;
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return explain(error, "freeing state");
+}
+
+constexpr int kHints = 64;           // a call
+constexpr int kSpare = 16;           // one part of the device's memory in so many is left alone
+constexpr int64_t kPage = 64 << 10;  // what hints are rounded to
+
+/// Hints for the blocks that come after those of the last call, as far as the device has free
+/// memory: so none pushes another out, over some calls all come that fit, and where nothing is free
+/// nothing is asked for. Nothing while a graph is captured, which cannot hold hints.
+const char* prefetch(int device, void* stream) {
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  const auto found = r.of.find(device);
+  if (found == r.of.end() || found->second.bytes.empty()) return nullptr;
+  Managed& managed = found->second;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (const char* error =
+          explain(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture),
+                  "looking at a stream"))
+    return error;
+  if (capture != cudaStreamCaptureStatusNone) return nullptr;
+  if (const char* error = explain(cudaSetDevice(device), "choosing the device")) return error;
+  size_t free = 0, total = 0;
+  if (const char* error = explain(cudaMemGetInfo(&free, &total), "asking for free memory"))
+    return error;
+  int64_t room = static_cast<int64_t>(free) - static_cast<int64_t>(total / kSpare), left = 0;
+  for (const auto& block : managed.bytes) left += block.second;
+  for (int i = 0; i < kHints && left > 0 && room >= kPage; ++i) {
+    auto block = managed.bytes.upper_bound(managed.next);
+    if (block != managed.bytes.begin() &&
+        std::prev(block)->first + static_cast<uintptr_t>(std::prev(block)->second) > managed.next) {
+      --block;  // the last hint ended inside
+    } else {
+      if (block == managed.bytes.end()) block = managed.bytes.begin();
+      managed.next = block->first;
+    }
+    const auto rest =
+        static_cast<int64_t>(block->first + static_cast<uintptr_t>(block->second) - managed.next);
+    const int64_t bytes = std::min({rest, left, room - room % kPage});
+    if (const char* error =
+            explain(prefetch_range(managed.next, bytes, device, stream), "moving managed memory"))
+      return error;
+    managed.next += static_cast<uintptr_t>(bytes);
+    left -= bytes, room -= bytes;
+  }
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace lowbit::cuda
+
+#define LB_EXPORT extern "C" __attribute__((visibility("default")))
+
+LB_EXPORT const char* lowbit_cuda_allocate(lowbit::CudaBlock* block) {
+  return lowbit::cuda::allocate(*block);
+}
+LB_EXPORT const char* lowbit_cuda_free(const lowbit::CudaBlock* block) {
+  return lowbit::cuda::release(*block);
+}
+LB_EXPORT const char* lowbit_cuda_prefetch(int device, void* stream) {
+  return lowbit::cuda::prefetch(device, stream);
+}

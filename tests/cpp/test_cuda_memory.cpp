@@ -1,0 +1,279 @@
+// Where state lies that is not in the device's own memory, against a runtime that only keeps a
+// diary: what is asked of CUDA, in which order, and never more than there is room for.
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+// ---- the runtime ----
+#define CUDART_VERSION 13000
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorMemoryAllocation,
+  cudaErrorNoKernelImageForDevice,
+  cudaErrorInsufficientDriver
+};
+enum cudaDeviceAttr { cudaDevAttrConcurrentManagedAccess };
+enum cudaMemoryAdvise { cudaMemAdviseSetReadMostly, cudaMemAdviseSetAccessedBy };
+enum cudaMemLocationType { cudaMemLocationTypeInvalid, cudaMemLocationTypeDevice };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+struct cudaMemLocation {
+  cudaMemLocationType type;
+  int id;
+};
+using cudaStream_t = void*;
+constexpr unsigned cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaMemAttachGlobal = 1;
+
+namespace {
+
+struct Hint {
+  uintptr_t at;
+  int64_t bytes;
+  int device;
+};
+struct Fake {
+  std::string diary;  // a letter for each call
+  std::string fails;  // letters of calls that fail
+  bool concurrent = true, capturing = false;
+  size_t free = 0, total = 0;
+  int device = -1;
+  uintptr_t next = uintptr_t{1} << 40;
+  std::map<uintptr_t, size_t> here;
+  std::vector<Hint> hints;
+
+  cudaError_t call(char letter) {
+    diary += letter;
+    return fails.find(letter) == std::string::npos ? cudaSuccess : cudaErrorMemoryAllocation;
+  }
+  cudaError_t take(void** at, size_t bytes, char letter) {
+    const cudaError_t error = call(letter);
+    if (error != cudaSuccess) return error;
+    *at = reinterpret_cast<void*>(next);
+    here[next] = bytes;
+    next += (bytes + 0xffff) / 0x10000 * 0x10000;
+    return cudaSuccess;
+  }
+  cudaError_t give(void* at, char letter) {
+    const cudaError_t error = call(letter);
+    return here.erase(reinterpret_cast<uintptr_t>(at)) == 1 ? error : cudaErrorMemoryAllocation;
+  }
+} fake;
+
+const char* cudaGetErrorString(cudaError_t) { return "out of memory"; }
+cudaError_t cudaGetLastError() { return fake.call('l'); }
+cudaError_t cudaSetDevice(int device) {
+  fake.device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** at, size_t bytes, unsigned flags) {
+  return flags == (cudaHostAllocPortable | cudaHostAllocMapped) ? fake.take(at, bytes, 'H')
+                                                                : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaMallocManaged(void** at, size_t bytes, unsigned) {
+  return fake.take(at, bytes, 'M');
+}
+cudaError_t cudaFreeHost(void* at) { return fake.give(at, 'h'); }
+cudaError_t cudaFree(void* at) { return fake.give(at, 'm'); }
+cudaError_t cudaDeviceSynchronize() { return fake.call('s'); }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = fake.concurrent;
+  return cudaSuccess;
+}
+cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise advice, cudaMemLocation at) {
+  const bool good = advice == cudaMemAdviseSetAccessedBy && at.id == fake.device;
+  return good ? fake.call('a') : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = fake.capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = fake.free, *total = fake.total;
+  return fake.call('i');
+}
+cudaError_t cudaMemPrefetchAsync(const void* at, size_t bytes, cudaMemLocation to, unsigned,
+                                 cudaStream_t) {
+  fake.hints.push_back({reinterpret_cast<uintptr_t>(at), static_cast<int64_t>(bytes), to.id});
+  return fake.call('p');
+}
+
+}  // namespace
+
+#include "cuda/memory.cu"
+
+namespace {
+
+using lowbit::CudaBlock;
+using lowbit::kManaged;
+using lowbit::kPinned;
+
+constexpr int64_t kMiB = 1 << 20;
+
+int passed = 0, failed = 0;
+void check(bool good, const char* what) {
+  good ? ++passed : ++failed;
+  if (!good) std::printf("FAILED %s (diary: %s)\n", what, fake.diary.c_str());
+}
+void begin() {
+  const uintptr_t next = fake.next;
+  fake = Fake{};
+  fake.next = next;
+}
+bool says(const char* error, const char* word) {
+  return error != nullptr && std::strstr(error, word) != nullptr;
+}
+CudaBlock taken(int memory, int64_t bytes, int device = 0) {
+  CudaBlock block{device, memory, bytes, nullptr};
+  check(lowbit_cuda_allocate(&block) == nullptr && block.at != nullptr, "memory is there");
+  return block;
+}
+void given(const CudaBlock& block) { check(lowbit_cuda_free(&block) == nullptr, "it is freed"); }
+
+void test_blocks() {
+  begin();
+  CudaBlock block = taken(kPinned, 3 * kMiB, 1);
+  check(fake.device == 1 && fake.diary == "H", "pinned memory is asked for once, on its device");
+  fake.free = fake.total = static_cast<size_t>(1) << 30;
+  check(lowbit_cuda_prefetch(1, nullptr) == nullptr && fake.diary == "H", "it takes no hints");
+  fake.device = 0;
+  given(block);
+  check(fake.device == 1 && fake.diary == "Hsh", "the device is waited for before it is freed");
+
+  begin();
+  block = taken(kManaged, 3 * kMiB, 1);
+  given(block);
+  check(fake.diary == "Masm", "managed memory is mapped; the device is waited for");
+  check(fake.here.empty(), "nothing is left");
+}
+
+void test_refusals() {
+  begin();
+  fake.fails = "H";
+  CudaBlock block{0, kPinned, 12345678, nullptr};
+  const char* error = lowbit_cuda_allocate(&block);
+  check(says(error, "pinning 12345678 bytes") && says(error, "out of memory"), "bytes are said");
+  check(fake.diary == "Hl", "the error is not left to others");
+
+  begin();
+  fake.fails = "M", block.memory = kManaged;
+  check(says(lowbit_cuda_allocate(&block), "taking 12345678 bytes of managed"), "so of managed");
+
+  begin();
+  fake.concurrent = false;
+  check(says(lowbit_cuda_allocate(&block), "state_memory='pinned'"), "what to do without paging");
+  check(fake.here.empty(), "nothing was taken");
+
+  begin();
+  fake.fails = "a";
+  check(lowbit_cuda_allocate(&block) != nullptr && fake.here.empty(), "unmapped memory is freed");
+  fake.free = fake.total = static_cast<size_t>(1) << 30;
+  fake.fails.clear(), fake.diary.clear();
+  check(lowbit_cuda_prefetch(0, nullptr) == nullptr && fake.hints.empty(), "and takes no hints");
+
+  begin();
+  block = taken(kPinned, kMiB);
+  fake.fails = "s";
+  check(says(lowbit_cuda_free(&block), "freeing"), "a device that cannot be waited for is said");
+  check(fake.here.empty() && fake.diary == "Hshl", "it is freed all the same");
+}
+
+void test_hints() {
+  begin();
+  std::vector<CudaBlock> blocks;
+  for (int i = 0; i < 5; ++i) blocks.push_back(taken(kManaged, 4 * kMiB));
+  const CudaBlock other = taken(kManaged, 4 * kMiB, 1);
+  const auto hints = [&](size_t room) {
+    fake.hints.clear();
+    fake.total = static_cast<size_t>(16 * kMiB), fake.free = room + kMiB;  // a sixteenth is spared
+    check(lowbit_cuda_prefetch(0, nullptr) == nullptr, "hints are taken");
+    int64_t bytes = 0;
+    for (const Hint& hint : fake.hints) bytes += hint.bytes;
+    return bytes;
+  };
+  check(hints(100 * kMiB) == 20 * kMiB && fake.hints.size() == 5, "all come where all fit");
+  check(hints(0) == 0, "nothing is asked for where nothing is free");
+  check(hints(static_cast<size_t>(6 * kMiB)) == 6 * kMiB, "no more than there is room for");
+  check(fake.hints.size() == 2 && fake.hints[1].bytes == 2 * kMiB, "a block may come in parts");
+  check(hints(static_cast<size_t>(6 * kMiB)) == 6 * kMiB &&
+            fake.hints[0].at == reinterpret_cast<uintptr_t>(blocks[1].at) + 2 * kMiB,
+        "the next call goes on where the last one ended");
+  fake.capturing = true;
+  check(hints(100 * kMiB) == 0, "a graph holds no hints");
+  fake.capturing = false;
+  given(blocks[3]);
+  check(hints(100 * kMiB) == 16 * kMiB, "what is freed takes none");
+  for (const Hint& hint : fake.hints)
+    check(hint.device == 0 && hint.at != reinterpret_cast<uintptr_t>(other.at), "nor another's");
+  for (int i : {0, 1, 2, 4}) given(blocks[static_cast<size_t>(i)]);
+  given(other);
+  fake.diary.clear();
+  check(hints(100 * kMiB) == 0 && fake.diary.empty(), "without blocks nothing is looked at");
+}
+
+/// Of any blocks and any room: hints lie in blocks, come to no more than there is room for, none
+/// twice in a call, and in some calls every byte gets one.
+void test_any_blocks() {
+  std::mt19937 random(1);
+  for (int turn = 0; turn < 50; ++turn) {
+    begin();
+    std::vector<CudaBlock> blocks;
+    const auto count = 1 + static_cast<int>(random() % 200);
+    int64_t all = 0;
+    for (int i = 0; i < count; ++i) {
+      blocks.push_back(taken(kManaged, 65536 + static_cast<int64_t>(random() % 3000000)));
+      all += blocks.back().bytes;
+    }
+    std::map<uintptr_t, std::vector<bool>> seen;  // of each block, by pages
+    for (const CudaBlock& b : blocks)
+      seen[reinterpret_cast<uintptr_t>(b.at)].resize(static_cast<size_t>(b.bytes + 65535) / 65536);
+    bool inside = true, few = true, once = true;
+    int64_t hinted = 0;
+    for (int call = 0; call < 400; ++call) {
+      fake.hints.clear();
+      fake.total = 0, fake.free = 65536 + random() % static_cast<size_t>(all);
+      check(lowbit_cuda_prefetch(0, nullptr) == nullptr, "hints are taken");
+      std::map<uintptr_t, int64_t> now;
+      int64_t bytes = 0;
+      for (const Hint& hint : fake.hints) {
+        const auto block = std::prev(seen.upper_bound(hint.at));
+        const auto of = fake.here.at(block->first);
+        inside &= hint.at + static_cast<uintptr_t>(hint.bytes) <= block->first + of;
+        for (uintptr_t page = (hint.at - block->first) / 65536;
+             page * 65536 < hint.at - block->first + static_cast<uintptr_t>(hint.bytes); ++page)
+          block->second[page] = true;
+        const auto after = now.upper_bound(hint.at);
+        once &=
+            after == now.begin() ||
+            std::prev(after)->first + static_cast<uintptr_t>(std::prev(after)->second) <= hint.at;
+        once &= after == now.end() || hint.at + static_cast<uintptr_t>(hint.bytes) <= after->first;
+        now[hint.at] = hint.bytes;
+        bytes += hint.bytes;
+      }
+      few &= bytes <= static_cast<int64_t>(fake.free) && fake.hints.size() <= 64;
+      hinted += bytes;
+    }
+    bool every = true;
+    for (const auto& block : seen) {
+      for (const bool page : block.second) every &= page;
+    }
+    check(inside, "hints lie in blocks");
+    check(few, "they come to no more than there is room for");
+    check(once, "no byte takes two in a call");
+    check(every && hinted > 0, "every byte takes one in some calls");
+    for (const CudaBlock& b : blocks) given(b);
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_blocks();
+  test_refusals();
+  test_hints();
+  test_any_blocks();
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed != 0;
+}
