@@ -131,10 +131,10 @@ void Kept::fresh(const std::vector<void*>& state) const {
     for (int64_t row = 0; row < rows_; ++row) {
       for (int64_t col = 0; col < cols_; col += tile) {
         const int n = static_cast<int>(std::min(tile, cols_ - col));
-        cpu::leaves().encode[slot.format](
-            zeros.data(), codes + row * row_bytes + code_bytes(col, info.bits),
-            scales + row * scale_bytes + col / slot.block * info.scale_bytes, slot.block, n,
-            nullptr, nullptr);
+        cpu::encode_run(cpu::leaves(), slot.format, zeros.data(),
+                        codes + row * row_bytes + code_bytes(col, info.bits),
+                        scales + row * scale_bytes + col / slot.block * info.scale_bytes,
+                        slot.block, n);
       }
     }
     at += 2;
@@ -169,6 +169,7 @@ void Kept::step(const KeptStep& s, const RunParts& run) const {
                 static_cast<uint32_t>(s.step), s.stream};
   job.write_param = s.hyper[0] != 0.0;
   prepare(job, s.hyper.data(), s.step, s.maximize ? -1.0 : 1.0);
+  cpu::lengthen_tiles(job);
   const cpu::Leaves& leaves = cpu::leaves();
   run(job.tiles(), [&](int64_t begin, int64_t end) { cpu::step(job, begin, end, leaves); });
 }

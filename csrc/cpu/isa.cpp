@@ -13,7 +13,7 @@ struct Isa {
 };
 
 struct Isas {
-  Isa isa[3];
+  Isa isa[4];
   int count = 0;
   const Leaves* current = nullptr;
   char names[64] = "";
@@ -26,9 +26,11 @@ struct Isas {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("bmi2");
     add(kLeavesAvx2, avx2);
-    add(kLeavesAvx512,
-        avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl");
+    add(kLeavesAvx512, avx512);
+    add(kLeavesAvx512Vbmi, avx512 && __builtin_cpu_supports("avx512vbmi"));
 #endif
     const char* forced = std::getenv("LOWBIT_ISA");
     if (forced != nullptr && !set(forced)) refused = forced;

@@ -94,8 +94,21 @@ typename F::Scale scale_given(const uint32_t* given) {
   return F::Scale::of(given[0], given[1] == 0 ? kNoLeast : 0x7fffffffu - given[1]);
 }
 
+/// The scale of the n values from x[at] on.
 template <class F>
-typename F::Scale scale_of(const float* x, int n) {
+typename F::Scale scale_of(const float* x, int at, int n, const uint32_t* most) {
+  if constexpr (!F::Scale::kNeedsLeast) {
+    if (most != nullptr && at % kMostRun == 0 && n % kMostRun == 0) {
+      most += at / kMostRun * kMostLanes;
+      uint32_t lane[kMostLanes] = {};
+      for (int i = 0; i < n / kMostRun; ++i, most += kMostLanes)
+        for (int j = 0; j < kMostLanes; ++j) lane[j] = most[j] > lane[j] ? most[j] : lane[j];
+      uint32_t all = 0;
+      for (int j = 0; j < kMostLanes; ++j) all = lane[j] > all ? lane[j] : all;
+      return F::Scale::of(all, kNoLeast);
+    }
+  }
+  x += at;
   return F::Scale::of(most_bits(x, n), F::Scale::kNeedsLeast ? least_bits(x, n) : kNoLeast);
 }
 
@@ -144,18 +157,32 @@ void decode(const void* codes, const void* scales, int block, float* out, int n)
 }
 
 template <class F>
-void encode(const float* x, void* codes, void* scales, int block, int n, const uint16_t* random16,
-            const uint32_t* given) {
+void find_scales(const float* x, int block, int n, const uint32_t* given, const uint32_t* most,
+                 void* stored, BlockScales& found) {
+  using Scale = typename F::Scale;
+  static_assert(sizeof(Scale) <= sizeof(BlockScales::One) &&
+                alignof(Scale) <= alignof(BlockScales::One));
+  auto* out = static_cast<typename Scale::Stored*>(stored);
+  for (int i = 0, b = 0; i < n; i += block, ++b, out += Scale::kStored) {
+    const int count = n - i < block ? n - i : block;
+    const Scale scale =
+        given != nullptr ? scale_given<F>(given + 2 * b) : scale_of<F>(x, i, count, most);
+    scale.write(out);
+    std::memcpy(&found.of[b], &scale, sizeof scale);
+  }
+}
+
+template <class F>
+void encode(const float* x, void* codes, const BlockScales& scales, int block, int n,
+            const uint16_t* random16) {
   using Storage = typename F::Storage;
   if constexpr (F::kScaled) {
     Codes<F> held;
     auto* out = held.room(codes);
-    auto* stored = static_cast<typename F::Scale::Stored*>(scales);
-    for (int i = 0; i < n; i += block, stored += F::Scale::kStored) {
+    for (int i = 0, b = 0; i < n; i += block, ++b) {
       const int count = n - i < block ? n - i : block;
-      const auto scale =
-          given != nullptr ? scale_given<F>(given + i / block * 2) : scale_of<F>(x + i, count);
-      scale.write(stored);
+      typename F::Scale scale;
+      std::memcpy(&scale, &scales.of[b], sizeof scale);
       if (!scale.coded) {
         for (int j = 0; j < count; ++j) out[i + j] = static_cast<Storage>(F::kZeroCode);
       } else if (random16 == nullptr) {
@@ -168,7 +195,7 @@ void encode(const float* x, void* codes, void* scales, int block, int n, const u
     }
     held.write(codes, n);
   } else {
-    (void)scales, (void)block, (void)given;
+    (void)scales, (void)block;
     auto* out = static_cast<Storage*>(codes);
     if constexpr (requires { F::encode(0.0f, 0u); }) {
       if (random16 != nullptr) {
@@ -180,7 +207,7 @@ void encode(const float* x, void* codes, void* scales, int block, int n, const u
   }
 }
 
-/// Scales of absmax, of which each value may have another: the map alone goes through the fast way,
+/// BlockScales of absmax, of which each value may have another: the map alone goes through the fast way,
 /// with a scale of 1.
 template <class F>
 constexpr bool kPlainScale = __is_same(typename F::Scale, BlockScale);
@@ -257,9 +284,25 @@ LB_HD void update_run(const float* __restrict g, float* __restrict p, float* __r
   }
 }
 
+void draw_all(const Draw& draw) {
+  Drawing drawing(draw);
+  drawing.finish();
+}
+
+void most_of_run(const float* x, uint32_t* most) {
+  for (int j = 0; j < kMostLanes; ++j) {
+    uint32_t m = magnitude_bits(x[j]);
+    for (int i = j + kMostLanes; i < kMostRun; i += kMostLanes) {
+      const uint32_t b = magnitude_bits(x[i]);
+      m = b > m ? b : m;
+    }
+    most[j] = m;
+  }
+}
+
 template <class U>
 void update(const float* g, float* p, float* const* s, const float* const* f, int n,
-            const void* coef, const Draw* draw) {
+            const void* coef, const Draw* draw, uint32_t* most) {
   typename U::Coef c;
   std::memcpy(&c, coef, sizeof c);
   float* const s0 = s[0];
@@ -267,15 +310,26 @@ void update(const float* g, float* p, float* const* s, const float* const* f, in
   float* const s2 = U::kSlots > 2 ? s[2] : s0;
   float* const s3 = U::kSlots > 3 ? s[3] : s0;
   int i = 0;
-  if (draw != nullptr) {
-    Drawing drawing(*draw);
-    if constexpr (factors_of<U>() == 0) {
-      for (; i + 64 <= n && drawing.more(); i += 64) {
-        drawing.next();
-        update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, s3 + i, nullptr, 64, c);
+  if constexpr (factors_of<U>() == 0) {
+    const auto run = [&] {
+      update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, s3 + i, nullptr, kMostRun, c);
+      if (most != nullptr) {
+        uint32_t* at = most + i / kMostRun * kMostLanes;
+        for (int k = 0; k < U::kSlots; ++k) most_of_run(s[k] + i, at + k * kMostOfSlot);
       }
+      i += kMostRun;
+    };
+    if (draw != nullptr) {
+      Drawing drawing(*draw);
+      while (i + kMostRun <= n && drawing.more()) {
+        drawing.next();
+        run();
+      }
+      drawing.finish();
     }
-    drawing.finish();
+    while (i + kMostRun <= n) run();
+  } else if (draw != nullptr) {
+    draw_all(*draw);
   }
   update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, s3 + i, f, n - i, c);
 }
@@ -329,11 +383,6 @@ void measure(int round, const float* g, const float* p, const float* const* s,
   }
 }
 
-void draw_all(const Draw& draw) {
-  Drawing drawing(draw);
-  drawing.finish();
-}
-
 void add(const float* x, int n, int64_t* words) { exact_add(x, n, words); }
 void add_row(const float* x, int n, ColumnSums& sums, int64_t* words) {
   add_columns(x, n, sums, words);
@@ -368,6 +417,7 @@ constexpr void fill_state(Leaves& l, int i) {
   l.decode[i] = decode<S>;
   l.encode[i] = encode<S>;
   if constexpr (S::kScaled) {
+    l.scale[i] = find_scales<S>;
     if constexpr (!S::Scale::kNeedsLeast) {
       l.decode_given[i] = decode_given<S>;
       l.encode_given[i] = encode_given<S>;

@@ -44,7 +44,8 @@ void step_tile(const ParamRows& param, int64_t cols, int64_t i, int64_t col, int
 const LowRankKernels& lowrank_kernels() {
 #if defined(LOWBIT_X86)
   const char* isa = leaves().isa;
-  if (std::strcmp(isa, kLowRankAvx512.isa) == 0) return kLowRankAvx512;
+  if (std::strncmp(isa, kLowRankAvx512.isa, std::strlen(kLowRankAvx512.isa)) == 0)
+    return kLowRankAvx512;
   if (std::strcmp(isa, kLowRankAvx2.isa) == 0) return kLowRankAvx2;
 #endif
   return kLowRankBaseline;

@@ -7,6 +7,40 @@
 
 namespace lowbit::cpu {
 
+namespace {
+
+/// Whether the rows can be one: a block that is as long as a row or longer ends with the row.
+bool can_join(const Job& job, const RuleInfo& rule) {
+  if (job.rows < 2 || job.cols == 0 || job.global_cols != job.cols || rule.factors > 0 ||
+      job.cut != kNoCut || job.front > 0 || job.back > 0)
+    return false;
+  for (int k = 0; k < rule.slots; ++k) {
+    const StateSlot& slot = job.state[k];
+    if (slot.kind == kNoScale) continue;
+    if (slot.kind != kBlock || job.cols * state_info(slot.format).bits % 8 != 0 ||
+        (job.cols > slot.block && job.cols % slot.block != 0))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void lengthen_tiles(Job& job) {
+  const RuleInfo rule = rule_info(job.rule);
+  const int64_t cols = job.cols;
+  job.tile = std::max(job.tile, kLongTile);
+  if (!can_join(job, rule)) return;
+  for (int k = 0; k < rule.slots; ++k) {
+    StateSlot& slot = job.state[k];
+    if (slot.kind == kBlock && cols < slot.block) slot.block = static_cast<int>(cols);
+  }
+  if (cols < job.tile)
+    job.tile = static_cast<int>(cols * std::min<int64_t>(job.tile / cols, kMostBlocks));
+  job.cols = job.global_cols = job.rows * cols;
+  job.rows = 1;
+}
+
 void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf) {
   Tile tile(job, leaf);
   const int64_t tiles_per_row = job.tiles_per_row();
@@ -22,8 +56,8 @@ void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf) {
 
 void write_cut_scales(const Job& job, const Leaves& leaf) {
   if (job.cut_rows() == 0) return;
-  const float zeros[kTile] = {};
-  alignas(8) char codes[kTile * sizeof(float)];
+  const float zeros[kMostBlocks] = {};
+  BlockScales found;
   for (int k = 0; k < rule_info(job.rule).slots; ++k) {
     const StateSlot& slot = job.state[k];
     if (slot.kind != kBlock) continue;
@@ -31,11 +65,11 @@ void write_cut_scales(const Job& job, const Leaves& leaf) {
     for (int64_t row = 0; row < job.rows; ++row) {
       const int64_t cut = job.cut_row(row);
       if (cut < 0) continue;
-      for (int64_t b = 0; b < blocks; b += kTile) {  // as if blocks had one value each
-        const int n = static_cast<int>(std::min<int64_t>(blocks - b, kTile));
-        leaf.encode[slot.format](zeros, codes,
-                                 static_cast<char*>(slot.scales) + (row * blocks + b) * bytes, 1, n,
-                                 nullptr, slot.block_next + 2 * (cut * blocks + b));
+      for (int64_t b = 0; b < blocks; b += kMostBlocks) {  // as if blocks had one value each
+        const int n = static_cast<int>(std::min<int64_t>(blocks - b, kMostBlocks));
+        leaf.scale[slot.format](zeros, 1, n, slot.block_next + 2 * (cut * blocks + b), nullptr,
+                                static_cast<char*>(slot.scales) + (row * blocks + b) * bytes,
+                                found);
       }
     }
   }

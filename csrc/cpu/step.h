@@ -19,6 +19,12 @@ bool set_isa(const char* name);
 /// What LOWBIT_ISA named in vain; null where it is not set or was taken.
 const char* refused_isa();
 
+/// Makes the tiles of a job that `step` is next to walk as long as serves the CPU best: longer ones
+/// do not stay in the nearest cache, and each costs as much as some tens of values. Rows that lie one
+/// behind the other, in memory and in the parameter, and hold whole blocks become one row.
+void lengthen_tiles(Job& job);
+constexpr int kLongTile = 512;
+
 /// Steps the tiles [begin, end) of the job, counted row by row.
 void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf);
 

@@ -23,6 +23,7 @@ Tile::Tile(const Job& job, const Leaves& leaf) : job_(job), leaf_(leaf) {
   for (int k = 0; k < slots_; ++k) {
     const StateInfo info = state_info(job.state[k].format);
     cursor_[k] = {info.bits, info.scale_bytes, nullptr, nullptr};
+    finds_most_ |= job.state[k].kind == kBlock && factors_count_ == 0;
   }
 }
 
@@ -55,6 +56,13 @@ void Tile::codes_out(const Cursor& c) const {
   std::memcpy(c.values + before, codes_ + before, static_cast<size_t>(bytes - before));
 }
 
+/// The processor fetches a stream ahead while it is read, and not while a tile is worked on.
+static void prefetch(const void* memory, int64_t bytes) {
+  constexpr int kLine = 64;
+  for (int64_t at = 0; at < bytes; at += kLine)
+    __builtin_prefetch(static_cast<const char*>(memory) + at);
+}
+
 bool Tile::load(int64_t at_row, int64_t tile) {
   row = at_row, col = tile * job_.tile - lead_;
   n = static_cast<int>(job_.cols - col < job_.tile ? job_.cols - col : job_.tile);
@@ -71,6 +79,7 @@ bool Tile::load(int64_t at_row, int64_t tile) {
   const void* grad = static_cast<const char*>(job_.grad) + at * grad_bytes_;
   leaf_.load_grad[job_.grad_format](grad, g_ + begin, end - begin);
   leaf_.load_param[job_.param_format](param_, extra_, p_ + begin, end - begin);
+  prefetch(static_cast<const char*>(grad) + n * grad_bytes_, n * grad_bytes_);
   if (ragged()) {
     blank(g_), blank(p_);
     for (int k = 0; k < 2 * factors_count_; ++k) blank(f_[k]);
@@ -114,9 +123,12 @@ static Draw draw_of(const Job& job, int64_t row, int64_t col, int n, int slot, u
 }
 
 void Tile::update() {
+  prefetch(param_ + n * param_bytes_, n * param_bytes_);
+  if (extra_ != nullptr) prefetch(extra_ + n * extra_bytes_, n * extra_bytes_);
   skip_ = static_cast<int>((job_.first + row * job_.global_cols + col) & 7);
   const Draw draw = draw_of(job_, row, col, n, 0, random16_);
-  leaf_.update[job_.rule](g_, p_, states_, factors_, n, job_.coef, random_ ? &draw : nullptr);
+  leaf_.update[job_.rule](g_, p_, states_, factors_, n, job_.coef, random_ ? &draw : nullptr,
+                          finds_most_ ? most_of_state_ : nullptr);
   if (ragged()) {
     for (int k = 0; k < slots_; ++k) blank(s_[k]);
   }
@@ -130,20 +142,27 @@ const uint16_t* Tile::draw_for(int slot) {
 
 void Tile::store() {
   const int64_t cut = job_.cut_row(row);
+  const bool found = finds_most_ && !ragged();
+  for (int k = 0; k < slots_; ++k) {
+    const StateSlot& slot = job_.state[k];
+    if (slot.kind != kBlock) continue;
+    const uint32_t* given =
+        cut < 0 ? nullptr : slot.block_next + 2 * (cut * job_.blocks(slot.block) + block_of(slot));
+    leaf_.scale[slot.format](s_[k], slot.block, n, given,
+                             found ? most_of_state_ + k * kMostOfSlot : nullptr, cursor_[k].scales,
+                             scales_[k]);
+  }
   for (int k = 0; k < slots_; ++k) {
     const StateSlot& slot = job_.state[k];
     const Cursor& c = cursor_[k];
     const uint16_t* random16 = draw_for(k);
     char* codes = col < 0 ? codes_ : c.values;
+    prefetch(c.values + code_bytes(n, c.bits), code_bytes(n, c.bits));
     if (is_measured(slot.kind)) {
       most_of(slot.row_next, slot.col_next, slot.row_stride, most_);
       leaf_.encode_given[slot.format](s_[k], codes, most_, n, random16);
     } else {
-      const uint32_t* given =
-          slot.kind == kBlock && cut >= 0
-              ? slot.block_next + 2 * (cut * job_.blocks(slot.block) + block_of(slot))
-              : nullptr;
-      leaf_.encode[slot.format](s_[k], codes, c.scales, slot.block, n, random16, given);
+      leaf_.encode[slot.format](s_[k], codes, scales_[k], slot.block, n, random16);
     }
     if (col < 0) codes_out(c);
   }

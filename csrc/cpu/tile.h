@@ -65,19 +65,22 @@ class Tile {
   const Job& job_;
   const Leaves& leaf_;
   int slots_, factors_count_, param_bytes_, extra_bytes_, grad_bytes_, skip_ = 0;
-  bool random_;
+  bool random_, finds_most_ = false;
   int64_t rows_inside_;    // inner rows in a row of the job
   int64_t lead_, offset_;  // columns before the part of the first tile, and of the first block
   Cursor cursor_[kMaxSlots];
   char *param_ = nullptr, *extra_ = nullptr;
   // Apart by an odd number of cache lines: at multiples of 4096 bytes a load waits for the store of
   // another array.
-  static constexpr int kRoom = kMostTile + 80;
+  static constexpr int kRoom = kMostTile + 272;
   alignas(64) float g_[kRoom], p_[kRoom], s_[kMaxSlots][kRoom];
   float f_[2 * kMaxFactors][kRoom];
   float* states_[kMaxSlots];
   const float* factors_[2 * kMaxFactors];
   uint32_t most_[kMostTile];
+  BlockScales scales_[kMaxSlots];
+  // What the update finds, of use where the whole tile is here.
+  alignas(64) uint32_t most_of_state_[kMaxSlots * kMostOfSlot];
   alignas(64) char codes_[kMostTile * sizeof(float)];
   alignas(64) uint16_t random16_[kMostTile + 8 + 7 * 8], state_random16_[kMostTile + 8 + 7 * 8];
 };

@@ -304,8 +304,7 @@ void test_codes() {
         }
       };
       tiles([&](size_t value, size_t code, size_t stored, int n) {
-        leaves.encode[format](&x[value], &codes[0][code], &scale[0][stored], block, n, nullptr,
-                              nullptr);
+        cpu::encode_run(leaves, format, &x[value], &codes[0][code], &scale[0][stored], block, n);
       });
       const std::string name = std::string(info.name) + ", blocks of " + std::to_string(block);
       check(codes[0] == codes[1], "encode " + name);

@@ -161,10 +161,10 @@ bool ties_differ() {
     CudaCode call{0, nullptr, format, 256, 1, n, x.data(), codes[1].data(), scales[1].data()};
     if (lowbit_cuda_encode(&call) != nullptr) return true;
     for (int at = 0; at < n; at += kTile)
-      leaves.encode[format](&x[static_cast<size_t>(at)],
-                            &codes[0][static_cast<size_t>(at * info.bits / 8)],
-                            &scales[0][static_cast<size_t>(at / kTile * info.scale_bytes)], 256,
-                            std::min(kTile, n - at), nullptr, nullptr);
+      cpu::encode_run(leaves, format, &x[static_cast<size_t>(at)],
+                      &codes[0][static_cast<size_t>(at * info.bits / 8)],
+                      &scales[0][static_cast<size_t>(at / kTile * info.scale_bytes)], 256,
+                      std::min(kTile, n - at));
     if (codes[0] != codes[1] || scales[0] != scales[1]) return true;
   }
   // A first moment of half the gradient, by a fixed kernel.

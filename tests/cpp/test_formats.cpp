@@ -570,7 +570,9 @@ std::string contents(const char* name) {
 }
 
 bool usable() {
-#if defined(__AVX512F__)
+#if defined(__AVX512VBMI__)
+  return __builtin_cpu_supports("avx512vbmi");
+#elif defined(__AVX512F__)
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq");
 #elif defined(__AVX2__)

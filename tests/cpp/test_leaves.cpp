@@ -2,6 +2,7 @@
 // baseline's codes are those of a search by brute force: on ordinary, adversarial and random
 // values, for every length from 1 to a tile, from addresses of any alignment, and without a byte
 // written beyond the end.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -52,6 +53,15 @@ class Guarded {
   size_t bytes_, shift_;
   std::vector<uint8_t> all_;
 };
+
+/// BlockScales and codes, those by chance too.
+void encode(const Leaves& leaf, int format, const float* x, void* codes, void* stored, int block,
+            int n, const uint16_t* random16) {
+  cpu::BlockScales scales;
+  if (leaf.scale[format] != nullptr)
+    leaf.scale[format](x, block, n, nullptr, nullptr, stored, scales);
+  leaf.encode[format](x, codes, scales, block, n, random16);
+}
 
 enum class Kind {
   kNormal,
@@ -150,10 +160,8 @@ void compare_encode_decode(const Leaves& base, const Leaves& leaf) {
         Guarded in(kRoom, s.shift), codes_a(kRoom, shift), codes_b(kRoom, shift);
         Guarded scales_a(kScaleRoom), scales_b(kScaleRoom);
         std::memcpy(in.bytes(), x.data(), x.size() * 4);
-        base.encode[f](in.floats(), codes_a.bytes(), scales_a.bytes(), block, s.n, random16,
-                       nullptr);
-        leaf.encode[f](in.floats(), codes_b.bytes(), scales_b.bytes(), block, s.n, random16,
-                       nullptr);
+        encode(base, f, in.floats(), codes_a.bytes(), scales_a.bytes(), block, s.n, random16);
+        encode(leaf, f, in.floats(), codes_b.bytes(), scales_b.bytes(), block, s.n, random16);
         const std::string what = std::string(info.name) + " kind " + std::to_string(kind) +
                                  (random16 != nullptr ? " by chance" : "");
         check(codes_a.same(codes_b) && scales_a.same(scales_b),
@@ -240,6 +248,24 @@ void compare_loads_and_stores(const Leaves& base, const Leaves& leaf) {
   }
 }
 
+/// Whether scales are the same from what an update found of the state's magnitudes as without it.
+bool finds_most(const Leaves& leaf, float* const* states, int slots, int n,
+                const std::vector<uint32_t>& most) {
+  constexpr int kFormat = 2;  // dynamic8
+  bool same = true;
+  for (int k = 0; k < slots; ++k) {
+    for (const int block : {32, 64, 256}) {
+      cpu::BlockScales scales;
+      float stored[2][cpu::kMostBlocks] = {};
+      leaf.scale[kFormat](states[k], block, n, nullptr, nullptr, stored[0], scales);
+      leaf.scale[kFormat](states[k], block, n, nullptr,
+                          &most[static_cast<size_t>(k) * cpu::kMostOfSlot], stored[1], scales);
+      same = same && std::memcmp(stored[0], stored[1], sizeof stored[0]) == 0;
+    }
+  }
+  return same;
+}
+
 /// Every rule's update and measuring rounds, with coefficients as some step would prepare them.
 void compare_updates(const Leaves& base, const Leaves& leaf) {
   const double hyper[16] = {1e-3, 0.9, 0.99, 0.95, 1e-8, 1e-3, 1.0, 1e-2, 0, 0, 0, -1.0, 0};
@@ -283,11 +309,14 @@ void compare_updates(const Leaves& base, const Leaves& leaf) {
           same = same && std::memcmp(totals[0][k].data(), totals[1][k].data(),
                                      totals[0][k].size() * 4) == 0;
       }
+      std::vector<uint32_t> most(kMaxSlots * cpu::kMostOfSlot);
       for (int which = 0; which < 2; ++which) {
         float* states[kMaxSlots];
         for (int k = 0; k < kMaxSlots; ++k) states[k] = state[which][k].data();
         (which ? leaf : base)
-            .update[f](g.data(), param[which].data(), states, factors, s.n, job.coef, nullptr);
+            .update[f](g.data(), param[which].data(), states, factors, s.n, job.coef, nullptr,
+                       most.data());
+        same = same && (info.factors > 0 || finds_most(leaf, states, info.slots, s.n, most));
         canonicalize(param[which].data(), s.n);
         for (float* x : states) canonicalize(x, s.n);
       }
@@ -313,7 +342,7 @@ void check_draws(const Leaves& leaf) {
       float* const states[2] = {&zero[2 * kTile], &zero[3 * kTile]};
       Guarded out(static_cast<size_t>(groups + 7) * 16, 2 * static_cast<size_t>(n % 3));
       const Draw draw{key, first, groups, reinterpret_cast<uint16_t*>(out.bytes())};
-      leaf.update[0](&zero[0], &zero[kTile], states, nullptr, n, &coef, &draw);
+      leaf.update[0](&zero[0], &zero[kTile], states, nullptr, n, &coef, &draw, nullptr);
       bool good = out.whole(static_cast<size_t>(groups + 7) * 16);
       for (int i = 0; i < groups * 8; ++i) {
         good =
@@ -348,13 +377,40 @@ void check_codes(const Leaves& leaf, int format) {
     x[0] = 1.0f;  // so that the scale is 1
     uint8_t codes[kTile];
     float scale = 0.0f;
-    leaf.encode[format](x.data(), codes, &scale, kTile, kTile, nullptr, nullptr);
+    encode_run(leaf, format, x.data(), codes, &scale, kTile, kTile);
     int wrong = 0;
     for (int i = 0; i < kTile; ++i) wrong += codes[i] != brute_force<F>(x[static_cast<size_t>(i)]);
     const std::string what = std::string(leaf.isa) + " " + F::kName;
     check(scale == 1.0f && wrong == 0,
           what + " against brute force: " + std::to_string(wrong) + " wrong");
   }
+}
+
+/// Around the middle of each two neighbouring entries: every float next to it, and ever fewer as far
+/// as arithmetic can be unsure.
+template <class F>
+void check_boundaries(const Leaves& leaf, int format) {
+  std::vector<float> x;
+  for (uint32_t c = 0; c < 255; ++c) {
+    const double middle = (static_cast<double>(F::decode(c)) + F::decode(c + 1)) / 2;
+    const uint32_t at = float_bits(static_cast<float>(middle));
+    for (uint32_t off = 0; off < 1 << 14; off += 1 + off / 64) {
+      x.push_back(bits_float(at + off));
+      x.push_back(bits_float(at - off));
+    }
+  }
+  int wrong = 0;
+  for (size_t i = 0; i < x.size(); i += kTile - 1) {
+    float part[kTile] = {1.0f};  // so that the scale is 1
+    const size_t n = std::min<size_t>(kTile - 1, x.size() - i);
+    std::memcpy(part + 1, &x[i], n * sizeof(float));
+    uint8_t codes[kTile];
+    float scale;
+    encode_run(leaf, format, part, codes, &scale, kTile, kTile);
+    for (size_t j = 0; j < n; ++j) wrong += codes[j + 1] != brute_force<F>(x[i + j]);
+  }
+  check(wrong == 0, std::string(leaf.isa) + " " + F::kName + " at boundaries: " +
+                        std::to_string(wrong) + " of " + std::to_string(x.size()) + " wrong");
 }
 
 /// Floats of [2^-40, 1], a prime number apart, all signs: every decade, every segment of the
@@ -372,8 +428,8 @@ void sweep(const Leaves& base, const Leaves& leaf) {
       x[0] = 1.0f;
       uint8_t codes_a[kTile], codes_b[kTile];
       float scale_a, scale_b;
-      base.encode[format](x, codes_a, &scale_a, kTile, kTile, nullptr, nullptr),
-          leaf.encode[format](x, codes_b, &scale_b, kTile, kTile, nullptr, nullptr);
+      encode_run(base, format, x, codes_a, &scale_a, kTile, kTile);
+      encode_run(leaf, format, x, codes_b, &scale_b, kTile, kTile);
       same = same && std::memcmp(codes_a, codes_b, kTile) == 0;
     }
     check(same, std::string(leaf.isa) + " encode sweep, format " + std::to_string(format));
@@ -398,6 +454,8 @@ int main() {
     check_draws(leaf);
     check_codes<Dynamic8>(leaf, 2);
     check_codes<Dynamic8Unsigned>(leaf, 3);
+    check_boundaries<Dynamic8>(leaf, 2);
+    check_boundaries<Dynamic8Unsigned>(leaf, 3);
     sweep(base, leaf);
     at = end == std::string::npos ? names.size() : end + 1;
   }

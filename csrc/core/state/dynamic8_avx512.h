@@ -23,7 +23,11 @@ template <int kExtra>
 struct Dynamic8Registers {
   using Tables = Dynamic8Tables<kExtra>;
   static constexpr int kHalves = kExtra ? 256 : 128;
+#if defined(__AVX512VBMI__)
+  alignas(64) uint8_t byte[4][kHalves] = {};  // of the magnitudes
+#else
   alignas(64) uint16_t low[kHalves] = {}, high[kHalves] = {};  // of the magnitudes
+#endif
   // By the low 4 bits of exponent / 2:
   alignas(64)
       uint32_t carry[16] = {};  // added to a key (below) it moves those past the boundary up by one
@@ -38,10 +42,23 @@ struct Dynamic8Registers {
   static constexpr uint32_t kLowest =
       49;  // exponent / 2 of the lowest segment, 2^-29, which smaller values share
 
+  /// Lines are ordinals in steps of 2^-16, and one step of that is all by which they err (for each
+  /// value of z: tests/cpp/test_formats.cpp). Unsigned ones have added what rounding adds: half an
+  /// ordinal, and half of what is unsure.
+  static constexpr float kOne = 65536.0f;
+  static constexpr int kUnsure = 8;
+  static constexpr int kRound = 32768 + kUnsure / 2;
+  static constexpr float kBias = kExtra ? kRound : 0;
+
   constexpr explicit Dynamic8Registers(const Tables& t) {
     for (int m = 0; m < kHalves; ++m) {
+#if defined(__AVX512VBMI__)
+      for (int b = 0; b < 4; ++b)
+        byte[b][m] = static_cast<uint8_t>(float_bits(t.magnitude[m]) >> 8 * b);
+#else
       low[m] = static_cast<uint16_t>(float_bits(t.magnitude[m]));
       high[m] = static_cast<uint16_t>(float_bits(t.magnitude[m]) >> 16);
+#endif
     }
     line(0, Tables::kDecades, t);              // where the carry out of the last segment leads
     for (uint32_t e = kLowest; e < 64; ++e) {  // values [2^(2e-127), 2^(2e-125))
@@ -60,6 +77,10 @@ struct Dynamic8Registers {
 
  private:
   constexpr void line(int at, int decade, const Tables& t) {
+    ordinals(at, decade, t);
+    slope[at] *= kOne, offset[at] = offset[at] * kOne + kBias, last[at] = last[at] * kOne + kBias;
+  }
+  constexpr void ordinals(int at, int decade, const Tables& t) {
     if (decade == Tables::kDecades) {
       offset[at] = last[at] = static_cast<float>(Tables::kTop);
     } else if (decade > 0) {
@@ -79,6 +100,77 @@ struct Dynamic8Registers {
 
 constexpr Dynamic8Registers<0> kDynamic8Registers{Dynamic8Tables<0>{}};
 constexpr Dynamic8Registers<1> kDynamic8UnsignedRegisters{Dynamic8Tables<1>{}};
+
+#if defined(__AVX512VBMI__)
+
+/// Byte `kByte` of the magnitudes of 64 ordinals; kHalves of them.
+template <int kByte, int kCount>
+struct Bytes {
+  __m512i table[kCount / 64];
+
+  LB_HD explicit Bytes(const uint8_t (*bytes)[kCount]) {
+    for (int i = 0; i < kCount / 64; ++i) table[i] = _mm512_load_si512(bytes[kByte] + 64 * i);
+  }
+  LB_HD __m512i operator()(__m512i index, __mmask64 bit7) const {
+    const __m512i v = _mm512_permutex2var_epi8(table[0], index, table[1]);
+    if constexpr (kCount == 128) {
+      return v;
+    } else {
+      return _mm512_mask_mov_epi8(v, bit7, _mm512_permutex2var_epi8(table[2], index, table[3]));
+    }
+  }
+};
+
+/// out[i] = map(codes[i]) * scale for 64 codes, whose bytes are looked up one by one.
+template <class Format>
+struct Decode64 {
+  static constexpr int kCount = Format::kSigned ? 128 : 256;
+  static constexpr const auto& registers() {
+    if constexpr (Format::kSigned) {
+      return kDynamic8Registers;
+    } else {
+      return kDynamic8UnsignedRegisters;
+    }
+  }
+  Bytes<0, kCount> byte0{registers().byte};
+  Bytes<1, kCount> byte1{registers().byte};
+  Bytes<2, kCount> byte2{registers().byte};
+  Bytes<3, kCount> byte3{registers().byte};
+  static constexpr int kTurn = 64;
+
+  LB_HD void operator()(const uint8_t* codes, __m512 scale, float* out) const {
+    // Interleaving works inside lanes: give each lane the codes that it shall put out.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i code = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(codes));
+    __m512i b[4];
+    if constexpr (Format::kSigned) {
+      const __m512i k = _mm512_sub_epi8(code, _mm512_set1_epi8(127)), m = _mm512_abs_epi8(k);
+      // The magnitude 1 is not in the tables; its index finds the bytes of zero there.
+      const __mmask64 one = _mm512_movepi8_mask(m), none = 0;
+      const __mmask64 negative = _mm512_cmplt_epu8_mask(code, _mm512_set1_epi8(127));
+      b[0] = byte0(m, none), b[1] = byte1(m, none);
+      b[2] = _mm512_mask_mov_epi8(byte2(m, none), one, _mm512_set1_epi8(static_cast<char>(0x80)));
+      b[3] = _mm512_mask_mov_epi8(byte3(m, none), one, _mm512_set1_epi8(0x3f));
+      b[3] = _mm512_mask_add_epi8(b[3], negative, b[3], _mm512_set1_epi8(static_cast<char>(0x80)));
+    } else {
+      const __mmask64 bit7 = _mm512_movepi8_mask(code);
+      b[0] = byte0(code, bit7), b[1] = byte1(code, bit7);
+      b[2] = byte2(code, bit7), b[3] = byte3(code, bit7);
+    }
+    const __m512i low[2] = {_mm512_unpacklo_epi8(b[0], b[1]), _mm512_unpackhi_epi8(b[0], b[1])};
+    const __m512i high[2] = {_mm512_unpacklo_epi8(b[2], b[3]), _mm512_unpackhi_epi8(b[2], b[3])};
+    for (int i = 0; i < 2; ++i) {
+      const __m512i v = _mm512_unpacklo_epi16(low[i], high[i]),
+                    w = _mm512_unpackhi_epi16(low[i], high[i]);
+      _mm512_storeu_ps(out + 32 * i, _mm512_mul_ps(_mm512_castsi512_ps(v), scale));
+      _mm512_storeu_ps(out + 32 * i + 16, _mm512_mul_ps(_mm512_castsi512_ps(w), scale));
+    }
+  }
+};
+using Dynamic8Decoder = Decode64<Dynamic8>;
+using Dynamic8UnsignedDecoder = Decode64<Dynamic8Unsigned>;
+
+#else
 
 /// 64 (signed) or 256 (unsigned) halves, looked up by the low 6 or 8 bits of 32 indices.
 template <int kCount>
@@ -106,7 +198,7 @@ struct Halves {
 };
 
 /// The halves of the values of 32 codes.
-struct Dynamic8Decoder {
+struct Dynamic8Halves {
   Halves<128> low{kDynamic8Registers.low}, high{kDynamic8Registers.high};
 
   LB_HD void operator()(__m512i code, __m512i* l, __m512i* h) const {
@@ -121,7 +213,7 @@ struct Dynamic8Decoder {
   }
 };
 
-struct Dynamic8UnsignedDecoder {
+struct Dynamic8UnsignedHalves {
   Halves<256> low{kDynamic8UnsignedRegisters.low}, high{kDynamic8UnsignedRegisters.high};
 
   LB_HD void operator()(__m512i code, __m512i* l, __m512i* h) const {
@@ -132,30 +224,41 @@ struct Dynamic8UnsignedDecoder {
   }
 };
 
-template <class Decoder>
-LB_HD void decode32(const Decoder& decoder, const uint8_t* codes, __m512 scale, float* out) {
-  // Interleaving works inside lanes of four floats: give each lane the codes that it shall put out.
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-  __m512i low, high;
-  decoder(_mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, order)), &low, &high);
-  _mm512_storeu_ps(out,
-                   _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high)), scale));
-  _mm512_storeu_ps(out + 16,
-                   _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high)), scale));
-}
+/// out[i] = map(codes[i]) * scale for 32 codes.
+template <class Halves>
+struct Decode32 {
+  Halves halves;
+  static constexpr int kTurn = 32;
+
+  LB_HD void operator()(const uint8_t* codes, __m512 scale, float* out) const {
+    // Interleaving works inside lanes of four floats: give each lane the codes that it shall put out.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+    __m512i low, high;
+    halves(_mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, order)), &low, &high);
+    _mm512_storeu_ps(out,
+                     _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high)), scale));
+    _mm512_storeu_ps(out + 16,
+                     _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high)), scale));
+  }
+};
+using Dynamic8Decoder = Decode32<Dynamic8Halves>;
+using Dynamic8UnsignedDecoder = Decode32<Dynamic8UnsignedHalves>;
+
+#endif
 
 template <class Decoder>
 LB_HD void decode_all(const uint8_t* codes, float scale, float* out, int n) {
   const Decoder decoder;
+  constexpr int kTurn = Decoder::kTurn;
   const __m512 scales = _mm512_set1_ps(scale);
   int i = 0;
-  for (; i + 32 <= n; i += 32) decode32(decoder, codes + i, scales, out + i);
+  for (; i + kTurn <= n; i += kTurn) decoder(codes + i, scales, out + i);
   if (i < n) {
-    uint8_t some[32] = {};
-    float decoded[32];
+    uint8_t some[kTurn] = {};
+    float decoded[kTurn];
     std::memcpy(some, codes + i, static_cast<size_t>(n - i));
-    decode32(decoder, some, scales, decoded);
+    decoder(some, scales, decoded);
     std::memcpy(out + i, decoded, static_cast<size_t>(n - i) * sizeof(float));
   }
 }
@@ -169,15 +272,35 @@ LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, const BlockScale
   decode_all<Dynamic8UnsignedDecoder>(codes, s.scale, out, n);
 }
 
-/// The operand of larger magnitude; the first operand, limited in magnitude by the second. For
-/// _mm512_range_ps.
-constexpr int kLargerMagnitude = 0xB, kLimited = 0x2;
+/// The first operand, limited in magnitude by the second. For _mm512_range_ps.
+constexpr int kLimited = 0x2;
 
 /// The encoders work on four registers in step: one value's chain of instructions is long, and the
 /// processor sees only some sixty ahead.
 struct Four {
-  __m512 v[4];
+  __m512i v[4];
 };
+
+/// The third bytes of the words.
+LB_HD void store_codes(const Four& k, uint8_t* codes) {
+#if defined(__AVX512VBMI__)
+  const __m512i third = _mm512_castsi256_si512(
+      _mm256_setr_epi8(2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 66, 70, 74, 78,
+                       82, 86, 90, 94, 98, 102, 106, 110, 114, 118, 122, 126));
+  for (int j = 0; j < 4; j += 2) {
+    const __m512i bytes = _mm512_permutex2var_epi8(k.v[j], third, k.v[j + 1]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 16 * j), _mm512_castsi512_si256(bytes));
+  }
+#else
+  const __m512i upper = _mm512_setr_epi64(
+      0x0007000500030001, 0x000f000d000b0009, 0x0017001500130011, 0x001f001d001b0019,
+      0x0027002500230021, 0x002f002d002b0029, 0x0037003500330031, 0x003f003d003b0039);
+  for (int j = 0; j < 4; j += 2) {
+    const __m512i words = _mm512_permutex2var_epi16(k.v[j], upper, k.v[j + 1]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 16 * j), _mm512_cvtepi16_epi8(words));
+  }
+#endif
+}
 
 /// What both encoders share.
 template <int kExtra>
@@ -193,12 +316,6 @@ struct Dynamic8Lines {
         last(_mm512_load_ps(r.last)),
         inverse(_mm512_set1_ps(inverse)) {}
 
-  LB_HD Four scaled(const float* x) const {
-    Four z;
-    for (int j = 0; j < 4; ++j) z.v[j] = _mm512_mul_ps(_mm512_loadu_ps(x + 16 * j), inverse);
-    return z;
-  }
-
   /// The segments of the keys, in the low 4 bits.
   LB_HD void segments(__m512i (&key)[4]) const {
     const __m512i lowest =
@@ -213,32 +330,33 @@ struct Dynamic8Lines {
 };
 
 struct Dynamic8Encoder : Dynamic8Lines<0> {
-  /// Negated, so that the one code that does not exist, -128 here, is where packing with signed
-  /// saturation stops.
+  /// Negated: the sign, which becomes the key's last bit, is then that of positive values.
   LB_HD explicit Dynamic8Encoder(float inverse) : Dynamic8Lines<0>(kDynamic8Registers, -inverse) {}
 
-  /// 127 - code before it is rounded.
+  /// Codes in steps of 2^-16.
   LB_HD Four operator()(const float* x) const {
-    const Four w = scaled(x);
     const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+    __m512 w[4], u[4];
     __m512i at[4];
-    Four u;
-    for (int j = 0; j < 4; ++j) at[j] = _mm512_rol_epi32(_mm512_castps_si512(w.v[j]), 1);
+    for (int j = 0; j < 4; ++j) w[j] = _mm512_mul_ps(_mm512_loadu_ps(x + 16 * j), inverse);
+    for (int j = 0; j < 4; ++j) at[j] = _mm512_rol_epi32(_mm512_castps_si512(w[j]), 1);
     segments(at);
     for (int j = 0; j < 4; ++j) {
       const __m512i start = _mm512_castps_si512(_mm512_permutexvar_ps(at[j], offset));
-      u.v[j] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(start, _mm512_castps_si512(w.v[j]),
-                                                             sign, 0xF8));  // start | (w & sign)
+      u[j] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(start, _mm512_castps_si512(w[j]), sign,
+                                                           0xF8));  // start | (w & sign)
     }
     for (int j = 0; j < 4; ++j)
-      u.v[j] = _mm512_fmadd_ps(w.v[j], _mm512_permutexvar_ps(at[j], slope), u.v[j]);
+      u[j] = _mm512_fmadd_ps(w[j], _mm512_permutexvar_ps(at[j], slope), u[j]);
     for (int j = 0; j < 4; ++j)
-      u.v[j] = _mm512_range_ps(u.v[j], _mm512_permutexvar_ps(at[j], last), kLimited);
-    return u;
-  }
-  LB_HD static __m512i pack(__m512i a, __m512i b, __m512i c, __m512i d) {
-    const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
-    return _mm512_sub_epi8(_mm512_set1_epi8(127), bytes);
+      u[j] = _mm512_range_ps(u[j], _mm512_permutexvar_ps(at[j], last), kLimited);
+    Four k;
+    for (int j = 0; j < 4; ++j)
+      k.v[j] = _mm512_sub_epi32(_mm512_set1_epi32((127 << 16) + Registers::kRound),
+                                _mm512_cvtps_epi32(u[j]));
+    // There is no code -1; the middle of 0 is sure.
+    for (int j = 0; j < 4; ++j) k.v[j] = _mm512_max_epi32(k.v[j], _mm512_set1_epi32(1 << 15));
+    return k;
   }
 };
 
@@ -246,40 +364,39 @@ struct Dynamic8UnsignedEncoder : Dynamic8Lines<1> {
   LB_HD explicit Dynamic8UnsignedEncoder(float inverse)
       : Dynamic8Lines<1>(kDynamic8UnsignedRegisters, inverse) {}
 
-  /// The code before it is rounded.
+  /// Codes in steps of 2^-16.
   LB_HD Four operator()(const float* x) const {
-    const Four z = scaled(x);
+    __m512 z[4], u[4];
     __mmask16 positive[4];
     __m512i at[4];
-    Four u;
-    for (int j = 0; j < 4; ++j) at[j] = _mm512_castps_si512(z.v[j]);
+    for (int j = 0; j < 4; ++j) z[j] = _mm512_mul_ps(_mm512_loadu_ps(x + 16 * j), inverse);
+    for (int j = 0; j < 4; ++j) at[j] = _mm512_castps_si512(z[j]);
     segments(at);
     for (int j = 0; j < 4; ++j)
-      positive[j] = _mm512_cmp_ps_mask(z.v[j], _mm512_setzero_ps(), _CMP_GT_OQ);
-    for (int j = 0; j < 4; ++j) u.v[j] = _mm512_permutexvar_ps(at[j], offset);
+      positive[j] = _mm512_cmp_ps_mask(z[j], _mm512_setzero_ps(), _CMP_GT_OQ);
+    for (int j = 0; j < 4; ++j) u[j] = _mm512_permutexvar_ps(at[j], offset);
     for (int j = 0; j < 4; ++j)
-      u.v[j] = _mm512_fmadd_ps(z.v[j], _mm512_permutexvar_ps(at[j], slope), u.v[j]);
+      u[j] = _mm512_fmadd_ps(z[j], _mm512_permutexvar_ps(at[j], slope), u[j]);
+    for (int j = 0; j < 4; ++j) u[j] = _mm512_min_ps(u[j], _mm512_permutexvar_ps(at[j], last));
+    Four k;
     for (int j = 0; j < 4; ++j)
-      u.v[j] = _mm512_maskz_min_ps(positive[j], u.v[j], _mm512_permutexvar_ps(at[j], last));
-    return u;
-  }
-  LB_HD static __m512i pack(__m512i a, __m512i b, __m512i c, __m512i d) {
-    return _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+      k.v[j] = _mm512_mask_cvtps_epi32(_mm512_set1_epi32(1 << 15), positive[j], u[j]);
+    return k;
   }
 };
 
-/// The scalar definition where u, about to be rounded, lies next to the middle of two integers. u
-/// is taken again: kept for so rare a case it would be written to memory every time, which the
-/// barrier makes the compiler see.
+/// The scalar definition where a value lies next to the middle of two ordinals. k is taken again:
+/// kept for so rare a case it would be written to memory every time, which the barrier makes the
+/// compiler see.
 template <class Format, class Encoder>
 LB_HD void encode_unsure(const Encoder& encoder, const float* x, float inverse, uint8_t* codes) {
   asm volatile("" ::: "memory");
-  const Four u = encoder(x);
+  const Four k = encoder(x);
   for (int j = 0; j < 4; ++j) {
-    const __m512 d = _mm512_reduce_ps(u.v[j], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 sure = _mm512_set1_ps(0.5f - Format::kUnsure);
-    for (unsigned left = _mm512_cmp_ps_mask(_mm512_abs_ps(d), sure, _CMP_GT_OQ); left != 0;
-         left &= left - 1) {
+    const __m512i part = _mm512_and_si512(k.v[j], _mm512_set1_epi32(0xffff));
+    for (unsigned left =
+             _mm512_cmplt_epu32_mask(part, _mm512_set1_epi32(Encoder::Registers::kUnsure));
+         left != 0; left &= left - 1) {
       const int i = 16 * j + __builtin_ctz(left);
       codes[i] = static_cast<uint8_t>(Format::encode(x[i] * inverse));
     }
@@ -288,23 +405,13 @@ LB_HD void encode_unsure(const Encoder& encoder, const float* x, float inverse, 
 
 template <class Format, class Encoder>
 LB_HD void encode64(const Encoder& encoder, const float* x, float inverse, uint8_t* codes) {
-  const Four u = encoder(x);
-  __m512i k[4];
-  __m512 d[4];
-  for (int j = 0; j < 4; ++j) k[j] = _mm512_cvtps_epi32(u.v[j]);
-  for (int j = 0; j < 4; ++j)
-    d[j] = _mm512_sub_ps(
-        u.v[j], _mm512_roundscale_ps(u.v[j], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  // Packing works inside lanes; here the lanes' fours of bytes return to order.
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(codes,
-                      _mm512_permutexvar_epi32(order, Encoder::pack(k[0], k[1], k[2], k[3])));
-  const __m512 most =
-      _mm512_range_ps(_mm512_range_ps(d[0], d[1], kLargerMagnitude),
-                      _mm512_range_ps(d[2], d[3], kLargerMagnitude), kLargerMagnitude);
-  const __m512 sure = _mm512_set1_ps(0.5f - Format::kUnsure);
-  if (__builtin_expect(_mm512_cmp_ps_mask(most, sure, _CMP_GT_OQ) != 0, 0))
-    encode_unsure<Format>(encoder, x, inverse, codes);
+  const Four k = encoder(x);
+  store_codes(k, codes);
+  const __m512i least =
+      _mm512_min_epu16(_mm512_min_epu16(k.v[0], k.v[1]), _mm512_min_epu16(k.v[2], k.v[3]));
+  const __mmask32 unsure = _mm512_mask_cmplt_epu16_mask(
+      0x55555555, least, _mm512_set1_epi16(Encoder::Registers::kUnsure));
+  if (__builtin_expect(unsure != 0, 0)) encode_unsure<Format>(encoder, x, inverse, codes);
 }
 
 template <class Format, class Encoder>
