@@ -64,6 +64,9 @@ struct BFloat16Stochastic {
 
 }  // namespace lowbit
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && !defined(__CUDACC__)
+#if defined(__CUDACC__)
+#elif defined(__AVX512F__) && defined(__AVX512BW__)
 #include "core/param/bfloat16_avx512.h"
+#elif defined(__AVX2__)
+#include "core/param/bfloat16_avx2.h"
 #endif

@@ -1,5 +1,7 @@
-// The encoder of dynamic8_plain.h, eight values at a time: the number of thresholds reached picks
-// the line from registers of eight.
+// The encoder of dynamic8_plain.h, eight values to a register. Two neighbouring binades hold at most
+// one threshold: so the halved exponent names a line, by a lookup of bytes, or the one before it,
+// and one comparison tells. The line gives ordinals in steps of 2^-16, so that the code is the upper
+// half of a word and what is unsure its lower half.
 #pragma once
 
 #include <immintrin.h>
@@ -10,93 +12,116 @@
 
 namespace lowbit {
 
+template <int kExtra>
+struct Dynamic8Halves8 {
+  using Lines = Dynamic8Lines8<kExtra>;
+  static constexpr int kLines = Lines::kLines;
+  static constexpr float kOne = 65536.0f;
+  /// In steps. A line errs by one at most, whatever z; test_leaves looks around all boundaries.
+  static constexpr int kUnsure = 8, kRound = 32768 + kUnsure / 2;
+  static constexpr int kShift = kExtra ? 24 : 25;  // of a key, to exponent / 2
+  static constexpr int kLowest = 49;               // exponent / 2 of values up to 2^-29
+  alignas(16) uint8_t begins[16] = {};             // the line where exponent / 2 begins, by 4 bits
+  alignas(32) int32_t below[kLines] = {};          // the largest key of a line
+  alignas(32) float slope[kLines] = {}, offset[kLines] = {}, last[kLines] = {};
+
+  constexpr explicit Dynamic8Halves8(const Lines& lines) {
+    // Unsigned lines have what rounding adds; signed ones stay ordinals, for a sign to turn around.
+    const float more = kExtra ? kRound - 32768 : -32768;
+    for (int i = 0; i < kLines; ++i) {
+      below[i] = i + 1 < kLines ? lines.threshold[i + 1] - 1 : 0x7fffffff;
+      slope[i] = bits_float(lines.slope[i]) * kOne;
+      offset[i] = bits_float(lines.offset[i]) * kOne + more;
+      last[i] = bits_float(lines.last[i]) * kOne + more;
+    }
+    for (int e = kLowest; e < 64; ++e) {
+      const int32_t key = static_cast<int32_t>(static_cast<uint32_t>(e) << kShift);
+      for (int i = 1; i < kLines; ++i) begins[e & 15] += key >= lines.threshold[i];
+    }
+  }
+};
+constexpr Dynamic8Halves8<0> kDynamic8Halves{kDynamic8Lines};
+constexpr Dynamic8Halves8<1> kDynamic8UnsignedHalves{kDynamic8UnsignedLines};
+
 template <class Format>
 struct Dynamic8EncoderAvx2 {
   static constexpr int kExtra = Format::kSigned ? 0 : 1;
-  static constexpr const Dynamic8Lines8<kExtra>& lines() {
+  using Halves = Dynamic8Halves8<kExtra>;
+  static constexpr const Halves& halves() {
     if constexpr (kExtra) {
-      return kDynamic8UnsignedLines;
+      return kDynamic8UnsignedHalves;
     } else {
-      return kDynamic8Lines;
+      return kDynamic8Halves;
     }
   }
   __m256 inverse, slope, offset, last;
+  __m256i begins, below;
 
   LB_HD explicit Dynamic8EncoderAvx2(float i)
       : inverse(_mm256_set1_ps(i)),
-        slope(row(lines().slope)),
-        offset(row(lines().offset)),
-        last(row(lines().last)) {}
+        slope(_mm256_load_ps(halves().slope)),
+        offset(_mm256_load_ps(halves().offset)),
+        last(_mm256_load_ps(halves().last)),
+        begins(_mm256_broadcastsi128_si256(
+            _mm_load_si128(reinterpret_cast<const __m128i*>(halves().begins)))),
+        below(_mm256_load_si256(reinterpret_cast<const __m256i*>(halves().below))) {}
 
-  /// 127 - code (signed) or the code (unsigned) of eight values; *middle: how far the line is from
-  /// the middle of two integers.
-  LB_HD __m256i operator()(const float* x, __m256* middle) const {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
+  /// Codes of eight values in steps of 2^-16; there is no code -1, which packing turns to 0.
+  LB_HD __m256i operator()(const float* x) const {
     const __m256 z = _mm256_mul_ps(_mm256_loadu_ps(x), inverse);
-    __m256 a;
-    __m256i key;
-    if constexpr (Format::kSigned) {
-      a = _mm256_andnot_ps(sign, z);
-      const __m256i twice = _mm256_add_epi32(_mm256_castps_si256(a), _mm256_castps_si256(a));
-      key = _mm256_add_epi32(_mm256_sub_epi32(twice, _mm256_set1_epi32(-1)),
-                             _mm256_srai_epi32(_mm256_castps_si256(z), 31));
-    } else {
-      a = _mm256_max_ps(z, _mm256_setzero_ps());
-      key = _mm256_castps_si256(a);
+    const __m256 a = Format::kSigned ? _mm256_andnot_ps(_mm256_set1_ps(-0.0f), z)
+                                     : _mm256_max_ps(z, _mm256_setzero_ps());
+    const __m256i negative = _mm256_srai_epi32(_mm256_castps_si256(z), 31);
+    __m256i key = _mm256_castps_si256(a);
+    if constexpr (Format::kSigned) {  // twice, plus one where z is positive
+      key = _mm256_add_epi32(_mm256_add_epi32(key, key), _mm256_add_epi32(negative, all(1)));
     }
-    __m256i line = _mm256_setzero_si256();
-    for (int i = 1; i < lines().kLines; ++i) {
-      line = _mm256_sub_epi32(line,
-                              _mm256_cmpgt_epi32(key, _mm256_set1_epi32(lines().threshold[i] - 1)));
-    }
+    const __m256i half = _mm256_srli_epi32(
+        _mm256_max_epi32(key, all(Halves::kLowest << Halves::kShift)), Halves::kShift);
+    // The upper three bytes of a word find nothing.
+    __m256i line =
+        _mm256_shuffle_epi8(begins, _mm256_or_si256(half, all(static_cast<int>(0x80808000u))));
+    line =
+        _mm256_sub_epi32(line, _mm256_cmpgt_epi32(key, _mm256_permutevar8x32_epi32(below, line)));
     __m256 u = _mm256_fmadd_ps(a, _mm256_permutevar8x32_ps(slope, line),
                                _mm256_permutevar8x32_ps(offset, line));
     u = _mm256_min_ps(u, _mm256_permutevar8x32_ps(last, line));
-    const __m256 whole = _mm256_round_ps(u, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-    // |u - whole - 1/2| is one half next to an integer.
-    *middle = _mm256_andnot_ps(sign, _mm256_sub_ps(_mm256_sub_ps(u, whole), _mm256_set1_ps(0.5f)));
-    const __m256i m = _mm256_cvttps_epi32(u);
+    const __m256i k = _mm256_cvtps_epi32(u);
     if constexpr (Format::kSigned) {
-      // Negated, so that the one code that does not exist is where packing with signed saturation
-      // stops.
-      const __m256i s = _mm256_srai_epi32(_mm256_castps_si256(z), 31);
-      return _mm256_sub_epi32(s, _mm256_xor_si256(m, s));  // -m where z >= 0, m where z < 0
+      const __m256i turned = _mm256_sub_epi32(_mm256_xor_si256(k, negative), negative);
+      return _mm256_add_epi32(turned, all((127 << 16) + Halves::kRound));
     } else {
-      return _mm256_and_si256(
-          m, _mm256_castps_si256(_mm256_cmp_ps(z, _mm256_setzero_ps(), _CMP_GT_OQ)));
+      const __m256 positive = _mm256_cmp_ps(z, _mm256_setzero_ps(), _CMP_GT_OQ);
+      return _mm256_castps_si256(
+          _mm256_blendv_ps(_mm256_castsi256_ps(all(1 << 15)), _mm256_castsi256_ps(k), positive));
     }
   }
-
- private:
-  LB_HD static __m256 row(const uint32_t* bits) {
-    return _mm256_castsi256_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(bits)));
-  }
+  LB_HD static __m256i all(int x) { return _mm256_set1_epi32(x); }
 };
 
 template <class Format>
 LB_HD void encode32(const Dynamic8EncoderAvx2<Format>& encoder, const float* x, float inverse,
                     uint8_t* codes) {
-  __m256i m[4];
-  __m256 middle[4];
-  for (int j = 0; j < 4; ++j) m[j] = encoder(x + 8 * j, &middle[j]);
-  const __m256i low = _mm256_packs_epi32(m[0], m[1]), high = _mm256_packs_epi32(m[2], m[3]);
-  __m256i bytes;
-  if constexpr (Format::kSigned) {
-    bytes = _mm256_sub_epi8(_mm256_set1_epi8(127), _mm256_packs_epi16(low, high));
-  } else {
-    bytes = _mm256_packus_epi16(low, high);
-  }
+  using Halves = typename Dynamic8EncoderAvx2<Format>::Halves;
+  __m256i k[4], code[4];
+  for (int j = 0; j < 4; ++j) k[j] = encoder(x + 8 * j);
+  for (int j = 0; j < 4; ++j) code[j] = _mm256_srai_epi32(k[j], 16);
+  const __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]),
+                                            _mm256_packus_epi32(code[2], code[3]));
   // Packing works inside lanes; here the lanes' fours of bytes return to order.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(bytes, order));
-  const __m256 sure = _mm256_set1_ps(0.5f - Format::kUnsure);
-  const __m256 most =
-      _mm256_max_ps(_mm256_max_ps(middle[0], middle[1]), _mm256_max_ps(middle[2], middle[3]));
-  if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(most, sure, _CMP_GT_OQ)) == 0, 1)) return;
+  const __m256i least =
+      _mm256_min_epu16(_mm256_min_epu16(k[0], k[1]), _mm256_min_epu16(k[2], k[3]));
+  // The lower half of a word that is below kUnsure.
+  const auto unsure = [](__m256i words) {
+    const __m256i part = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+    return static_cast<unsigned>(_mm256_movemask_ps(
+        _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(Halves::kUnsure), part))));
+  };
+  if (__builtin_expect(unsure(least) == 0, 1)) return;
   for (int j = 0; j < 4; ++j) {
-    unsigned left =
-        static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(middle[j], sure, _CMP_GT_OQ)));
-    for (; left != 0; left &= left - 1) {
+    for (unsigned left = unsure(k[j]); left != 0; left &= left - 1) {
       const int i = 8 * j + __builtin_ctz(left);
       codes[i] = static_cast<uint8_t>(Format::encode(x[i] * inverse));
     }

@@ -2,13 +2,14 @@
 // registers.
 //
 // decode: a float is two 16-bit halves, each looked up among 64 at a time; lookups, selection and
-// sign work on 32 values an instruction.
+// sign work on 32 values an instruction. With byte permutes (VBMI) it is four bytes, each looked up
+// among 128 at a time, on 64 values an instruction.
 //
 // encode: two neighbouring binades hold at most one boundary between decades. So the halved
 // exponent names a segment, the distance from that segment's boundary to its end is added to the
 // bits, and the carry moves a value past the boundary into the next segment. The segment's line
-// slope * z + offset, limited to its last ordinal, rounds to the ordinal. Values closer than
-// kUnsure to a rounding boundary, about 3 in 100 turns, are asked of the scalar definition.
+// slope * z + offset, limited to its last ordinal, rounds to the ordinal. Values next to a rounding
+// boundary, in less than 1 of 100 turns, are asked of the scalar definition.
 #pragma once
 
 #include <immintrin.h>
@@ -42,9 +43,9 @@ struct Dynamic8Registers {
   static constexpr uint32_t kLowest =
       49;  // exponent / 2 of the lowest segment, 2^-29, which smaller values share
 
-  /// Lines are ordinals in steps of 2^-16, and one step of that is all by which they err (for each
-  /// value of z: tests/cpp/test_formats.cpp). Unsigned ones have added what rounding adds: half an
-  /// ordinal, and half of what is unsure.
+  /// Lines are ordinals in steps of 2^-16, and one step is all by which they err, whatever z
+  /// (test_leaves looks around all boundaries). Unsigned ones have added what rounding adds: half
+  /// an ordinal, and half of what is unsure.
   static constexpr float kOne = 65536.0f;
   static constexpr int kUnsure = 8;
   static constexpr int kRound = 32768 + kUnsure / 2;

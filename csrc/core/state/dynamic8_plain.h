@@ -6,6 +6,10 @@
 // about once in 2000, the scalar definition is asked.
 #pragma once
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "core/state/dynamic8.h"
 
 namespace lowbit {
@@ -120,15 +124,24 @@ struct Dynamic8Values {
 };
 constexpr Dynamic8Values kDynamic8Values{Dynamic8Tables<0>{}};
 
-/// Eight at a time by hand: left to themselves, compilers move codes into vectors and out of them
+/// Several at a time by hand: left to themselves, compilers move codes into vectors and out of them
 /// again.
 LB_HD void decode_by_table(const float* map, const uint8_t* codes, float scale, float* out, int n) {
   int i = 0;
+#if defined(__SSE2__)
+  const __m128 scales = _mm_set1_ps(scale);
+  const auto two = [&](int at) {
+    return _mm_unpacklo_ps(_mm_load_ss(map + codes[at]), _mm_load_ss(map + codes[at + 1]));
+  };
+  for (; i + 4 <= n; i += 4)
+    _mm_storeu_ps(out + i, _mm_mul_ps(_mm_movelh_ps(two(i), two(i + 2)), scales));
+#else
   for (; i + 8 <= n; i += 8) {
     const float v[8] = {map[codes[i]],     map[codes[i + 1]], map[codes[i + 2]], map[codes[i + 3]],
                         map[codes[i + 4]], map[codes[i + 5]], map[codes[i + 6]], map[codes[i + 7]]};
     for (int j = 0; j < 8; ++j) out[i + j] = v[j] * scale;
   }
+#endif
   for (; i < n; ++i) out[i] = map[codes[i]] * scale;
 }
 
