@@ -43,7 +43,8 @@ const char* open(Library& library) {
       !find(handle, "lowbit_cuda_step", library.step) ||
       !find(handle, "lowbit_cuda_encode", library.encode) ||
       !find(handle, "lowbit_cuda_decode", library.decode) ||
-      !find(handle, "lowbit_cuda_accumulate", library.accumulate)) {
+      !find(handle, "lowbit_cuda_accumulate", library.accumulate) ||
+      !find(handle, "lowbit_cuda_lowrank", library.lowrank)) {
     return "_cuda.so lacks a function of its interface; build again";
   }
   void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);

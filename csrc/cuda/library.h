@@ -14,6 +14,7 @@ struct Library {
   CudaStepFn step;
   CudaCodeFn encode, decode;
   CudaAccumulateFn accumulate;
+  CudaLowRankFn lowrank;
   /// torch's current stream on the device.
   void* (*current_stream)(int device);
 };
