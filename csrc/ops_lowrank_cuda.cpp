@@ -110,7 +110,7 @@ LowRankJob job_of(size_t i, const Tensors& read, const Tensors& written, const i
                   " must be float32, bfloat16 or float16");
   job.grad = checked<void>(in[kGrad], "the gradient", i, in[kGrad].scalar_type(), size, device);
   job.step = checked<float>(in[kStep], "the step", i, ScalarType::Float, 1, device);
-  if (in[kLr].numel() > 0) job.lr = checked<float>(in[kLr], "lr", i, ScalarType::Float, 1, device);
+  if (in[kLr].numel() > 0) job.lr = one_float(in[kLr], "lr", device);
 
   const auto floats = [&](Written w, int64_t numel) {
     return checked<float>(out[w], kWhat[w], i, ScalarType::Float, numel, device);
