@@ -34,14 +34,15 @@ bool one_differs() {
     for (MatrixSpec spec :
          {MatrixSpec{21, 300, 1}, {300, 21, 1}, {90, 70, 3}, {150, 140, 20}, {70, 140, 9}}) {
       spec.fira = spec.given = fira, spec.by_tensor = !fira && spec.rows == 90;
-      if (lowrank_differ({spec}, {.steps = 2}) > 0) return true;
+      if (lowrank_differ({spec}) > 0) return true;
     }
   }
   return false;
 }
 
 bool matrices_differ() {
-  return lowrank_differ(small_specs()) > 0 || lowrank_differ(small_specs(), {.odd = 3}) > 0 ||
+  return lowrank_differ(small_specs(), {.steps = 3}) > 0 ||
+         lowrank_differ(small_specs(), {.odd = 3}) > 0 ||
          lowrank_differ(small_specs(), {.grad_scale = 3.0f, .steps = 1, .size = 1e-20f}) > 0;
 }
 
@@ -57,7 +58,7 @@ bool parts_differ() {
   MatrixSpec strips{1100, 4, 2}, one{150, 20, 1};
   strips.whole = one.whole = 3, strips.begin = one.begin = 2;  // not tall
   specs.push_back(strips), specs.push_back(one);
-  return lowrank_differ(specs, {.steps = 2}) > 0;
+  return lowrank_differ(specs) > 0;
 }
 
 bool tables_differ() {
@@ -67,8 +68,7 @@ bool tables_differ() {
     spec.fira = spec.given = i % 3 == 0, spec.by_tensor = i % 5 == 0, spec.limits = i % 4 != 0;
     many.push_back(spec);
   }
-  return lowrank_differ(many, {.steps = 2}) > 0 ||
-         lowrank_differ(small_specs(), {.rate = 0.0, .steps = 1}) > 0 ||
+  return lowrank_differ(many) > 0 || lowrank_differ(small_specs(), {.rate = 0.0, .steps = 1}) > 0 ||
          lowrank_differ(small_specs(), {.found_inf = 1.0f, .steps = 1}) > 0;
 }
 
