@@ -108,9 +108,12 @@ struct Stored {
     const bool beside = info.extra_dtype[0] != 0;
     STD_TORCH_CHECK(beside == extra.has_value(), op, ": '", name, "' keeps ",
                     beside ? "something" : "nothing", " beside the parameter");
-    if (beside)
-      check(op, "what is kept beside the parameter", *extra, scalar_type(info.extra_dtype), g.rows,
-            g.cols);
+    if (beside) {
+      const ScalarType dtype = scalar_type(info.extra_dtype);
+      const int64_t width = dtype == ScalarType::Byte ? info.extra_bytes : 1;  // two bytes: 16 bits
+      vector_of<void>(op, "what is kept beside the parameter", *extra, dtype,
+                      g.rows * g.cols * width);
+    }
     rows = {param.mutable_data_ptr(),
             beside ? extra->mutable_data_ptr() : nullptr,
             format,

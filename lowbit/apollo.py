@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit import lowrank, options, shard
+from lowbit import lowrank, lowrank_cuda, options, shard
 from lowbit.batch import Batch
 from lowbit.layout import Layout
-from lowbit.optim import LowbitOptimizer
+from lowbit.optim import LowbitOptimizer, on_device
 
 _PROJECTIONS = ("philox", "torch")
 
@@ -76,19 +76,26 @@ class _Subspace(LowbitOptimizer):
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        if found_inf is not None and float(shard.local(found_inf)) != 0.0:
-            return
-        scale = 1.0 if grad_scale is None else float(shard.local(grad_scale))
-        numbers: dict[int, int] = {}
-        works = []
+        here: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for number, p in params:
-            group = self.param_groups[number]
-            g_scale = (-1.0 if group["maximize"] else 1.0) / scale
-            works.append(lowrank.Work(group, p, self._layouts[p], self.state[p], g_scale))  # type: ignore[arg-type]
-            numbers[id(works[-1])] = number
-        lowrank.run(works, functools.partial(self._inner, numbers))
+            here.setdefault(shard.local(p).device, []).append((number, p))
+        for device, members in here.items():
+            kind = lowrank_cuda.CudaWork if device.type == "cuda" else lowrank.Work
+            scale, skip = on_device(grad_scale, device), on_device(found_inf, device)
+            groups = [(self.param_groups[number], p, self._layouts[p]) for number, p in members]
+            looks = any(kind.looks(group, lay) for group, _, lay in groups)  # type: ignore[arg-type]
+            if skip is not None and looks and float(skip) != 0.0:
+                continue
+            works = [kind(group, p, lay, self.state[p], scale, skip) for group, p, lay in groups]  # type: ignore[arg-type]
+            numbers = {id(work): number for work, (number, _) in zip(works, members, strict=True)}
+            lowrank.run(works, functools.partial(self._inner, numbers, skip))
 
-    def _inner(self, numbers: Mapping[int, int], works: Sequence[lowrank.Work]) -> list[Batch]:
+    def _inner(
+        self,
+        numbers: Mapping[int, int],
+        found_inf: Tensor | None,
+        works: Sequence[lowrank.AnyWork],
+    ) -> list[Batch]:
         batches: dict[Any, Batch] = {}
         for work in works:
             where = lowrank.inner_place(numbers[id(work)], work)
@@ -97,7 +104,8 @@ class _Subspace(LowbitOptimizer):
             lowrank.add_inner(batches[where], work)
         for where, batch in batches.items():
             table = self._plan((where, id(batch.rows[0][1])), batch)
-            batch.bind(table, self.hyper(batch.group, batch.rule), seed=batch.group["seed"])
+            hyper = self.hyper(batch.group, batch.rule)
+            batch.bind(table, hyper, found_inf=found_inf, seed=batch.group["seed"])
         return list(batches.values())
 
 
@@ -105,7 +113,7 @@ class APOLLO(_Subspace):
     """APOLLO (arXiv:2412.05270): AdamW's step lengths, channel by channel, from a random projection of the gradient.
 
     Moments are of the projected gradient: rank instead of min(R, C) of them for each channel, in `state_format`. The projection is drawn again where it
-    is needed and never stored. Results do not depend on how rows are sharded. Low-rank steps run on the CPU.
+    is needed and never stored. Results do not depend on how rows are sharded, nor on the device.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.

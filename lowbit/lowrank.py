@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,28 @@ TOGETHER = 1 << 24  # local elements whose scratch is held at once; a larger par
 _PARAM_FORMAT = 5  # column of a plan row
 
 
+PASSES = ("project", "sum_columns", "values", "measure", "norm", "apply")
+INNER_BEFORE = "measure"  # the inner step comes between L and what measures N
+Passes = Callable[[str], list[tuple[Tensor, Any, str]]]
+
 _NOWHERE = shard.Part((), (), ())
+
+
+class StepCount:
+    """How often a parameter on another device was stepped: read there once and then counted here, until somebody else writes the tensor."""
+
+    def __init__(self) -> None:
+        self.known: tuple[Tensor, int, int] | None = None  # the tensor, its version, its value
+
+    def next(self, step: Tensor) -> int:
+        """The number of the step that begins. Forgotten until `stepped` says that it has been done."""
+        known, self.known = self.known, None
+        if known is not None and known[0] is step and known[1] == step._version:
+            return known[2] + 1
+        return round(float(step)) + 1
+
+    def stepped(self, step: Tensor, count: int) -> None:
+        self.known = (step, step._version, count)
 
 
 @dataclass(frozen=True)
@@ -31,6 +52,7 @@ class LowRankLayout(layout.Layout):
     rank: int = 0
     fira: bool = False
     number_of: int = 0  # of the parameter, counted from 1 over all groups
+    steps: StepCount = field(default_factory=StepCount, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,48 +153,121 @@ def exponent_above(x: float) -> int:
     return exponent - 1 if mantissa == 0.5 else exponent
 
 
+class AnyWork(Protocol):
+    """A parameter in one step: its passes, and what the inner step takes of it."""
+
+    lay: LowRankLayout
+    state: dict[str, Tensor]
+    group: dict[str, Any]
+    low: Tensor
+    n: Tensor
+
+    @property
+    def size(self) -> int: ...
+    @staticmethod
+    def together(works: Any) -> Passes: ...
+    def forget(self) -> None: ...
+
+
 NORMAL_BOUND = 6.34  # of our own normal numbers, csrc/core/lowrank/normal.h
 
 
-class Work:
-    """One parameter in one step."""
+class Matrix:
+    """One parameter in one step, on any device."""
 
-    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], g_scale: float) -> None:  # fmt: skip
+    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor]) -> None:  # fmt: skip
         refuse_overlap(shard.local(p))
         grad = shard.dense_gradient(p)
-        value = shard.local(p)
-        if value.device.type != "cpu":
-            raise ValueError(
-                f"low-rank steps run on the CPU only, and a parameter is on {value.device}; use wide=True or rank=None there"
-            )
-        self.group, self.p, self.lay, self.state, self.g_scale = group, p, lay, state, g_scale
+        self.group, self.p, self.lay, self.state = group, p, lay, state
         self.grad = grad.contiguous()
-        self.value = value
+        self.value = shard.local(p)
         self.tall = lay.tall
-        self.lr, (beta1, beta2) = float(shard.local(group["lr"]) if isinstance(group["lr"], Tensor) else group["lr"]), group["betas"]  # fmt: skip
-        root = 1.0 if lay.fira else math.sqrt(group["scale"])
-        front = group.get("scale_front", False)
-        self.hyper = [
-            self.lr, float(beta1), float(beta2), group["weight_decay"],
-            root if front else 1.0, 1.0 if front else root, group["alpha"] if lay.fira else 1.0,
-        ]  # fmt: skip
-        self.step = round(float(state["step"])) + 1
+        self.by_tensor = group.get("scale_type", "channel") == "tensor"
+        self.limits = not group["disable_nl"]
         self.stream = int(state["stream"])
-        self.divisor = 1.0
+
+    def hyper(self, lr: float) -> list[float]:
+        """lr, beta1, beta2, weight_decay, and what the update is multiplied by: before and after the limiter, and for Fira."""
+        group, (beta1, beta2) = self.group, self.group["betas"]
+        root = 1.0 if self.lay.fira else math.sqrt(group["scale"])
+        front = group.get("scale_front", False)
+        return [
+            lr, float(beta1), float(beta2), group["weight_decay"],
+            root if front else 1.0, 1.0 if front else root, group["alpha"] if self.lay.fira else 1.0,
+        ]  # fmt: skip
 
     @property
-    def size(self) -> int:
+    def most_rows(self) -> int:
         """Of the largest part on any rank, so that all ranks form the same buckets."""
-        ranks = math.prod(group.size() for _, group in self.lay.own.cuts)
-        return -(-self.lay.own.global_rows // ranks) * self.lay.own.global_cols
+        return -(-self.lay.own.global_rows // math.prod(g.size() for _, g in self.lay.own.cuts))
 
     def over_rows(self, tensor: Tensor, operation: str) -> list[tuple[Tensor, Any, str]]:
         return [(tensor, group, operation) for _, group in self.lay.own.cuts]
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """What is here of P: its first row and how many."""
+        entry = self.lay.projection
+        return entry.offset[0], entry.local[0]
+
+    @property
+    def exponent(self) -> int:
+        """Of a bound of all entries of a P that is not torch's."""
+        if self.lay.fira:
+            return 0  # vectors of length 1
+        return exponent_above(NORMAL_BOUND * (1.0 / math.sqrt(self.lay.rank)))
+
+    def torch_projection(self, refresh: int) -> tuple[Tensor, int]:
+        """The rows of torch's P that are here, on the CPU, and the exponent of a bound of all its entries."""
+        drawn = _torch_projection(self.lay, refresh)
+        begin, rows = self.place
+        return drawn.narrow(0, begin, rows).contiguous(), exponent_above(float(drawn.abs().max()))
+
+    def _singular_vectors(self, kept: Tensor, g_scale: float) -> None:
+        """Replaces P by the leading singular vectors of the whole gradient, found on the CPU; where that has an infinity or a NaN, P stays."""
+        grad = shard.whole(self.p.grad).contiguous().cpu()  # type: ignore[arg-type]
+        found = torch.empty(self.lay.projection.shape, dtype=torch.float32, device="cpu")
+        if ops.singular_vectors(grad, g_scale, found):
+            kept.copy_(found.narrow(0, *self.place))
+
+
+class Work(Matrix):
+    """One parameter in one step on the CPU."""
+
+    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:  # fmt: skip
+        super().__init__(group, p, lay, state)
+        if self.value.device.type != "cpu":
+            raise ValueError(
+                f"low-rank steps run on the CPU and CUDA, and a parameter is on {self.value.device}; use wide=True or rank=None there"
+            )
+        self.g_scale = (-1.0 if group["maximize"] else 1.0) / (
+            1.0 if grad_scale is None else float(grad_scale)
+        )
+        lr = group["lr"]
+        self.lr = float(shard.local(lr) if isinstance(lr, Tensor) else lr)
+        self.hypers = self.hyper(self.lr)
+        self.step = round(float(state["step"])) + 1
+        self.divisor = 1.0
+
+    @staticmethod
+    def looks(group: Mapping[str, Any], lay: LowRankLayout) -> bool:
+        """Whether `found_inf` is looked at before the step, and not in it."""
+        return True
+
+    @property
+    def size(self) -> int:
+        """What a bucket holds so much of."""
+        return self.most_rows * self.lay.own.global_cols
+
+    @staticmethod
+    def together(works: Sequence[Work]) -> Passes:
+        """The passes of a bucket: by name, each returns what ranks reduce before the next."""
+        return lambda name: [one for work in works for one in getattr(work, name)()]
+
     # The passes; each returns what ranks reduce before the next.
 
     def project(self) -> list[tuple[Tensor, Any, str]]:
-        self.projection, self.exponent = self._projection()
+        self.projection, self.bound = self._projection()
         if self.tall:
             self.low = ops.project_rows(self.grad, self.g_scale, self.projection)
             return []
@@ -183,39 +278,40 @@ class Work:
         if self.tall:
             return []
         self.sums = ops.project_columns(
-            self.grad, self.g_scale, self.projection, self.most, self.exponent
+            self.grad, self.g_scale, self.projection, self.most, self.bound
         )
         return self.over_rows(self.sums, "sum")
 
-    def begin_inner(self) -> None:
+    def values(self) -> list[tuple[Tensor, Any, str]]:
         if not self.tall:
-            self.low = ops.column_values(self.sums, self.most, self.exponent)
+            self.low = ops.column_values(self.sums, self.most, self.bound)
             del self.sums, self.most
         self.n = torch.empty_like(self.low)
+        return []
 
     def measure(self) -> list[tuple[Tensor, Any, str]]:
-        if self.group.get("scale_type", "channel") != "tensor":
+        if not self.by_tensor:
             self.scales = ops.channel_scales(self.n, self.low, self.tall)
             return []
         self.words = ops.squares(self.n, self.low)
         return self.over_rows(self.words, "sum") if self.tall else []
 
     def norm(self) -> list[tuple[Tensor, Any, str]]:
-        if self.group.get("scale_type", "channel") == "tensor":
+        if self.by_tensor:
             self.scales = ops.tensor_scale(self.words)
         if self.lay.fira:
             self.residual, self.words = ops.fira_norm(
-                self.grad, self.g_scale, self.low, self.projection, self.scales, self.tall, self.hyper
+                self.grad, self.g_scale, self.low, self.projection, self.scales, self.tall, self.hypers
             )  # fmt: skip
-        elif not self.group["disable_nl"]:
+        elif self.limits:
             self.words = ops.apollo_norm(
-                self.grad, self.g_scale, self.scales, self.tall, self.hyper
+                self.grad, self.g_scale, self.scales, self.tall, self.hypers
             )
-        return [] if self.group["disable_nl"] else self.over_rows(self.words, "sum")
+        return self.over_rows(self.words, "sum") if self.limits else []
 
     def apply(self) -> list[tuple[Tensor, Any, str]]:
         lay, state = self.lay, self.state
-        if not self.group["disable_nl"]:
+        if self.limits:
             norm = shard.local(state["update_norm"])
             self.divisor = ops.limit(self.words, norm, self.group["gamma"])
         if self.lr == 0.0:
@@ -223,7 +319,7 @@ class Work:
         value = self.value.contiguous()  # itself, but for a transposed one
         extra = shard.local(state[lay.extra.key]) if lay.extra else None
         place = (
-            self.tall, self.hyper, self.divisor, value, extra, lay.param_format,
+            self.tall, self.hypers, self.divisor, value, extra, lay.param_format,
             lay.own.row_offset * lay.own.global_cols, self.group["seed"], self.stream, self.step,
         )  # fmt: skip
         if lay.fira:
@@ -243,27 +339,17 @@ class Work:
         """P (its rows that go with the gradient's, where not tall), and the exponent of a bound of all its entries."""
         lay, group = self.lay, self.group
         refresh, rest = divmod(self.step - 1, group["update_proj_gap"])
-        entry = lay.projection
         if lay.fira:
             kept = shard.local(self.state["projection"])
             if rest == 0:
-                self._singular_vectors(kept)
-            return kept, 0  # vectors of length 1
+                self._singular_vectors(kept, self.g_scale)
+            return kept, self.exponent
         if group["projection"] == "torch":
-            drawn = _torch_projection(lay, refresh)
-            exponent = exponent_above(float(drawn.abs().max()))
-            return drawn.narrow(0, entry.offset[0], entry.local[0]).contiguous(), exponent
-        p = torch.empty(entry.local, dtype=torch.float32)
-        ops.projection(p, group["seed"], self.stream, refresh, entry.offset[0])
-        return p, exponent_above(NORMAL_BOUND * (1.0 / math.sqrt(lay.rank)))
-
-    def _singular_vectors(self, kept: Tensor) -> None:
-        """Replaces P by the leading singular vectors of the whole gradient; where that has an infinity or a NaN, P stays."""
-        entry = self.lay.projection
-        grad = shard.whole(self.p.grad).contiguous()  # type: ignore[arg-type]
-        found = torch.empty(entry.shape, dtype=torch.float32)
-        if ops.singular_vectors(grad, self.g_scale, found):
-            kept.copy_(found.narrow(0, entry.offset[0], entry.local[0]))
+            return self.torch_projection(refresh)
+        begin, rows = self.place
+        p = torch.empty(rows, lay.rank, dtype=torch.float32)
+        ops.projection(p, group["seed"], self.stream, refresh, begin)
+        return p, self.exponent
 
 
 def _torch_projection(lay: LowRankLayout, refresh: int) -> Tensor:
@@ -275,8 +361,8 @@ def _torch_projection(lay: LowRankLayout, refresh: int) -> Tensor:
     return drawn.t() if lay.tall else drawn
 
 
-def _buckets(works: Sequence[Work]) -> Iterator[list[Work]]:
-    bucket: list[Work] = []
+def _buckets(works: Sequence[AnyWork]) -> Iterator[list[AnyWork]]:
+    bucket: list[AnyWork] = []
     held = 0
     for work in works:
         if bucket and held + work.size > TOGETHER:
@@ -288,36 +374,25 @@ def _buckets(works: Sequence[Work]) -> Iterator[list[Work]]:
         yield bucket
 
 
-Inner = Callable[[list[Work]], Sequence[Batch]]
-
-
-def run(works: Sequence[Work], inner: Inner) -> None:
-    """Steps the parameters: pass by pass, so that one pass takes one collective for each kind of number.
+def run(works: Sequence[AnyWork], inner: Callable[[list[AnyWork]], Sequence[Batch]]) -> None:
+    """Steps the parameters of one device: pass by pass, so that one pass takes one collective for each kind of number.
 
     Args:
         inner: the batches of the inner step of some of them, ready to be called.
     """
     for bucket in _buckets(works):
-        for passes in (Work.project, Work.sum_columns):
-            _together(bucket, passes)
-        for work in bucket:
-            work.begin_inner()
-        run_phases(inner(bucket))
-        for passes in (Work.measure, Work.norm, Work.apply):
-            _together(bucket, passes)
+        passes = type(bucket[0]).together(bucket)
+        for name in PASSES:
+            if name == INNER_BEFORE:
+                run_phases(inner(bucket))
+            wanted = passes(name)
+            if wanted:
+                shard.reduce_over(wanted)
         for work in bucket:
             work.forget()
 
 
-def _together(
-    bucket: Sequence[Work], passes: Callable[[Work], list[tuple[Tensor, Any, str]]]
-) -> None:
-    wanted = [one for work in bucket for one in passes(work)]
-    if wanted:
-        shard.reduce_over(wanted)
-
-
-def add_inner(batch: Batch, work: Work) -> None:
+def add_inner(batch: Batch, work: AnyWork) -> None:
     """The inner step of a parameter: L is its gradient, and N is written to what it takes for the parameter."""
     batch.params.append(work.n)
     batch.grads.append(work.low)
@@ -327,5 +402,5 @@ def add_inner(batch: Batch, work: Work) -> None:
     batch.rows.append((work.lay, work.state["stream"]))
 
 
-def inner_place(number: int, work: Work) -> Any:
+def inner_place(number: int, work: AnyWork) -> Any:
     return (number, work.lay.phases, reductions(work.lay))

@@ -140,7 +140,7 @@ def step_prepared(
     _ops.step_prepared(number, scratch, hyper, phase=phase, last=phase >= phases, **options)
 
 
-# The passes of a low-rank step over what is here of one matrix: docs/lowrank.md. CPU only, so that nothing but lowbit/lowrank.py calls them.
+# The passes of a low-rank step over what is here of one matrix on the CPU, for lowbit/lowrank.py: docs/lowrank.md.
 projection = _ops.projection
 singular_vectors = _ops.singular_vectors
 project_rows = _ops.project_rows
@@ -155,6 +155,9 @@ fira_norm = _ops.fira_norm
 limit = _ops.limit
 apollo_step = _ops.apollo_step
 fira_step = _ops.fira_step
+# And over many matrices on a GPU, for lowbit/lowrank_cuda.py.
+lowrank_pass = _ops.lowrank_pass  # (pass, read, written, plan, hyper, table, grad_scale, found_inf)
+lowrank_room = _ops.lowrank_room  # () -> bytes of the table for each matrix
 
 
 def accumulate(

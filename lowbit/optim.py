@@ -468,8 +468,8 @@ class LowbitOptimizer(Optimizer):
         lr = group["lr"]
         return self.hyper(group, batch.rule), {
             "lr": shard.local(lr) if isinstance(lr, Tensor) else None,
-            "grad_scale": _on(grad_scale, device),
-            "found_inf": _on(found_inf, device),
+            "grad_scale": on_device(grad_scale, device),
+            "found_inf": on_device(found_inf, device),
             "maximize": group["maximize"],
             "seed": group["seed"],
         }
@@ -606,5 +606,6 @@ def _steps(state: Mapping[str, Any]) -> float:
     return max([float(state.get("step", 0.0)), *inside])
 
 
-def _on(number: Tensor | None, device: torch.device) -> Tensor | None:
+def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
+    """What is here of a tensor of one number, on the device."""
     return None if number is None else shard.local(number).to(device)

@@ -42,7 +42,7 @@ def test_the_authors_trajectories(case, given, monkeypatch):
     p, opt = build(case, arrays[0])
     if fira and given:
         opt.state[p]["projection"].copy_(torch.from_numpy(arrays[1 + reference.STEPS].copy()))
-        monkeypatch.setattr(lowrank.Work, "_singular_vectors", lambda *_: None)
+        monkeypatch.setattr(lowrank.Matrix, "_singular_vectors", lambda *_: None)
     for g in arrays[1 : 1 + reference.STEPS]:
         p.grad = torch.from_numpy(g.copy())
         opt.step()
@@ -170,6 +170,24 @@ def test_every_isa_gives_the_same_bits(make):
     finally:
         lowbit.ops.set_isa(catalog["isa"])
     assert all(run.same(runs[0]) for run in runs)
+
+
+@every
+def test_a_remainder_of_16_bits_makes_a_bfloat16_weight_nearly_a_float32_one(make):
+    rng = torch.Generator().manual_seed(2)
+    start = torch.randn(70, 90, generator=rng).bfloat16()
+    wide, split = nn.Parameter(start.float()), nn.Parameter(start.clone())
+    kept = make([split], lr=1e-2, param_format="bfloat16_split16")
+    opts = [make([wide], lr=1e-2), kept]
+    for _ in range(3):
+        split.grad = torch.randn(70, 90, generator=rng).bfloat16()
+        wide.grad = split.grad.float()
+        for opt in opts:
+            opt.step()
+    beside = kept.state[split]["param_bfloat16_split16"]
+    joined = lowbit.ops.join(split.detach(), beside, "bfloat16_split16")
+    assert torch.allclose(joined, wide, rtol=1e-6, atol=1e-7)
+    assert not torch.allclose(split.float(), wide, rtol=1e-4)
 
 
 @every

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "core/lowrank/projection.h"
+#include "core/lowrank/scaling.h"
+#include "core/random.h"
 #include "job.h"
 
 namespace lowbit {
@@ -76,6 +79,64 @@ struct CudaBlock {
   void* at;  // what lowbit_cuda_allocate found
 };
 
+/// A matrix of a low-rank step (docs/lowrank.md), or what is here of its rows; device pointers.
+struct LowRankJob {
+  const void* grad;
+  void *param, *extra;  // extra: what the format keeps beside the parameter, or null
+  const float* step;    // steps so far; the inner step counts it
+  const float* lr;      // or null: hyper[0]
+  float* p;             // the rows of P that go with these of the gradient
+  float *low, *n;       // L and N
+  float* scales;        // of channels, or one
+  float* residual;      // Fira
+  float* norm;          // what the limiter keeps
+  uint32_t* most;       // of columns, 0 at first
+  int64_t* sums;        // [rank][cols], 0 at first
+  int64_t* words;       // exact sums, 0 at first: the squares of N, of L and of the update
+  int64_t rows, cols, rank;
+  int64_t first;    // global flat index of the element (0, 0)
+  int64_t p_first;  // number of the first row of P that is here
+  int64_t gap;      // steps between two projections
+  uint64_t seed;
+  uint32_t stream;
+  int grad_format, param_format;
+  int exponent;    // |P| <= 2^exponent
+  bool tall;       // of the whole matrix
+  bool fira;       // else APOLLO
+  bool draws;      // P is drawn here, else given
+  bool by_tensor;  // one scale for all
+  bool limits;     // the norm of the update
+  bool maximize;
+  double hyper[7];  // lr, beta1, beta2, weight_decay, front, after, alpha
+  double gamma;
+  // Set on the device, in the first pass.
+  bool write;  // false where lr is 0
+  float g_scale;
+  Scaling scaling;
+  RandomKey random;
+  ProjectionKey projection;
+
+  LB_HD int64_t p_rows() const { return tall ? cols : rows; }
+  LB_HD int64_t low_size() const { return rank * (tall ? rows : cols); }
+  LB_HD int64_t channels() const { return by_tensor ? 1 : tall ? rows : cols; }
+};
+
+/// What happens between two reductions over ranks (lowbit/lowrank.py).
+enum class LowRankPass { kProject, kSumColumns, kValues, kMeasure, kNorm, kApply };
+constexpr int kLowRankPasses = 6;
+
+/// One pass over `count` matrices. Everything that changes from step to step is read on the device.
+struct CudaLowRank {
+  int device;
+  void* stream;
+  const LowRankJob* jobs;  // host memory
+  int64_t count;
+  LowRankPass pass;
+  LowRankJob* table;        // device: room for the jobs, kept from the first pass to the last
+  const float* grad_scale;  // device, or null: 1
+  const float* found_inf;   // device, or null: 0
+};
+
 extern "C" {
 using CudaAbiFn = int (*)();                                          // lowbit_cuda_abi
 using CudaWorkspaceFn = int64_t (*)(const Job* jobs, int64_t count);  // lowbit_cuda_workspace
@@ -87,6 +148,7 @@ using CudaAllocateFn = const char* (*)(CudaBlock*);                 // lowbit_cu
 using CudaFreeFn = const char* (*)(const CudaBlock*);
 /// Moves managed blocks to the device where it has room for them: lowbit_cuda_prefetch.
 using CudaPrefetchFn = const char* (*)(int device, void* stream);
+using CudaLowRankFn = const char* (*)(const CudaLowRank*);          // lowbit_cuda_lowrank
 }
 
 }  // namespace lowbit

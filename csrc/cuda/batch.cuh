@@ -3,26 +3,10 @@
 #pragma once
 
 #include "core/settle.h"
-#include "cuda/format.cuh"
+#include "cuda/warp.cuh"
 #include "job.h"
 
 namespace lowbit::cuda {
-
-// One object for a whole block of threads.
-#ifndef LB_SHARED
-#define LB_SHARED(Type, name) __shared__ Type name
-#endif
-
-// A large argument of a kernel, which threads only read.
-#ifndef LB_ARGUMENT
-#define LB_ARGUMENT(Type) const __grid_constant__ Type
-#endif
-
-/// A piece of a struct that is copied.
-using Word = uint64_t __attribute__((__may_alias__));
-
-constexpr int kLanes = 32;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 /// The jobs that one kernel serves.
 struct Batch {
@@ -31,21 +15,6 @@ struct Batch {
   int64_t count, tiles;
   const float* found_inf;  // or null
 };
-
-/// The first job whose end lies beyond the tile, by all lanes of a warp: each round cuts the range
-/// into 32 parts.
-__device__ __forceinline__ int64_t find_job(const Batch& batch, int64_t tile, int lane) {
-  int64_t low = 0, length = batch.count;
-  while (length > 1) {
-    const int64_t part = ceil_div(length, kLanes);
-    const int64_t last = (lane + 1) * part < length ? (lane + 1) * part : length;
-    const bool before = batch.ends[low + last - 1] <= tile;
-    const int64_t skip = __popc(__ballot_sync(kAllLanes, before)) * part;
-    low += skip;
-    length = length - skip < part ? length - skip : part;
-  }
-  return low;
-}
 
 /// Where a warp is: the tiles [begin, end) belong to the job that it holds in shared memory.
 struct Place {
@@ -66,12 +35,6 @@ __device__ __forceinline__ void stage_job(const Batch& batch, int64_t tile, int 
   for (int w = lane; w < static_cast<int>(sizeof(Job) / sizeof(uint64_t)); w += kLanes)
     to[w] = from[w];
   __syncwarp();
-}
-
-/// a / b for a >= 0, b > 0; 64-bit division is many times slower, and almost never needed.
-__device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-  return a / b;
 }
 
 template <class... U>

@@ -46,7 +46,8 @@ const char* open(Library& library) {
       !find(handle, "lowbit_cuda_accumulate", library.accumulate) ||
       !find(handle, "lowbit_cuda_allocate", library.allocate) ||
       !find(handle, "lowbit_cuda_free", library.free) ||
-      !find(handle, "lowbit_cuda_prefetch", library.prefetch)) {
+      !find(handle, "lowbit_cuda_prefetch", library.prefetch) ||
+      !find(handle, "lowbit_cuda_lowrank", library.lowrank)) {
     return "_cuda.so lacks a function of its interface; build again";
   }
   void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);

@@ -17,6 +17,7 @@ struct Library {
   CudaAllocateFn allocate;
   CudaFreeFn free;
   CudaPrefetchFn prefetch;
+  CudaLowRankFn lowrank;
   /// torch's current stream on the device.
   void* (*current_stream)(int device);
 };

@@ -1,75 +1,12 @@
 // The rounds of a rule before its update on a GPU (cpu/measure.cpp and catalog.cpp's
 // settle_factor), with the same results: sums are integers, so the order does not matter.
-//
-// A warp adds a run of values as follows. Under the largest exponent of the run lie 31 within
-// which every value is an integer of at most 54 bits in one unit, so 256 of them have an exact sum
-// in 64 bits: lanes add theirs, shuffles add the lanes', and four lanes add 16 bits each to the
-// words. What is smaller, 2^-31 of the largest, is added value by value.
 #pragma once
 
 #include "core/exact_sum.h"
 #include "cuda/step.cuh"
+#include "cuda/sums.cuh"
 
 namespace lowbit::cuda {
-
-__device__ __forceinline__ void add_word(int64_t* word, int64_t x) {
-  if (x != 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(x));
-}
-
-/// Where a finite value's mantissa lies, and the mantissa with the sign (exact_sum.h).
-struct Term {
-  int position;
-  int64_t mantissa;
-};
-__device__ __forceinline__ Term term_of(float x) {
-  const uint32_t bits = float_bits(x), exponent = bits >> 23 & 0xffu;
-  const int64_t m = static_cast<int64_t>((bits & 0x7fffffu) | (exponent ? 0x800000u : 0u));
-  return {static_cast<int>(exponent ? exponent - 1 : 0), bits >> 31 ? -m : m};
-}
-
-/// One value by one lane.
-__device__ __forceinline__ void add_value(float x, int64_t* words) {
-  if (magnitude_bits(x) >= kInfinityBits) {
-    add_word(words + ExactSum::kNonFinite, 1);
-    return;
-  }
-  const Term t = term_of(x);
-  add_word(words + (t.position >> 4), t.mantissa << (t.position & 15));
-}
-
-/// x[begin, end), at most kTile values, by all lanes; lane i takes the values with index i mod 32.
-__device__ __forceinline__ void add_values(const float* x, int begin, int end, int64_t* words,
-                                           int lane) {
-  constexpr int kWindow = 31;
-  const int start = begin + ((lane - begin) & (kLanes - 1));
-  uint32_t most = 0;
-  for (int i = start; i < end; i += kLanes) {
-    const uint32_t magnitude = magnitude_bits(x[i]);
-    if (magnitude < kInfinityBits && magnitude > most) most = magnitude;
-  }
-  const int top = term_of(bits_float(largest(most, kLanes))).position;
-  const int base = top >= kWindow ? top - kWindow + 1 : 0;
-  int64_t sum = 0;
-  for (int i = start; i < end; i += kLanes) {
-    const Term t = term_of(x[i]);
-    if (magnitude_bits(x[i]) < kInfinityBits && t.position >= base) {
-      sum += t.mantissa << (t.position - base);
-    } else {
-      add_value(x[i], words);
-    }
-  }
-  for (int span = 1; span < kLanes; span <<= 1) {
-    const auto bits = static_cast<uint64_t>(sum);
-    const uint32_t low = __shfl_xor_sync(kAllLanes, static_cast<uint32_t>(bits), span);
-    const uint32_t high = __shfl_xor_sync(kAllLanes, static_cast<uint32_t>(bits >> 32), span);
-    sum += static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
-  }
-  if (lane < 4) {
-    const int64_t piece = lane < 3 ? (sum >> (16 * lane)) & 0xffff : sum >> 48;
-    add_word(words + (base >> 4) + lane, piece << (base & 15));
-  }
-}
 
 // ---- sums of a round ----
 

@@ -112,6 +112,7 @@ def readable(names: list[str]) -> list[str]:
     short = []
     for name in out.splitlines():
         name = re.sub(r"lowbit::(cuda::)?", "", name).removeprefix("void ")
+        name = re.sub(r"\(\w+\)(?=\d)", "", name)  # of an enumerator, which is shown as its number
         short.append(re.sub(r"\((?!anonymous).*", "", name))
     return short
 

@@ -21,15 +21,6 @@ constexpr int kAnyWarps = 4;
 constexpr int kAnyBlocks = 4;
 constexpr int kBlocks = kTile / kLeastBlock;  // blocks of a chunk; long ones of a tile are fewer
 
-/// The largest of the values that `lanes` neighbouring lanes hold, a power of two.
-__device__ __forceinline__ uint32_t largest(uint32_t mine, int lanes) {
-  for (int span = 1; span < lanes; span <<= 1) {
-    const uint32_t other = __shfl_xor_sync(kAllLanes, mine, span);
-    mine = other > mine ? other : mine;
-  }
-  return mine;
-}
-
 /// The index of the scale that belongs to (row, col). Block lengths are powers of two.
 __device__ __forceinline__ int64_t block_at(const StateSlot& slot, int64_t cols, int64_t row,
                                             int64_t col) {

@@ -5,12 +5,13 @@
 #include <deque>
 #include <initializer_list>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cuda/abi.h"
 #include "cuda/accumulate.cuh"
 #include "cuda/code.cuh"
-#include "cuda/explain.h"
+#include "cuda/launch.h"
 #include "cuda/measure.cuh"
 #include "cuda/scales.cuh"
 #include "cuda/step.cuh"
@@ -157,54 +158,13 @@ std::vector<Job> parts_of(const Job& job) {
   return parts;
 }
 
-template <class... Expected, class... Given>
-const char* launch(void (*kernel)(Expected...), int64_t blocks, int threads, void* stream,
-                   const char* name, const Given&... given) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = static_cast<cudaStream_t>(stream);
-  return explain(cudaLaunchKernelEx(&config, kernel, given...), name);
-}
-
-/// Blocks for so many tiles: no more than the device holds at once, each then walks over many
-/// tiles.
-template <class Kernel>
-cudaError_t grid(int device, Kernel kernel, int64_t tiles, int warps, int64_t* blocks) {
-  int processors = 0, each = 0;
-  cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, warps * kLanes, 0);
-  const int64_t most = static_cast<int64_t>(processors) * (each > 0 ? each : 1),
-                wanted = ceil_div(tiles, warps);
-  *blocks = wanted < most ? wanted : most;
-  return error;
-}
-
-/// Loads every kernel onto the device once, so that none is loaded while a graph is captured.
-const char* load_kernels(int device) {
-  static thread_local uint64_t loaded = 0;
-  if (device < 64 && (loaded >> device & 1)) return nullptr;
-  cudaFuncAttributes attributes;
-  const auto load = [&](auto kernel) {
-    return explain(cudaFuncGetAttributes(&attributes, kernel), "loading lowbit's kernels");
-  };
-  for (const Fast& f : kFast) {
-    if (const char* error = load(f.kernel)) return error;
-  }
-  for (const char* error :
-       {load(step_any), load(prepare), load(count_steps), load(code<true>), load(code<false>),
-        load(accumulate), load(measure), load(measure_scales), load(old_rows), load(settle_factor),
-        load(scales), load(cut_scales)}) {
-    if (error) return error;
-  }
-  if (device < 64) loaded |= uint64_t{1} << device;
-  return nullptr;
-}
-
 const char* begin(int device) {
-  if (const char* error = explain(cudaSetDevice(device), "choosing the device")) return error;
-  return load_kernels(device);
+  static thread_local uint64_t loaded = 0;
+  return [&]<size_t... i>(std::index_sequence<i...>) {
+    return begin(device, loaded, kFast[i].kernel..., step_any, prepare, count_steps, code<true>,
+                 code<false>, accumulate, measure, measure_scales, old_rows, settle_factor, scales,
+                 cut_scales);
+  }(std::make_index_sequence<kFastCount>{});
 }
 
 Table table_in(void* workspace, int64_t count) {

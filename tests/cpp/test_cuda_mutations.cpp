@@ -7,13 +7,7 @@
 static int mutation = 0;
 #include "cuda/step.cu"
 #include "cuda_compare.h"
-#include "mutations.inc"
-
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <map>
-#include <thread>
+#include "mutations.h"
 
 namespace lowbit {
 namespace {
@@ -184,65 +178,19 @@ bool codes_differ() {
   return wrong_codes<Dynamic8>() + wrong_codes<Dynamic8Unsigned>() + wrong_sums() > 0;
 }
 
-/// Where to look, and first for mistakes in which files: the rest of the search is then not needed.
-struct Place {
-  bool (*differ)();
-  const char* files;
-};
-const Place kPlaces[] = {{steps_differ, "slot.cuh step.cuh tile.cuh"},
-                         {sums_differ, "measure.cuh"},
+const Place kPlaces[] = {{steps_differ, "slot.cuh step.cuh tile.cuh warp.cuh"},
+                         {sums_differ, "measure.cuh sums.cuh"},
                          {cuts_differ, "scales.cuh"},
                          {tables_differ, "batch.cuh step.cu:"},
                          {ties_differ, "dynamic8.cuh codes.cuh code.cuh"},
                          {codes_differ, "accumulate.cuh"}};
-
-bool differs(const std::string& mistake) {
-  const std::string file = mistake.substr(0, mistake.find(':'));
-  for (const bool likely : {true, false}) {
-    for (const Place& place : kPlaces) {
-      if ((std::strstr(place.files, file.c_str()) != nullptr) != likely) continue;
-      for (const bool backwards : {false, true}) {
-        emulator::machine.backwards = backwards;
-        if (place.differ()) return true;
-      }
-    }
-  }
-  return false;
-}
-
-/// Whether a mistake is seen, as the exit status of a process.
-[[noreturn]] void look(int number) {
-  alarm(60);
-  if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(0);
-  mutation = number;
-  _exit(differs(kMutations[number]) ? 1 : 0);
-}
 
 }  // namespace
 }  // namespace lowbit
 
 int main() {
   using namespace lowbit;
-  const int count = static_cast<int>(sizeof(kMutations) / sizeof(kMutations[0]));
-  const int most = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  std::map<pid_t, int> running;
-  for (int next = 0; next < count || !running.empty();) {
-    if (next < count && static_cast<int>(running.size()) < most) {
-      std::fflush(stdout);
-      const pid_t child = fork();
-      if (child == 0) look(next);
-      running[child] = next++;
-      continue;
-    }
-    int status = 0;
-    const pid_t ended = waitpid(-1, &status, 0);
-    const int number = running[ended];
-    running.erase(ended);
-    const bool seen = !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    check(number == 0 ? !seen : seen,
-          std::string(number == 0 ? "a difference without a mistake: " : "not seen: ") +
-              kMutations[number]);
-  }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed ? 1 : 0;
+  return run_mutations(kPlaces, [](const std::string& mistake) {
+    return mistake.rfind("lowrank", 0) != 0;  // test_cuda_lowrank_mutations.cpp
+  });
 }

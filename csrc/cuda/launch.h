@@ -1,0 +1,48 @@
+// Launching kernels: host code that the launchers share.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/explain.h"
+#include "cuda/warp.cuh"
+
+namespace lowbit::cuda {
+
+template <class... Expected, class... Given>
+const char* launch(void (*kernel)(Expected...), int64_t blocks, int threads, void* stream,
+                   const char* name, const Given&... given) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = static_cast<cudaStream_t>(stream);
+  return explain(cudaLaunchKernelEx(&config, kernel, given...), name);
+}
+
+/// Blocks for so many tiles: no more than the device holds at once, each then walks over many
+/// tiles.
+template <class Kernel>
+cudaError_t grid(int device, Kernel kernel, int64_t tiles, int warps, int64_t* blocks) {
+  int processors = 0, each = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, warps * kLanes, 0);
+  const int64_t most = static_cast<int64_t>(processors) * (each > 0 ? each : 1),
+                wanted = ceil_div(tiles, warps);
+  *blocks = wanted < most ? wanted : most;
+  return error;
+}
+
+/// Chooses the device, and loads kernels onto it once, so that none is loaded while a graph is
+/// captured. loaded: a bit for each device.
+template <class... Kernel>
+const char* begin(int device, uint64_t& loaded, Kernel... kernels) {
+  if (const char* error = explain(cudaSetDevice(device), "choosing the device")) return error;
+  if (device < 64 && (loaded >> device & 1)) return nullptr;
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaSuccess;
+  ((error = error == cudaSuccess ? cudaFuncGetAttributes(&attributes, kernels) : error), ...);
+  if (error == cudaSuccess && device < 64) loaded |= uint64_t{1} << device;
+  return explain(error, "loading lowbit's kernels");
+}
+
+}  // namespace lowbit::cuda

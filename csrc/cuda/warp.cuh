@@ -1,0 +1,56 @@
+// What a warp needs to find its work and to agree on a number.
+#pragma once
+
+#include "core/layout.h"
+#include "cuda/format.cuh"
+
+namespace lowbit::cuda {
+
+// One object for a whole block of threads.
+#ifndef LB_SHARED
+#define LB_SHARED(Type, name) __shared__ Type name
+#endif
+
+// A large argument of a kernel, which threads only read.
+#ifndef LB_ARGUMENT
+#define LB_ARGUMENT(Type) const __grid_constant__ Type
+#endif
+
+/// A piece of a struct that is copied.
+using Word = uint64_t __attribute__((__may_alias__));
+
+constexpr int kLanes = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+/// The first job whose end (`ends`, `count` of them) lies beyond the tile, by all lanes of a warp:
+/// each round cuts the range into 32 parts.
+template <class Jobs>
+__device__ __forceinline__ int64_t find_job(const Jobs& batch, int64_t tile, int lane) {
+  int64_t low = 0, length = batch.count;
+  while (length > 1) {
+    const int64_t part = ceil_div(length, kLanes);
+    const int64_t last = (lane + 1) * part < length ? (lane + 1) * part : length;
+    const bool before = batch.ends[low + last - 1] <= tile;
+    const int64_t skip = __popc(__ballot_sync(kAllLanes, before)) * part;
+    low += skip;
+    length = length - skip < part ? length - skip : part;
+  }
+  return low;
+}
+
+/// a / b for a >= 0, b > 0; 64-bit division is many times slower, and almost never needed.
+__device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
+/// The largest of the values that `lanes` neighbouring lanes hold, a power of two.
+__device__ __forceinline__ uint32_t largest(uint32_t mine, int lanes) {
+  for (int span = 1; span < lanes; span <<= 1) {
+    const uint32_t other = __shfl_xor_sync(kAllLanes, mine, span);
+    mine = other > mine ? other : mine;
+  }
+  return mine;
+}
+
+}  // namespace lowbit::cuda
