@@ -1,9 +1,28 @@
 """What tests share."""
 
+import tempfile
+
 import pytest
 from require import need
 
 __all__ = ["need"]
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """The ranks of every file, so that torch is imported once by each."""
+    from pool import Pool
+
+    pool = Pool("")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def pool(processes):
+    """`pool.run(ranks, module, function, *arguments)`, and a folder for the cases of this file."""
+    with tempfile.TemporaryDirectory() as processes.folder:
+        yield processes
 
 
 @pytest.fixture(scope="session")
