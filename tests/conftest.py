@@ -1,5 +1,6 @@
 """What tests share."""
 
+import os
 import tempfile
 
 import pytest
@@ -30,4 +31,5 @@ def made(tmp_path_factory):
     """`made(kind, world)`: the path of a checkpoint of tests/kinds.py, made once a session."""
     from kinds import Made
 
-    return Made(tmp_path_factory.mktemp)
+    root = tmp_path_factory.getbasetemp()
+    return Made(root.parent if "PYTEST_XDIST_WORKER" in os.environ else root)
