@@ -2,7 +2,7 @@
 #
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
-.PHONY: run test gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries
+.PHONY: run test programs wheel sanitize gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -10,25 +10,43 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 CMAKE_BUILD := build/lowbit
-# What the package has; `make test` adds the rest to the same folder.
-PACKAGE = $(foreach o,TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF,-C cmake.define.LOWBIT_$(o))
+# What the package has; `make test` adds the rest to the same folder. CUDA_ARCHS: GPU architectures, as LOWBIT_CUDA_ARCHS in CMakeLists.txt has them.
+CUDA_ARCHS ?=
+PACKAGE = $(foreach o,TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF $(CUDA_ARCHS:%=CUDA_ARCHS=%),-C cmake.define.LOWBIT_$(o))
 
 # Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests, zstd.
 LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev libzstd-dev
 HEADERS := CLI/CLI.hpp nlohmann/json.hpp fmt/core.h libdeflate.h xxhash.h zstd.h
 HASH := \#
-HAVE_LIBRARIES = $(shell for h in $(HEADERS); do echo "$(HASH)include <$$h>"; done | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null && echo ON || echo OFF)
+HAVE_LIBRARIES = $(shell for h in $(HEADERS); do printf '$(HASH)if !__has_include(<%s>)\n$(HASH)error\n$(HASH)endif\n' $$h; done | $${CXX:-c++} -std=c++20 -E -x c++ - >/dev/null 2>&1 && echo ON || echo OFF)
+# $(call debian,PACKAGES): installs them where that asks for no password, else fails.
+debian = { sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; command -v apt-get >/dev/null && $$sudo true 2>/dev/null && echo "installing $(1)" && \
+  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc tools -type f 2>/dev/null)
 
 run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) recipes/demo.py
 
-test: setup $(VENV)/frameworks
+test: programs $(VENV)/frameworks
+	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m pytest --numprocesses=2 --dist=loadfile
+
+# The C++ tests and the C++ front end, beside the package.
+programs: setup
 	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DLOWBIT_CPP=ON -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
 	@$(BIN)/cmake --build $(CMAKE_BUILD)
-	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m pytest --numprocesses=2 --dist=loadfile
+
+# The C++ tests under address and undefined-behaviour sanitizers.
+sanitize: setup
+	@$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+	  -DLOWBIT_OPS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_SANITIZE=address,undefined >$(VENV)/cmake-sanitize.log || { cat $(VENV)/cmake-sanitize.log; exit 1; }
+	@$(BIN)/cmake --build build/sanitize --target cpp_tests
+	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
+
+# A wheel in out/, with the kernels of every architecture.
+wheel: setup
+	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir out $(PACKAGE) -C cmake.define.LOWBIT_CUDA_ARCHS=release .
 
 # A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
 # says at once what is missing.
@@ -76,24 +94,14 @@ clean:
 setup: libraries $(VENV)/installed
 
 libraries:
-	@if [ "$(HAVE_LIBRARIES)" = OFF ]; then \
-	  sudo=""; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
-	  if command -v apt-get >/dev/null && { [ -z "$$sudo" ] || $$sudo true 2>/dev/null; }; then \
-	    echo "installing $(LIBRARIES)"; \
-	    $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $(LIBRARIES) >/dev/null; \
-	  else \
-	    echo "*** lowbit-ckpt will NOT be built: it needs the libraries of"; \
-	    echo "***   sudo apt-get install $(LIBRARIES)"; \
-	    echo "*** Type that line and run make again. The Python package builds without them, but for lowbit.checkpoint and lowbit.load_optimizer."; \
-	  fi; \
-	fi
+	@[ "$(HAVE_LIBRARIES)" = ON ] || $(call debian,$(LIBRARIES)) || { \
+	  echo "*** lowbit-ckpt will NOT be built: it needs the libraries of"; \
+	  echo "***   sudo apt-get install $(LIBRARIES)"; \
+	  echo "*** Type that line and run make again. The Python package builds without them, but for lowbit.checkpoint and lowbit.load_optimizer."; }
 
 # What tests/test_processors.py compiles for ARM64 and emulates it with; it skips, and says so, where they are missing.
 arm64:
-	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null || { \
-	  sudo=""; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
-	  echo "installing g++-aarch64-linux-gnu qemu-user-static"; \
-	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static >/dev/null; }
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null || $(call debian,g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)
 
 # torch: the interpreter's own where it has one (seen through a .pth, since a virtual environment made from a virtual environment does not inherit), else $(TORCH).
 $(VENV)/torch:
@@ -114,13 +122,14 @@ $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[test]"
 	@touch $@
 
+# `lowbit[...]`: it is installed, so that only what it names is, and nothing is built again.
 # Frameworks that tests train through, without those dependencies of torchtitan (it needs Python 3.11) and torchtune that their optimizers do not use.
 $(VENV)/frameworks: $(VENV)/installed
 	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[frameworks]"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[frameworks]"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'" "torchtune==0.6.1"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/installed
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[dev]"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[dev]"
 	@touch $@

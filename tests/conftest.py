@@ -1,5 +1,8 @@
 """What tests share."""
 
+import os
+import tempfile
+
 import pytest
 from require import need
 
@@ -7,8 +10,26 @@ __all__ = ["need"]
 
 
 @pytest.fixture(scope="session")
+def processes():
+    """The ranks of every file, so that torch is imported once by each."""
+    from pool import Pool
+
+    pool = Pool("")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def pool(processes):
+    """`pool.run(ranks, module, function, *arguments)`, and a folder for the cases of this file."""
+    with tempfile.TemporaryDirectory() as processes.folder:
+        yield processes
+
+
+@pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """`made(kind, world)`: the path of a checkpoint of tests/kinds.py, made once a session."""
     from kinds import Made
 
-    return Made(tmp_path_factory.mktemp)
+    root = tmp_path_factory.getbasetemp()
+    return Made(root.parent if "PYTEST_XDIST_WORKER" in os.environ else root)

@@ -13,6 +13,7 @@ converted, can be read back by `held` of the kind it now is.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
 import os
@@ -262,29 +263,30 @@ def make(folder: pathlib.Path, world: int, names: Iterable[str]) -> None:
 
 
 class Made:
-    """Makes all kinds of a world where the first of them is asked for, and keeps them."""
+    """Makes all kinds of a world under `root` where the first of them is asked for, and keeps them: once, for all processes that run tests."""
 
-    def __init__(self, folder: Callable[[str], pathlib.Path]) -> None:
-        self._folder = folder
-        self._made: dict[int, pathlib.Path | AssertionError] = {}
+    def __init__(self, root: pathlib.Path) -> None:
+        self._root = root
 
     def __call__(self, name: str, world: int) -> pathlib.Path:
         """The checkpoint; tests must leave it as it is."""
         kind = KINDS[name]
         assert world in kind.worlds
         need(kind.needs, kind.present, f"the kind {name} is made by the package {kind.needs}")
-        if world not in self._made:
-            folder = self._folder(f"kinds{world}")
-            wanted = [k.name for k in KINDS.values() if world in k.worlds and k.present]
-            try:
-                make(folder, world, wanted)
-                self._made[world] = folder
-            except AssertionError as error:  # once, not again for every test
-                self._made[world] = error
-        found = self._made[world]
-        if isinstance(found, AssertionError):
-            raise found
-        return found / kind.file
+        folder = self._root / f"kinds{world}"
+        said = folder / "said"  # empty, or what went wrong: not again for every test
+        with (self._root / f"kinds{world}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not said.exists():
+                folder.mkdir()
+                wanted = [k.name for k in KINDS.values() if world in k.worlds and k.present]
+                try:
+                    make(folder, world, wanted)
+                    said.write_text("")
+                except AssertionError as error:
+                    said.write_text(str(error))
+        assert said.read_text() == ""
+        return folder / kind.file
 
 
 def of(*, worlds: Iterable[int] = WORLDS, **wanted: str | tuple[str, ...]) -> list[tuple[str, int]]:

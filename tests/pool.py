@@ -8,7 +8,6 @@ import itertools
 import multiprocessing
 import os
 import pathlib
-import tempfile
 import traceback
 import warnings
 
@@ -41,17 +40,16 @@ def _work(rank: int, pipe) -> None:
 
 
 class Pool:
-    """Up to `ranks` processes, started when they are first needed."""
+    """As many processes as the largest case so far had ranks. `folder` is where cases write."""
 
-    def __init__(self, ranks: int = 4) -> None:
-        self.folder = tempfile.TemporaryDirectory()
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self._count = itertools.count()
         self._context = multiprocessing.get_context("spawn")
-        self._ranks = ranks
         self._workers: list = []
 
-    def _start(self) -> None:
-        for rank in range(self._ranks):
+    def _start(self, ranks: int) -> None:
+        for rank in range(len(self._workers), ranks):
             here, there = self._context.Pipe()
             process = self._context.Process(target=_work, args=(rank, there), daemon=True)
             process.start()
@@ -59,9 +57,8 @@ class Pool:
 
     def run(self, ranks: int, module: str, function: str, *arguments):
         """`module.function(*arguments)` on so many ranks; what each returned. AssertionError with every rank's traceback where one failed."""
-        if not self._workers:
-            self._start()
-        store = pathlib.Path(self.folder.name) / f"store{next(self._count)}"
+        self._start(ranks)
+        store = pathlib.Path(self.folder) / f"store{next(self._count)}"
         for _, pipe in self._workers[:ranks]:
             pipe.send((str(store), ranks, module, function, arguments))
         answers = []

@@ -1,17 +1,9 @@
-"""What a rank does in test_resume.py: trains in float32 and saves, or goes on in 8 bits from what was saved. The first rank writes what it found.
-
-torchrun --nproc-per-node N tests/resume_worker.py OUT train WRAPPER FOLDER
-torchrun --nproc-per-node N tests/resume_worker.py OUT resume FOLDER CONVERTED...
-"""
+"""What a rank does in test_resume.py: trains in float32 and saves, or goes on in 8 bits from what was saved."""
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import json
 import pathlib
-import sys
-import warnings
 
 import torch
 import torch.distributed as dist
@@ -87,7 +79,7 @@ def digests(net: nn.Module, opt: torch.optim.Optimizer) -> dict[str, str]:
     return out
 
 
-def run_train(kind: str, folder: str) -> dict:
+def run_train(kind: str, folder: pathlib.Path) -> dict:
     net = wrapped(kind)
     opt = torch.optim.AdamW(net.parameters(), **OPTIONS)
     before = train(net, opt, 0)
@@ -96,7 +88,7 @@ def run_train(kind: str, folder: str) -> dict:
     return {"before": before, "after": train(net, opt, STEPS)}
 
 
-def run_resume(original: str, converted: list[str]) -> dict:
+def run_resume(original: pathlib.Path, converted: list[pathlib.Path]) -> dict:
     """By load_optimizer from the float32 checkpoint, and by torch's reader from converted ones."""
     out = {}
     for path in (original, *converted):
@@ -116,20 +108,3 @@ def run_resume(original: str, converted: list[str]) -> dict:
         losses = train(net, opt, STEPS)
         out[path] = {"state": state_here, "group": group, "after": losses}
     return out
-
-
-def main() -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    out, mode, *rest = sys.argv[1:]
-    dist.init_process_group("gloo")
-    result = run_train(*rest) if mode == "train" else run_resume(rest[0], rest[1:])
-    if dist.get_rank() == 0:
-        pathlib.Path(out).write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
-    gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
-    dist.barrier()
-    dist.destroy_process_group()

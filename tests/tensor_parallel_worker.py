@@ -1,16 +1,9 @@
-"""What a rank does in test_regressions.py under tensor parallelism; the first rank writes what it found.
-
-torchrun --nproc-per-node 2 tests/tensor_parallel_worker.py OUT
-"""
+"""What a rank does in test_regressions.py under tensor parallelism."""
 
 from __future__ import annotations
 
 import copy
-import gc
-import json
 import pathlib
-import sys
-import warnings
 
 import torch
 import torch.distributed as dist
@@ -82,20 +75,7 @@ def columns(mesh, folder: pathlib.Path) -> bool:
     )  # fmt: skip
 
 
-def main() -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    out = pathlib.Path(sys.argv[1])
-    dist.init_process_group("gloo")
+def found(folder: str) -> dict:
     mesh = init_device_mesh("cpu", (2,))
-    found = {**partial_gradients(mesh), "probed": partial_probe(mesh)}
-    found["columns loaded"] = columns(mesh, out.with_suffix(".dcp"))
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
-    gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
-    dist.barrier()
-    dist.destroy_process_group()
+    out = {**partial_gradients(mesh), "probed": partial_probe(mesh)}
+    return {**out, "columns loaded": columns(mesh, pathlib.Path(folder) / "columns")}

@@ -1,17 +1,9 @@
 """FSDP1: state dicts, what is refused, and what goes by the original parameters. The table of test_wrappers.py has its steps and checkpoints."""
 
 import pytest
-from pool import Pool
 
 WRAPPERS = {"FSDP1 orig": 4, "FSDP1 flat": 3}  # ranks
 BOTH = pytest.mark.parametrize("wrapper", WRAPPERS)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    pool = Pool(4)
-    yield pool
-    pool.close()
 
 
 @BOTH
@@ -31,7 +23,7 @@ def test_the_float32_view_round_trips(pool, wrapper, kind):
 
 @BOTH
 def test_checkpoints_are_read_directly(pool, wrapper):
-    folder, names = pool.folder.name, ["8bit", "4bit", "Adafactor"]
+    folder, names = pool.folder, ["8bit", "4bit", "Adafactor"]
     pool.run(1, "flat_worker", "save_alone", folder, names)
     for found in pool.run(
         WRAPPERS[wrapper], "flat_worker", "read_directly", wrapper, folder, names

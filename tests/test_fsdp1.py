@@ -3,17 +3,9 @@
 import pytest
 import torch
 from fsdp1_worker import wide
-from pool import Pool
 
 from lowbit import shard
 from lowbit.holders import Holders
-
-
-@pytest.fixture(scope="module")
-def pool():
-    pool = Pool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("tied", [False, True])

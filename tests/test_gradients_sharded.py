@@ -1,7 +1,6 @@
 """Clipping, accumulation and steps in backward under DDP, FSDP2 and other meshes, in real processes over gloo."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -11,21 +10,10 @@ import pytest
 WORKER = pathlib.Path(__file__).parent / "gradients_worker.py"
 
 
-def launch(folder, ranks, *what):
-    """What each rank found: names and whether they hold, and for `memory` numbers."""
-    out = folder / f"{ranks}.json"
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    start = start if ranks > 1 else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, *start, str(WORKER), str(out), *what]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
-    assert done.returncode == 0, f"{ranks} ranks:\n{done.stderr[-4000:]}"
-    return json.loads(out.read_text())
-
-
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("two"), 2)
+def two(pool):
+    """What each rank found: names and whether they hold."""
+    return pool.run(2, "gradients_worker", "found", 2)
 
 
 def check(found, *kinds):
@@ -64,16 +52,18 @@ def test_wrong_places_are_refused(two):
     check(two, "before fully_shard", "inside DDP", "assign_hooks", "DDP outside", "FSDP1", "clip FSDP1")  # fmt: skip
 
 
-def test_peak_memory_of_fsdp2(tmp_path):
+def test_peak_memory_of_fsdp2():
     """Weights, state and one layer's gradients, and 5 %, by every allocation that torch makes; no more than FSDP2 holds where gradients are dropped."""
-    m = launch(tmp_path, 1, "memory")[0]["memory"]
+    done = subprocess.run([sys.executable, WORKER], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-4000:]
+    m = json.loads(done.stdout)["memory"]
     print(", ".join(f"{name} {value / 1e6:.3f} MB" for name, value in m.items()))
     assert m["weights and state"] + m["in backward"] < 1.05 * (m["weights and state"] + m["layer"])
     assert m["in backward"] < m["dropped"] + m["layer"]
     assert m["behind"] > 8 * m["in backward"]
 
 
-def test_two_dimensional_meshes(tmp_path):
-    names = check(launch(tmp_path, 4), "")
+def test_two_dimensional_meshes(pool):
+    names = check(pool.run(4, "gradients_worker", "found", 4), "")
     for part in ("norms and gradients, hsdp", "norms and gradients, mixed", "norm over strided shards", "four micro-batches, fsdp2", "step in backward, fsdp2"):  # fmt: skip
         assert any(name.startswith(part) for name in names), part

@@ -1,5 +1,6 @@
 """A float32 run goes on in 8 bits: torch AdamW for 100 steps, its file or its directory loaded into lowbit, 100 more."""
 
+import copy
 import pathlib
 import sysconfig
 
@@ -41,13 +42,13 @@ def text():
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
 
 
-def train(net, opt, text, first, seed):
+def train(net, opt, text, first):
     """STEPS steps from step `first` on; returns the mean loss of the last twenty."""
     losses = []
+    windows = text.unfold(0, CONTEXT + 1, 1)
     for step in range(first, first + STEPS):
-        generator = torch.Generator().manual_seed(1000 * seed + step)
-        at = torch.randint(len(text) - CONTEXT - 1, (128,), generator=generator)
-        rows = torch.stack([text[i : i + CONTEXT + 1] for i in at.tolist()])
+        generator = torch.Generator().manual_seed(step)
+        rows = windows[torch.randint(len(windows), (128,), generator=generator)]
         loss = F.cross_entropy(net(rows[:, :-1]).float(), rows[:, -1])
         opt.zero_grad()
         loss.backward()
@@ -84,43 +85,57 @@ def load(kind, tmp_path, net, old, opt):
 KINDS = ["load_state_dict", "torch.save", "directory", "directory, flattened", "raw directory"]
 
 
-def test_the_loss_goes_on(text, tmp_path):
-    """The resumed loss lies within the spread of three float32 runs, widened by half of it on each side: three runs show two thirds of a spread."""
-    straight, before = [], []
+@pytest.fixture(scope="module")
+def runs(text):
+    """The first float32 run after STEPS steps, and the losses of three that go on."""
+    straight = []
     for seed in range(3):
         net, opt = float32_run(seed)
-        before.append(train(net, opt, text, 0, seed=0))
-        straight.append(train(net, opt, text, STEPS, seed=0))
-    low, high = min(straight), max(straight)
-    print(
-        f"\nfloat32, 3 seeds: after 100 steps {[f'{x:.3f}' for x in before]}, after 200 {[f'{x:.3f}' for x in straight]}"
-    )
+        train(net, opt, text, 0)
+        if seed == 0:
+            half = copy.deepcopy((net.state_dict(), opt.state_dict()))
+        straight.append(train(net, opt, text, STEPS))
+    return half, straight
+
+
+@pytest.fixture
+def half(runs):
+    """The first float32 run after STEPS steps: its network and its optimizer."""
+    net, opt = float32_run(0)
+    net.load_state_dict(runs[0][0])
+    opt.load_state_dict(runs[0][1])
+    return net, opt
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_goes_on(runs, half, text, tmp_path, dtype):
+    """However it is loaded, it is the same optimizer. The resumed loss lies within the spread of three float32 runs, widened by half of it on each side:
+    three runs show two thirds of a spread."""
+    net, old = half
+    net.to(dtype)
+    loaded = []
     for kind in KINDS:
-        for dtype in (torch.float32, torch.bfloat16):
-            net, old = float32_run(0)
-            train(net, old, text, 0, seed=0)
-            net.to(dtype)
-            opt = lowbit.AdamW(net.named_parameters(), **OPTIONS)
-            folder = tmp_path / f"{kind} {dtype}"
-            folder.mkdir()
-            load(kind, folder, net, old, opt)
-            assert (
-                opt.state[net.up.weight]["step"] == STEPS
-                and "exp_avg_dynamic8" in opt.state[net.up.weight]
-            )
-            assert (
-                opt.param_groups[0]["lr"] == OPTIONS["lr"]
-                and opt.param_groups[0]["weight_decay"] == OPTIONS["weight_decay"]
-            )
-            loss = train(net, opt, text, STEPS, seed=0)
-            print(f"{kind}, {dtype}: 8-bit after 200 {loss:.5f}")
-            margin = (high - low) / 2
-            assert low - margin <= loss <= high + margin, f"{kind}: {loss} outside {low}..{high}"
+        opt = lowbit.AdamW(net.named_parameters(), **OPTIONS)
+        folder = tmp_path / kind
+        folder.mkdir()
+        load(kind, folder, net, old, opt)
+        state, group = opt.state[net.up.weight], opt.param_groups[0]
+        assert state["step"] == STEPS and "exp_avg_dynamic8" in state, kind
+        assert {key: group[key] for key in OPTIONS} == OPTIONS, kind
+        loaded.append(opt)
+    for kind, opt in zip(KINDS, loaded, strict=True):
+        for p in net.parameters():
+            assert set(opt.state[p]) == set(loaded[0].state[p]), kind
+            assert all(torch.equal(t, loaded[0].state[p][key]) for key, t in opt.state[p].items()), kind  # fmt: skip
+    loss = train(net, loaded[0], text, STEPS)
+    low, high = min(runs[1]), max(runs[1])
+    print(f"\nfloat32, 3 seeds, after 200 steps {[f'{x:.3f}' for x in runs[1]]}; 8-bit from 100 on, {dtype}: {loss:.5f}")  # fmt: skip
+    margin = (high - low) / 2
+    assert low - margin <= loss <= high + margin, f"{loss} outside {low}..{high}"
 
 
-def test_moments_are_encoded_to_the_nearest_code(text):
-    net, old = float32_run(0)
-    train(net, old, text, 0, seed=0)
+def test_moments_are_encoded_to_the_nearest_code(half):
+    net, old = half
     opt = lowbit.AdamW(net.named_parameters(), **OPTIONS)
     opt.load_state_dict(old.state_dict())
     for slot, format in (("exp_avg", "dynamic8"), ("exp_avg_sq", "dynamic8_unsigned")):

@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-from pool import Pool
 
 import lowbit
 
@@ -99,9 +98,5 @@ def test_a_number_scales_gradients():
 
 
 @pytest.mark.parametrize("rule", ["AdamW", "LAMB"])
-def test_all_ranks_agree_whether_there_is_a_first_step(rule):
-    pool = Pool(2)
-    try:
-        assert pool.run(2, "late_worker", "first_step_of_a_warmup", rule) == [1.0, 1.0]
-    finally:
-        pool.close()
+def test_all_ranks_agree_whether_there_is_a_first_step(pool, rule):
+    assert pool.run(2, "late_worker", "first_step_of_a_warmup", rule) == [1.0, 1.0]

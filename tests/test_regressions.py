@@ -1,8 +1,6 @@
 """What was wrong once."""
 
-import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -12,30 +10,10 @@ from torch import nn
 
 import lowbit
 
-WORKER = pathlib.Path(__file__).parent / "tensor_parallel_worker.py"
 
-
-def test_tensor_parallelism(tmp_path):
+def test_tensor_parallelism(pool):
     """Gradients that are sums yet to be taken were stepped by their local part; column shards did not load from a directory."""
-    out = tmp_path / "found.json"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [*command, str(WORKER), str(out)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(out.read_text())
+    found = pool.run(2, "tensor_parallel_worker", "found", pool.folder)[0]
     assert found["between copies"] == 0
     assert found["from one process"] < 1e-5
     assert found["probed"] and found["columns loaded"]

@@ -1,11 +1,5 @@
 """A float32 run of torch's AdamW on 4 ranks goes on in 8 bits on 2 and on 3: by a conversion, and by load_optimizer without one."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 import torch
 from conftest import need
@@ -15,17 +9,6 @@ import lowbit
 from lowbit import checkpoint
 
 need("ckpt", checkpoint._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
-WORKER = pathlib.Path(__file__).parent / "resume_worker.py"
-
-
-def launch(out, ranks, *arguments):
-    """Runs the worker on so many ranks; returns what the first wrote."""
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *start, str(WORKER), str(out), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, f"{arguments} on {ranks} ranks:\n{done.stderr[-4000:]}"
-    return json.loads(out.read_text())
 
 
 def expected_state(folder):
@@ -47,9 +30,9 @@ def expected_state(folder):
 
 
 @pytest.mark.parametrize("wrapper", ["fsdp2", "fsdp1"])
-def test_a_float32_run_goes_on_in_8_bits(wrapper, tmp_path):
+def test_a_float32_run_goes_on_in_8_bits(pool, wrapper, tmp_path):
     saved, made = tmp_path / "float32", tmp_path / "8bit"
-    run = launch(tmp_path / "train.json", 4, "train", wrapper, saved)
+    run = pool.run(4, "resume_worker", "run_train", wrapper, saved)[0]
     report = checkpoint.convert(saved, made, to="lowbit", state_format="8bit", world_size=4)
     assert {s["to"].split(",")[0] for s in report["states"] if s["param"] == "mid.weight"} == {
         "dynamic8",
@@ -59,23 +42,23 @@ def test_a_float32_run_goes_on_in_8_bits(wrapper, tmp_path):
     wanted = expected_state(saved)
     assert any("dynamic8_scale" in key for key in wanted)
     for ranks in (2, 3):
-        resumed = launch(tmp_path / f"on{ranks}.json", ranks, "resume", saved, made)
+        resumed = pool.run(ranks, "resume_worker", "run_resume", saved, [made])[0]
         for path in (saved, made):
-            found = resumed[str(path)]
+            found = resumed[path]
             assert found["state"] == wanted, f"{path.name} on {ranks} ranks"
-            assert found["group"] == {**OPTIONS, "betas": list(OPTIONS["betas"])}
-        assert resumed[str(saved)]["after"] == resumed[str(made)]["after"]
-        after = resumed[str(saved)]["after"]
+            assert found["group"] == OPTIONS
+        assert resumed[saved]["after"] == resumed[made]["after"]
+        after = resumed[saved]["after"]
         assert after[0] == pytest.approx(run["after"][0], rel=1e-5), "the same weights"
         assert after == pytest.approx(run["after"], rel=0.05), "about the same way from there"
         assert sum(after) < sum(run["before"])
         print(f"{wrapper}: float32 {run['after'][-1]:.4f}, 8-bit on {ranks} ranks {after[-1]:.4f} after {2 * STEPS} steps")  # fmt: skip
 
 
-def test_load_optimizer_alone_resumes(tmp_path):
+def test_load_optimizer_alone_resumes(pool, tmp_path):
     """Without a conversion: the live loading by itself, from 4 ranks to 3."""
     saved = tmp_path / "float32"
-    run = launch(tmp_path / "train.json", 4, "train", "fsdp2", saved)
-    resumed = launch(tmp_path / "on3.json", 3, "resume", saved)[str(saved)]
+    run = pool.run(4, "resume_worker", "run_train", "fsdp2", saved)[0]
+    resumed = pool.run(3, "resume_worker", "run_resume", saved, [])[0][saved]
     assert resumed["state"] == expected_state(saved)
     assert resumed["after"] == pytest.approx(run["after"], rel=0.05)

@@ -1,38 +1,16 @@
 """The same bits for any number of ranks, any sharding and any instruction set, in real processes over gloo; checkpoints cross between them."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
+import distributed_worker
 import pytest
 import torch
 from torch import nn
 
 import lowbit
 
-WORKER = pathlib.Path(__file__).parent / "distributed_worker.py"
-
-
-def launch(tmp_path, mode, ranks, *arguments):
-    """Runs the worker on so many ranks; returns what it wrote."""
-    out = tmp_path / f"{mode}{ranks}.json"
-    start = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        if ranks > 1
-        else []
-    )
-    command = [sys.executable, *start, str(WORKER), str(out), mode, *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, f"{mode} on {ranks} ranks:\n{done.stderr[-4000:]}"
-    return json.loads(out.read_text())
-
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    return launch(tmp_path_factory.mktemp("single"), "single", 1)
+def single():
+    return distributed_worker.run_bits("single", 1)
 
 
 def test_every_isa_gives_the_same_bits(single):
@@ -46,21 +24,24 @@ def test_every_isa_gives_the_same_bits(single):
 
 
 @pytest.mark.parametrize("mode, ranks", [("ddp", 2), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4)])
-def test_every_sharding_gives_the_same_bits(single, tmp_path, mode, ranks):
-    got = launch(tmp_path, mode, ranks)
-    assert got == {name: single[name] for name in got}
+def test_every_sharding_gives_the_same_bits(pool, single, mode, ranks):
+    for got in pool.run(ranks, "distributed_worker", "run_bits", mode, ranks):
+        assert got == {name: single[name] for name in got}
     print(f"{mode} on {ranks} ranks: {len(got)} digests equal those of one process")
 
 
-def test_checkpoints_cross_between_shardings(tmp_path):
-    path = tmp_path / "checkpoint"
-    first = launch(tmp_path, "fsdp", 2, path)
+def test_checkpoints_cross_between_shardings(pool, tmp_path):
+    def run(ranks):
+        found = pool.run(ranks, "distributed_worker", "run_checkpoint", "fsdp", ranks, tmp_path)
+        assert all(one == found[0] for one in found)
+        return found[0]
+
+    first = run(2)
     assert len(set(first.values())) == 2, (
         "nested, flattened and asynchronous saves hold the same state"
     )
-    for ranks in (1, 3):
-        assert launch(tmp_path, "fsdp" if ranks > 1 else "plain", ranks, path) == first
-    assert launch(tmp_path, "fsdp", 2, path) == first
+    assert distributed_worker.run_checkpoint("plain", 1, tmp_path) == first
+    assert run(3) == run(2) == first
 
 
 # What one rank shows; more wrappers are in test_wrappers.py.

@@ -1,13 +1,10 @@
 """Update rules against slow float64 twins, for every state format and parameter format that the catalog lists, on every instruction set."""
 
 import math
-import pathlib
-import subprocess
 
 import numpy as np
 import pytest
 import torch
-from conftest import need
 from plans import fresh_state, plan_row, run_step, slot_columns
 
 import lowbit
@@ -717,12 +714,3 @@ def test_a_wrong_call_is_refused_before_anything_is_written(change, message):
     with pytest.raises(RuntimeError, match=message):
         ops.step(*call.values())
     assert all(torch.equal(a, b) for a, b in zip(before, run.bits(), strict=True))
-
-
-def test_the_emulated_gpu_gives_the_same_bits():
-    """The CUDA kernels, run on the CPU, against the CPU walk: every format, scale, rounding, rule, parameter format and phase (tests/cpp)."""
-    binary = pathlib.Path(__file__).parent.parent / "build/lowbit/tests/cpp/test_cuda_emulated"
-    need("emulator", binary.exists(), "the C++ tests are not built here: make test builds them")
-    done = subprocess.run([binary], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    print(done.stdout.strip().splitlines()[-1])

@@ -7,18 +7,10 @@ In the column of real sizes the checkpoint is that of the wrapper in the row abo
 import placements_worker
 import pytest
 import wrappers_worker
-from pool import Pool
 from wrappers_worker import FORMATS, REAL, WRAPPERS
 
 NAMES = list(WRAPPERS)
 COLUMNS = [*FORMATS, REAL]
-
-
-@pytest.fixture(scope="module")
-def pool():
-    pool = Pool(4)
-    yield pool
-    pool.close()
 
 
 def wrong(pool, wrapper, function, *arguments):
@@ -28,7 +20,7 @@ def wrong(pool, wrapper, function, *arguments):
 
 
 def test_the_same_bytes_under_every_wrapper(pool):
-    folder = pool.folder.name
+    folder = pool.folder
     trained = {(w, name): wrong(pool, w, "train", name, folder) for w in NAMES for name in COLUMNS}
     rows, all_wrong = [], {cell: names for cell, names in trained.items() if names}
     for i, wrapper in enumerate(NAMES):
@@ -52,7 +44,7 @@ def test_the_same_bytes_under_every_wrapper(pool):
 @pytest.mark.parametrize("wrapper", ["FSDP1 orig", "FSDP1 flat", "TP x FSDP 2x2 row"])
 def test_more_formats(pool, wrapper):
     """10 steps equal, and 10 more from what a single process saved."""
-    folder = pool.folder.name
+    folder = pool.folder
     for name in wrappers_worker.MORE:
         assert wrong(pool, "single", "train", name, folder) == []
         assert wrong(pool, wrapper, "train", name, folder) == [], name

@@ -73,7 +73,7 @@ std::vector<double> hypers_of(int rule) {
 
 bool run(const std::string& rule, const std::string& state_format, const std::string& dtype,
          const std::string& param_format, uint64_t* digest) {
-  const std::vector<int64_t> shape = {23, 301};
+  const std::vector<int64_t> shape = {14, 301};
   lowbit::KeepOptions options;
   options.state_format = state_format, options.param_format = param_format;
   std::vector<std::vector<char>> state;
@@ -96,7 +96,7 @@ bool run(const std::string& rule, const std::string& state_format, const std::st
   const size_t n = static_cast<size_t>(shape[0] * shape[1]), bytes = width_of(dtype);
   std::vector<char> param(n * bytes), grad(n * bytes);
   for (size_t i = 0; i < n; ++i) store(dtype, value_of(i), &param[i * bytes]);
-  for (int64_t step = 1; step <= 4; ++step) {
+  for (int64_t step = 1; step <= 3; ++step) {
     for (size_t i = 0; i < n; ++i)
       store(dtype, value_of(i + n * static_cast<uint64_t>(step)), &grad[i * bytes]);
     kept->step(

@@ -14,7 +14,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-struct Arguments {
+struct ConvertArguments {
   std::string source, target;
   int64_t ranks = 0;
   WriteArguments write;
@@ -65,7 +65,7 @@ void print_states(const Json& report) {
                error_of(worst[i], "max_error"));
 }
 
-Status run(Arguments& given) {
+Status run(ConvertArguments& given) {
   WriteOptions& write = given.options.write;
   write.mesh.parts.clear();
   if (given.ranks > 0) write.mesh.parts = {given.ranks};
@@ -91,7 +91,7 @@ Status run(Arguments& given) {
 }  // namespace
 
 void add_convert(CLI::App& app, std::function<Status()>& chosen) {
-  const auto given = std::make_shared<Arguments>();
+  const auto given = std::make_shared<ConvertArguments>();
   ConvertOptions& options = given->options;
   std::string names;
   for (const Dialect* d : dialects())

@@ -9,13 +9,13 @@
 namespace lowbit::ckpt {
 namespace {
 
-struct Arguments {
+struct DiffArguments {
   std::string first, second;
   bool json = false, quiet = false;
   DiffOptions options;
 };
 
-Status run(Arguments& given) {
+Status run(DiffArguments& given) {
   ProgressBar bar("diff", given.quiet);
   given.options.progress = bar.function();
   LB_TRY(report, diff(given.first, given.second, given.options));
@@ -43,7 +43,7 @@ Status run(Arguments& given) {
 }  // namespace
 
 void add_diff(CLI::App& app, std::function<Status()>& chosen) {
-  const auto given = std::make_shared<Arguments>();
+  const auto given = std::make_shared<DiffArguments>();
   CLI::App* command = app.add_subcommand(
       "diff", "Where two checkpoints differ, by what they mean, in whatever way they are kept");
   command->add_option("A", given->first, "A checkpoint")->required();

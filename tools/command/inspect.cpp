@@ -12,7 +12,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-struct Arguments {
+struct InspectArguments {
   std::string path, html;
   bool json = false, quiet = false, force = false;
   InspectOptions options;
@@ -41,7 +41,7 @@ void print_health(const Json& out) {
   }
 }
 
-Status run(Arguments& given) {
+Status run(InspectArguments& given) {
   ProgressBar bar("reading", given.quiet);
   given.options.progress = bar.function();
   given.options.health = given.options.health || !given.html.empty();
@@ -99,7 +99,7 @@ Status run(Arguments& given) {
 }  // namespace
 
 void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
-  const auto given = std::make_shared<Arguments>();
+  const auto given = std::make_shared<InspectArguments>();
   CLI::App* command = app.add_subcommand("inspect", "What is in a checkpoint");
   command->add_option("PATH", given->path, "The checkpoint")->required();
   command

@@ -9,7 +9,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-struct Arguments {
+struct ReshardArguments {
   std::string source, target, mesh, dims;
   int64_t ranks = 0;
   WriteArguments write;
@@ -17,7 +17,7 @@ struct Arguments {
   ReshardOptions options;
 };
 
-Status run(Arguments& given) {
+Status run(ReshardArguments& given) {
   WriteOptions& write = given.options.write;
   if (given.mesh.empty() == (given.ranks == 0))
     return Error{Exit::kUsage, "say --world-size N or --mesh NxM, one of them"};
@@ -46,7 +46,7 @@ Status run(Arguments& given) {
 }  // namespace
 
 void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
-  const auto given = std::make_shared<Arguments>();
+  const auto given = std::make_shared<ReshardArguments>();
   CLI::App* command = app.add_subcommand(
       "reshard", "Write a checkpoint as a directory for another number of ranks");
   command->add_option("SRC", given->source, "The checkpoint, in any container")->required();

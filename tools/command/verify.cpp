@@ -9,13 +9,13 @@
 namespace lowbit::ckpt {
 namespace {
 
-struct Arguments {
+struct VerifyArguments {
   std::string path;
   bool json = false, quiet = false, no_values = false;
   VerifyOptions options;
 };
 
-Status run(Arguments& given) {
+Status run(VerifyArguments& given) {
   ProgressBar bar("verify", given.quiet);
   given.options.progress = bar.function();
   given.options.finite = !given.no_values;
@@ -47,7 +47,7 @@ Status run(Arguments& given) {
 }  // namespace
 
 void add_verify(CLI::App& app, std::function<Status()>& chosen) {
-  const auto given = std::make_shared<Arguments>();
+  const auto given = std::make_shared<VerifyArguments>();
   CLI::App* command =
       app.add_subcommand("verify", "Whether a checkpoint is whole: structure, checksums, values");
   command->add_option("PATH", given->path, "The checkpoint")->required();
