@@ -1,6 +1,7 @@
 #include "cpu/lowrank.h"
 
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "catalog.h"
@@ -43,10 +44,10 @@ void step_tile(const ParamRows& param, int64_t cols, int64_t i, int64_t col, int
 
 const LowRankKernels& lowrank_kernels() {
 #if defined(LOWBIT_X86)
-  const char* isa = leaves().isa;
-  if (std::strncmp(isa, kLowRankAvx512.isa, std::strlen(kLowRankAvx512.isa)) == 0)
-    return kLowRankAvx512;
-  if (std::strcmp(isa, kLowRankAvx2.isa) == 0) return kLowRankAvx2;
+  const std::string_view isa = leaves().isa;
+  if (isa.starts_with(kLowRankAvx512.isa))
+    return kLowRankAvx512;  // byte permutes are of no use here
+  if (isa == kLowRankAvx2.isa) return kLowRankAvx2;
 #endif
   return kLowRankBaseline;
 }

@@ -400,5 +400,5 @@ int main(int argc, char** argv) {
     if (argc < 2 || std::strcmp(argv[1], name) == 0) test();
   }
   std::printf("%d passed, %d failed\n", lowbit::passed, lowbit::failed);
-  return lowbit::failed ? 1 : 0;
+  return lowbit::failed > 0 || lowbit::passed == 0 ? 1 : 0;
 }
