@@ -24,8 +24,7 @@ class Encoder {
           StateReport* report)
       : values_(std::move(values)),
         info_(state_info(format)),
-        encode_(cpu::leaves().encode[format]),
-        decode_(cpu::leaves().decode[format]),
+        format_(format),
         rows_(matrix_of(shape).rows),
         cols_(matrix_of(shape).cols),
         block_(block),
@@ -117,17 +116,18 @@ class Encoder {
     LB_CHECK(values_->read(static_cast<uint64_t>(first), x_.size(), x_.data()));
     count = count && errors_.wanted();
     if (count) after_.resize(x_.size());
-    const int64_t most = std::max<int64_t>(1, kTile / block_);  // blocks for a call
+    const int64_t most = std::clamp<int64_t>(kTile / block_, 1, cpu::kMostBlocks);  // a call
     for (int64_t b = begin; b < end;) {
       const int64_t in_row = b % blocks_, next = std::min({b + most, end, b + blocks_ - in_row});
       const int64_t at = element_at(b) - first;
       const int64_t n = std::min(cols_ - in_row * block_, (next - b) * block_);
       char* codes = codes_.data() + code_at(b) - code_at(begin);
       char* scales = scales_.data() + (b - begin) * info_.scale_bytes;
-      encode_(x_.data() + at, codes, scales, static_cast<int>(block_), static_cast<int>(n), nullptr,
-              nullptr);
+      cpu::encode_run(leaves_, format_, x_.data() + at, codes, scales, static_cast<int>(block_),
+                      static_cast<int>(n));
       if (count)
-        decode_(codes, scales, static_cast<int>(block_), after_.data() + at, static_cast<int>(n));
+        leaves_.decode[format_](codes, scales, static_cast<int>(block_), after_.data() + at,
+                                static_cast<int>(n));
       b = next;
     }
     if (count) {
@@ -149,8 +149,8 @@ class Encoder {
 
   const std::shared_ptr<Floats> values_;
   const StateInfo info_;
-  const cpu::EncodeFn encode_;
-  const cpu::DecodeFn decode_;
+  const cpu::Leaves& leaves_ = cpu::leaves();
+  const int format_;
   const int64_t rows_, cols_, block_, row_bytes_, block_bytes_, blocks_;
   std::mutex mutex_;
   ErrorSum errors_;
