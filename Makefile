@@ -47,13 +47,13 @@ sanitize: setup
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
 # A wheel in out/, with the kernels of every architecture.
-wheel: CUDA_ARCHS := release
+wheel: override CUDA_ARCHS := release
 wheel: setup
 	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir out $(PACKAGE) .
 
 # A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
 # says at once what is missing.
-gpu: CUDA_ARCHS :=
+gpu: override CUDA_ARCHS :=
 gpu:
 	@$(PY) -m bench.gpu $(PACKAGE)
 
