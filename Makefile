@@ -10,9 +10,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 CMAKE_BUILD := build/lowbit
-# What the package has; `make test` adds the rest to the same folder. CUDA_ARCHS: GPU architectures, as LOWBIT_CUDA_ARCHS in CMakeLists.txt has them.
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
+# What the package has; `make test` adds the rest to the same folder. CUDA_ARCHS: GPU architectures ("90-real 100-real", "release"), else this machine's.
 CUDA_ARCHS ?=
-PACKAGE = $(foreach o,TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF $(CUDA_ARCHS:%=CUDA_ARCHS=%),-C cmake.define.LOWBIT_$(o))
+PACKAGE = $(foreach o,TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF $(if $(CUDA_ARCHS),CUDA_ARCHS=$(subst $(SPACE),;,$(CUDA_ARCHS))),-C "cmake.define.LOWBIT_$(o)")
 
 # Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests, zstd.
 LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev libzstd-dev
@@ -45,11 +47,13 @@ sanitize: setup
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
 # A wheel in out/, with the kernels of every architecture.
+wheel: override CUDA_ARCHS := release
 wheel: setup
-	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir out $(PACKAGE) -C cmake.define.LOWBIT_CUDA_ARCHS=release .
+	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir out $(PACKAGE) .
 
 # A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
 # says at once what is missing.
+gpu: override CUDA_ARCHS :=
 gpu:
 	@$(PY) -m bench.gpu $(PACKAGE)
 

@@ -1,6 +1,8 @@
 """The table of what CUDA kernels take (csrc/cuda/resources.py): right numbers, and local memory is an error. Needs nvcc, no GPU."""
 
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -61,3 +63,24 @@ def test_local_memory_is_an_error(tmp_path):
 def test_no_cubins_are_an_error(tmp_path):
     run = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True)
     assert run.returncode == 1 and "no kernel found" in run.stderr
+
+
+def test_architectures_that_are_built(tmp_path):
+    """This machine's GPUs that nvcc knows, sm_80 and its PTX where there is none, what is asked for, or all of a wheel."""
+    beside = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    need("nvcc", shutil.which("cmake", path=beside) is not None, "cmake is not installed")
+    cards = tmp_path / "nvidia-smi"
+
+    def chosen(said, archs):
+        cards.write_text(f"#!/bin/sh\n{said}\n")
+        cards.chmod(0o755)
+        command = ["cmake", "-S", SCRIPT.parents[2], "-B", tmp_path / "build", f"-DPython_EXECUTABLE={sys.executable}", "-DLOWBIT_TOOLS=OFF", "-DLOWBIT_CUDA=ON", f"-DLOWBIT_CUDA_ARCHS={archs}"]  # fmt: skip
+        environment = {**os.environ, "PATH": f"{tmp_path}:{beside}"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"CUDA kernels for (.*)", done.stdout)
+
+    assert chosen("printf '9.0\\n8.0\\n9.0\\n7.5\\n99.0\\n'", "") == ["90;80"]
+    assert chosen("exit 9", "") == ["80"]
+    assert chosen("printf '9.0\\n'", "120-real") == ["120-real"]
+    assert chosen("exit 9", "release") == ["80-real;90-real;100-real;120"]
