@@ -7,7 +7,7 @@
 #pragma once
 
 #if defined(__SSE2__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 #include "core/state/dynamic8.h"
