@@ -159,6 +159,55 @@ def test_columns_inside_blocks(entry):
     check_columns_inside_blocks(formats, run_whole(formats, 4))
 
 
+def run_rows(rows, cols, formats, param, isa, apart):
+    """Some steps of a matrix, whole or each row by itself; the bytes of parameter and state, row by row."""
+    ops.set_isa(isa)
+    ranges = [(r, r + 1) for r in range(rows)] if apart else [(0, rows)]
+    whole = torch.randn(rows, cols, generator=torch.Generator().manual_seed(1))
+    held = []
+    for begin, end in ranges:
+        n = end - begin
+        p = whole[begin:end].to(torch.bfloat16)
+        plan = plan_row(n, cols, formats, param, first=begin * cols, stream=7)
+        held.append((p, fresh_state(RULE, (n, cols), formats, param), [torch.zeros(1)], plan))
+    for step in range(3):
+        grad = torch.randn(rows, cols, generator=torch.Generator().manual_seed(step + 2))
+        grad *= 10.0 ** torch.randint(-4, 2, (rows, 1), generator=torch.Generator().manual_seed(5))
+        grad[rows // 2] = 0.0
+        if step == 2:
+            grad[rows - 2, cols // 2] = float("nan")
+        for (begin, end), (p, state, count, plan) in zip(ranges, held, strict=True):
+            run_step(RULE, [p], [grad[begin:end].contiguous()], state, count, plan, HYPER, seed=3)
+    parts = zip(*([p, *state] for p, state, _, _ in held), strict=True)
+    return [torch.cat(part).contiguous().view(torch.uint8) for part in parts]
+
+
+def stochastic(format, block):
+    return {"format": format, "block": block, "stochastic": True}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    "formats, param",
+    [
+        ([("dynamic8", 64), ("dynamic8_unsigned", 2048)], "bfloat16_stochastic"),
+        ([("linear4", 2048), ("dynamic8_unsigned", 32)], "bfloat16_kahan"),
+        ([stochastic("dynamic4", 128), stochastic("dynamic8_unsigned", 512)], "bfloat16"),
+        ([("dynamic3", 32), "bfloat16"], "bfloat16_split8_stochastic"),
+        (["log8_signed", "companded8_unsigned"], "bfloat16"),
+        (["float32", "float32"], "bfloat16_stochastic"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_rows_that_are_walked_as_one(formats, param, isa):
+    """Rows of whole blocks are one row to the CPU's walk: shorter than a block, some blocks long, longer than a tile, and where they may not be."""
+    shapes = [(90, 1), (70, 2), (67, 3), (40, 8), (41, 24), (30, 64), (22, 96), (9, 600), (7, 640), (5, 1000), (4, 2048), (3, 2080)]  # fmt: skip
+    for rows, cols in shapes:
+        whole = run_rows(rows, cols, formats, param, isa, apart=False)
+        apart = run_rows(rows, cols, formats, param, "baseline", apart=True)
+        assert all(map(torch.equal, whole, apart)), (rows, cols)
+
+
 def test_a_cut_that_nobody_shares_is_seen():
     """The test can fail: without the agreement the scales differ."""
     formats = ["dynamic8", "dynamic8_unsigned"]
