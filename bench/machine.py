@@ -32,6 +32,7 @@ FLAGS = (
     "avx512bw",
     "avx512dq",
     "avx512vl",
+    "avx512vbmi",
     "avx512_bf16",
     "asimd",
     "sve",

@@ -207,7 +207,7 @@ void encode(const float* x, void* codes, const BlockScales& scales, int block, i
   }
 }
 
-/// BlockScales of absmax, of which each value may have another: the map alone goes through the fast way,
+/// Scales of absmax, of which each value may have another: the map alone goes through the fast way,
 /// with a scale of 1.
 template <class F>
 constexpr bool kPlainScale = __is_same(typename F::Scale, BlockScale);

@@ -148,7 +148,7 @@ using CudaAllocateFn = const char* (*)(CudaBlock*);                 // lowbit_cu
 using CudaFreeFn = const char* (*)(const CudaBlock*);
 /// Moves managed blocks to the device where it has room for them: lowbit_cuda_prefetch.
 using CudaPrefetchFn = const char* (*)(int device, void* stream);
-using CudaLowRankFn = const char* (*)(const CudaLowRank*);          // lowbit_cuda_lowrank
+using CudaLowRankFn = const char* (*)(const CudaLowRank*);  // lowbit_cuda_lowrank
 }
 
 }  // namespace lowbit
