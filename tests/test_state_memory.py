@@ -11,7 +11,6 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from pool import Pool
 from test_config import OPTIMIZERS, model, train
 from torch import nn
 from torch._subclasses import FakeTensorMode
@@ -305,12 +304,8 @@ def test_dcp_saves_it_and_loads_in_place(outside, tmp_path):
     assert content(of, fresh) == content(of, opt)
 
 
-def test_shards_of_it_are_saved_and_loaded_on_other_numbers_of_ranks(tmp_path):
+def test_shards_of_it_are_saved_and_loaded_on_other_numbers_of_ranks(pool, tmp_path):
     """FSDP2: two ranks with pinned state, then three with ordinary, then two with managed; weights and state are those of one process."""
-    pool = Pool(3)
-    try:
-        for ranks, kind, begin, end in ((2, "pinned", 0, 2), (3, "device", 2, 4), (2, "managed", 4, 6)):  # fmt: skip
-            got = pool.run(ranks, "state_memory_worker", "go_on", str(tmp_path), kind, begin, end)
-            assert got[0] == content(*trained(end)), (ranks, kind)
-    finally:
-        pool.close()
+    for ranks, kind, begin, end in ((2, "pinned", 0, 2), (3, "device", 2, 4), (2, "managed", 4, 6)):
+        got = pool.run(ranks, "state_memory_worker", "go_on", str(tmp_path), kind, begin, end)
+        assert got[0] == content(*trained(end)), (ranks, kind)
