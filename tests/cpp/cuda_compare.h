@@ -154,7 +154,9 @@ void step_cpu(Batched& all, const Options& o, int phase) {
     }
     combine(m, job.cols, job.state[m.slot].col_next);
   }
-  for (const Job& job : jobs) {
+  for (Job job : jobs) {  // a copy, as the scales below go by its rows
+    // What is not here of a cut row is written with the tile that it is in, by both in the same.
+    if (job.cut == kNoCut && job.front == 0 && job.back == 0) cpu::lengthen_tiles(job);
     if (job.tiles() > 0) cpu::step(job, 0, job.tiles(), leaves);
   }
   for (const Job& job : jobs) cpu::write_cut_scales(job, leaves);
