@@ -283,8 +283,8 @@ class Made:
                 try:
                     make(folder, world, wanted)
                     said.write_text("")
-                except AssertionError as error:
-                    said.write_text(str(error))
+                except Exception as error:
+                    said.write_text(f"{type(error).__name__}: {error}")
         assert said.read_text() == ""
         return folder / kind.file
 

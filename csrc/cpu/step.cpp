@@ -31,12 +31,14 @@ void lengthen_tiles(Job& job) {
   const int64_t cols = job.cols;
   job.tile = std::max(job.tile, kLongTile);
   if (!can_join(job, rule)) return;
+  int most = job.tile;  // rows in a tile
   for (int k = 0; k < rule.slots; ++k) {
     StateSlot& slot = job.state[k];
-    if (slot.kind == kBlock && cols < slot.block) slot.block = static_cast<int>(cols);
+    if (slot.kind != kBlock) continue;
+    most = kMostBlocks;
+    if (cols < slot.block) slot.block = static_cast<int>(cols);
   }
-  if (cols < job.tile)
-    job.tile = static_cast<int>(cols * std::min<int64_t>(job.tile / cols, kMostBlocks));
+  if (cols < job.tile) job.tile = static_cast<int>(cols * std::min<int64_t>(job.tile / cols, most));
   job.cols = job.global_cols = job.rows * cols;
   job.rows = 1;
 }
