@@ -15,6 +15,7 @@
 #include "core/half.h"
 #include "core/log2.h"
 #include "core/registry.h"
+#include "usable.h"
 
 namespace {
 
@@ -567,19 +568,6 @@ std::string contents(const char* name) {
   all << file.rdbuf();
   check(all.str().size() > 1000, name);
   return all.str();
-}
-
-bool usable() {
-#if defined(__AVX512VBMI__)
-  return __builtin_cpu_supports("avx512vbmi");
-#elif defined(__AVX512F__)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq");
-#elif defined(__AVX2__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return true;
-#endif
 }
 
 }  // namespace
