@@ -59,7 +59,7 @@ struct Values {
   static constexpr int kRoom = kMostTile + 272;
   alignas(64) float g[kRoom], p[kRoom], m[kRoom], v[kRoom];
   alignas(64) uint16_t grad[kN], param[kN], random[kN + 64];
-  alignas(64) uint32_t most[kMaxSlots * kMostOfSlot];
+  alignas(64) float most[kMaxSlots * kMostOfSlot];
 };
 
 void measure(const Leaves& leaf, const char* first, const char* second, int block) {
@@ -77,7 +77,7 @@ void measure(const Leaves& leaf, const char* first, const char* second, int bloc
     t.grad[i] = bfloat16_nearest(g), t.param[i] = bfloat16_nearest(p);
   }
   float* const states[] = {t.m, t.v, t.m, t.m};
-  const auto scale = [&](Moment& s, const float* x, const uint32_t* most) {
+  const auto scale = [&](Moment& s, const float* x, const float* most) {
     leaf.scale[s.format](x, s.block, kN, nullptr, most, s.stored, s.scales);
   };
   const auto encode = [&](Moment& s, const float* x) {

@@ -29,8 +29,8 @@ struct BlockScales {
 /// Finds the scales of blocks, and writes them as they are stored. given: null, or what
 /// StateSlot::block_next holds of the blocks, which then takes the place of what x says of them.
 /// most: null, or what an update found of x.
-using ScaleFn = void (*)(const float* x, int block, int n, const uint32_t* given,
-                         const uint32_t* most, void* stored, BlockScales& found);
+using ScaleFn = void (*)(const float* x, int block, int n, const uint32_t* given, const float* most,
+                         void* stored, BlockScales& found);
 /// random16: null where codes are rounded to the nearest. Apart from finding the scales: each waits
 /// long for its last maximum, all of them together no longer.
 using EncodeFn = void (*)(const float* x, void* codes, const BlockScales& scales, int block, int n,
@@ -48,14 +48,14 @@ struct Draw {
   uint16_t* out;
 };
 using DrawFn = void (*)(const Draw& draw);
-/// Where an update leaves the largest magnitudes, as bits, of the state's values that lie kMostLanes
+/// Where an update leaves the largest magnitudes of the state's values that lie kMostLanes
 /// apart in each kMostRun of them, of slot k from k * kMostOfSlot on; those of a rest are not found.
 constexpr int kMostRun = 64, kMostLanes = 16, kMostOfSlot = kMostTile / kMostRun * kMostLanes;
 /// f: two arrays for each factored moment of the rule. draw: null, or the random bits to draw
 /// meanwhile: an update waits for the divider, drawing for the multipliers. most: null, or room for
 /// the magnitudes of all slots, which rules of factored moments do not find.
 using UpdateFn = void (*)(const float* g, float* p, float* const* s, const float* const* f, int n,
-                          const void* coef, const Draw* draw, uint32_t* most);
+                          const void* coef, const Draw* draw, float* most);
 /// What the elements add to the sums of a round; grid is written only where the round has one.
 using MeasureFn = void (*)(int round, const float* g, const float* p, const float* const* s,
                            const float* const* f, int n, const void* coef, float* grid,

@@ -96,17 +96,11 @@ typename F::Scale scale_given(const uint32_t* given) {
 
 /// The scale of the n values from x[at] on.
 template <class F>
-typename F::Scale scale_of(const float* x, int at, int n, const uint32_t* most) {
+typename F::Scale scale_of(const float* x, int at, int n, const float* most) {
   if constexpr (!F::Scale::kNeedsLeast) {
-    if (most != nullptr && at % kMostRun == 0 && n % kMostRun == 0) {
-      most += at / kMostRun * kMostLanes;
-      uint32_t lane[kMostLanes] = {};
-      for (int i = 0; i < n / kMostRun; ++i, most += kMostLanes)
-        for (int j = 0; j < kMostLanes; ++j) lane[j] = most[j] > lane[j] ? most[j] : lane[j];
-      uint32_t all = 0;
-      for (int j = 0; j < kMostLanes; ++j) all = lane[j] > all ? lane[j] : all;
-      return F::Scale::of(all, kNoLeast);
-    }
+    if (most != nullptr && at % kMostRun == 0 && n % kMostRun == 0)
+      return F::Scale::of(most_bits(most + at / kMostRun * kMostLanes, n / kMostRun * kMostLanes),
+                          kNoLeast);
   }
   x += at;
   return F::Scale::of(most_bits(x, n), F::Scale::kNeedsLeast ? least_bits(x, n) : kNoLeast);
@@ -157,7 +151,7 @@ void decode(const void* codes, const void* scales, int block, float* out, int n)
 }
 
 template <class F>
-void find_scales(const float* x, int block, int n, const uint32_t* given, const uint32_t* most,
+void find_scales(const float* x, int block, int n, const uint32_t* given, const float* most,
                  void* stored, BlockScales& found) {
   using Scale = typename F::Scale;
   static_assert(sizeof(Scale) <= sizeof(BlockScales::One) &&
@@ -289,20 +283,20 @@ void draw_all(const Draw& draw) {
   drawing.finish();
 }
 
-void most_of_run(const float* x, uint32_t* most) {
+void most_of_run(const float* __restrict x, float* __restrict most) {
   for (int j = 0; j < kMostLanes; ++j) {
     uint32_t m = magnitude_bits(x[j]);
     for (int i = j + kMostLanes; i < kMostRun; i += kMostLanes) {
       const uint32_t b = magnitude_bits(x[i]);
       m = b > m ? b : m;
     }
-    most[j] = m;
+    most[j] = bits_float(m);
   }
 }
 
 template <class U>
 void update(const float* g, float* p, float* const* s, const float* const* f, int n,
-            const void* coef, const Draw* draw, uint32_t* most) {
+            const void* coef, const Draw* draw, float* most) {
   typename U::Coef c;
   std::memcpy(&c, coef, sizeof c);
   float* const s0 = s[0];
@@ -314,7 +308,7 @@ void update(const float* g, float* p, float* const* s, const float* const* f, in
     const auto run = [&] {
       update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, s3 + i, nullptr, kMostRun, c);
       if (most != nullptr) {
-        uint32_t* at = most + i / kMostRun * kMostLanes;
+        float* at = most + i / kMostRun * kMostLanes;
         for (int k = 0; k < U::kSlots; ++k) most_of_run(s[k] + i, at + k * kMostOfSlot);
       }
       i += kMostRun;

@@ -80,7 +80,7 @@ class Tile {
   uint32_t most_[kMostTile];
   BlockScales scales_[kMaxSlots];
   // What the update finds, of use where the whole tile is here.
-  alignas(64) uint32_t most_of_state_[kMaxSlots * kMostOfSlot];
+  alignas(64) float most_of_state_[kMaxSlots * kMostOfSlot];
   alignas(64) char codes_[kMostTile * sizeof(float)];
   alignas(64) uint16_t random16_[kMostTile + 8 + 7 * 8], state_random16_[kMostTile + 8 + 7 * 8];
 };

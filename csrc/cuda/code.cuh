@@ -26,8 +26,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) code(const Cuda
   __syncwarp();
   const int64_t tiles = call.rows * ceil_div(call.cols, job.tile);
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < tiles;
-       i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
+  for (int64_t i = warp_number<kAnyWarps>(thread); i < tiles; i += warps<kAnyWarps>()) {
     const TileAt tile = tile_at(job, i);
     const bool twice = kEncode && job.tile > kTile;
     if (twice) forget_blocks(w, lane);

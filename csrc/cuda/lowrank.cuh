@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kLowRankThreads)
   if (batch.skipped()) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kLowRankWarps + thread / kLanes;
-       i < batch.units; i += static_cast<int64_t>(gridDim.x) * kLowRankWarps) {
+  for (int64_t i = warp_number<kLowRankWarps>(thread); i < batch.units;
+       i += warps<kLowRankWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     const LowRankJob job = batch.jobs[unit.job];
     const int64_t begin = job.p_first * job.rank, end = begin + job.p_rows() * job.rank;

@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(kLowRankThreads) lowrank_most(LB_ARGUMENT(LowR
   if (batch.skipped()) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kLowRankWarps + thread / kLanes;
-       i < batch.units; i += static_cast<int64_t>(gridDim.x) * kLowRankWarps) {
+  for (int64_t i = warp_number<kLowRankWarps>(thread); i < batch.units;
+       i += warps<kLowRankWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     const LowRankJob job = batch.jobs[unit.job];
     const int64_t strips = ceil_div(job.cols, kMostCols), strip = divide(unit.number, strips);
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kLowRankThreads) lowrank_values(LB_ARGUMENT(Lo
   if (batch.skipped()) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kLowRankWarps + thread / kLanes;
-       i < batch.units; i += static_cast<int64_t>(gridDim.x) * kLowRankWarps) {
+  for (int64_t i = warp_number<kLowRankWarps>(thread); i < batch.units;
+       i += warps<kLowRankWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     const LowRankJob job = batch.jobs[unit.job];
     const int64_t tiles = row_tiles(job), k = divide(unit.number, tiles);
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kLowRankThreads)
   if (batch.skipped()) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kLowRankWarps + thread / kLanes;
-       i < batch.units; i += static_cast<int64_t>(gridDim.x) * kLowRankWarps) {
+  for (int64_t i = warp_number<kLowRankWarps>(thread); i < batch.units;
+       i += warps<kLowRankWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     const LowRankJob job = batch.jobs[unit.job];
     const int64_t channel = unit.number * kLanes + lane;
@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(kLowRankThreads)
   };
   int64_t before = -1;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kLowRankWarps + thread / kLanes;
-       i < batch.units; i += static_cast<int64_t>(gridDim.x) * kLowRankWarps) {
+  for (int64_t i = warp_number<kLowRankWarps>(thread); i < batch.units;
+       i += warps<kLowRankWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     if (before >= 0 && unit.job != before) flush(before);
     before = unit.job;

@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kLowRankThreads) lowrank_norm(LB_ARGUMENT(LowR
   sum.clear(lane);
   int64_t before = -1;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kLowRankWarps + thread / kLanes;
-       i < batch.units; i += static_cast<int64_t>(gridDim.x) * kLowRankWarps) {
+  for (int64_t i = warp_number<kLowRankWarps>(thread); i < batch.units;
+       i += warps<kLowRankWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     if (before >= 0 && unit.job != before)
       sum.flush(batch.jobs[before].words + kSquaresOfUpdate * ExactSum::kWords, lane);
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(kLowRankThreads, 2)
   float* u = shared.u[thread / kLanes];
   Random8* random = shared.random[thread / kLanes];
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kLowRankWarps + thread / kLanes;
-       i < batch.units; i += static_cast<int64_t>(gridDim.x) * kLowRankWarps) {
+  for (int64_t i = warp_number<kLowRankWarps>(thread); i < batch.units;
+       i += warps<kLowRankWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     const LowRankJob job = batch.jobs[unit.job];
     if (!job.write) continue;

@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(kNarrowWarps* kLanes, 4)
   if (batch.skipped()) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes, warp = thread / kLanes;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kNarrowWarps + warp; i < batch.units;
-       i += static_cast<int64_t>(gridDim.x) * kNarrowWarps) {
+  for (int64_t i = warp_number<kNarrowWarps>(thread); i < batch.units; i += warps<kNarrowWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     const LowRankJob job = batch.jobs[unit.job];
     if (job.rank == 1) {

@@ -168,8 +168,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
   }
   Place place;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
-       i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
+  for (int64_t i = warp_number<kAnyWarps>(thread); i < batch.tiles; i += warps<kAnyWarps>()) {
     if (place.end != 0 && i >= place.end) flush_totals(own, shape.round, lane);
     stage_job(batch, i, lane, w.job, place);
     const int64_t rows = rows_in_strip(job);

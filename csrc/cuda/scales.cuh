@@ -40,8 +40,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) measure_scales(
   const Job& job = w.job;
   Place place;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
-       i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
+  for (int64_t i = warp_number<kAnyWarps>(thread); i < batch.tiles; i += warps<kAnyWarps>()) {
     stage_job(batch, i, lane, w.job, place);
     const int slots = slots_of(job.rule);
     TileAt tile = tile_at(job, i - place.begin);

@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(kFastWarps* kLanes) step_fast(const Batch batc
   __syncthreads();
   const Job& job = shared.job[warp];
   Place place;
-  for (int64_t tile = static_cast<int64_t>(blockIdx.x) * kFastWarps + warp; tile < batch.tiles;
-       tile += static_cast<int64_t>(gridDim.x) * kFastWarps) {
+  for (int64_t tile = warp_number<kFastWarps>(thread); tile < batch.tiles;
+       tile += warps<kFastWarps>()) {
     stage_job(batch, tile, lane, shared.job[warp], place);
     const int64_t tiles_per_row = ceil_div(job.cols, kTile);
     const int64_t row = divide(tile - place.begin, tiles_per_row);
@@ -199,8 +199,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const 
   const Job& job = w.job;
   Place place;
   LB_UNROLL(1)
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kAnyWarps + thread / kLanes; i < batch.tiles;
-       i += static_cast<int64_t>(gridDim.x) * kAnyWarps) {
+  for (int64_t i = warp_number<kAnyWarps>(thread); i < batch.tiles; i += warps<kAnyWarps>()) {
     stage_job(batch, i, lane, w.job, place);
     const TileAt tile = tile_at(job, i - place.begin);
     if (!is_here(job, tile)) continue;

@@ -22,6 +22,17 @@ using Word = uint64_t __attribute__((__may_alias__));
 constexpr int kLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
+/// The number of a thread's warp among all, in blocks of kWarps, and how many there are: the pieces
+/// of the work go to one after another.
+template <int kWarps>
+__device__ __forceinline__ int64_t warp_number(int thread) {
+  return static_cast<int64_t>(blockIdx.x) * kWarps + thread / kLanes;
+}
+template <int kWarps>
+__device__ __forceinline__ int64_t warps() {
+  return static_cast<int64_t>(gridDim.x) * kWarps;
+}
+
 /// The first job whose end (`ends`, `count` of them) lies beyond the tile, by all lanes of a warp:
 /// each round cuts the range into 32 parts.
 template <class Jobs>

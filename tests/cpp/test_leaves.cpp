@@ -250,7 +250,7 @@ void compare_loads_and_stores(const Leaves& base, const Leaves& leaf) {
 
 /// Whether scales are the same from what an update found of the state's magnitudes as without it.
 bool finds_most(const Leaves& leaf, float* const* states, int slots, int n,
-                const std::vector<uint32_t>& most) {
+                const std::vector<float>& most) {
   constexpr int kFormat = 2;  // dynamic8
   bool same = true;
   for (int k = 0; k < slots; ++k) {
@@ -309,7 +309,7 @@ void compare_updates(const Leaves& base, const Leaves& leaf) {
           same = same && std::memcmp(totals[0][k].data(), totals[1][k].data(),
                                      totals[0][k].size() * 4) == 0;
       }
-      std::vector<uint32_t> most(kMaxSlots * cpu::kMostOfSlot);
+      std::vector<float> most(kMaxSlots * cpu::kMostOfSlot);
       for (int which = 0; which < 2; ++which) {
         float* states[kMaxSlots];
         for (int k = 0; k < kMaxSlots; ++k) states[k] = state[which][k].data();

@@ -70,6 +70,22 @@ struct Dynamic8Tables {
   }
 };
 
+/// What the encoders by vectors share: their lines give ordinals in steps of 2^-16, so that a code is
+/// the upper half of a word and what is unsure its lower half. One step is all by which a line errs,
+/// whatever z (test_leaves looks around all boundaries).
+template <int kExtra>
+struct Dynamic8Steps {
+  static constexpr float kOne = 65536.0f;
+  static constexpr int kUnsure = 8, kRound = 32768 + kUnsure / 2;
+  /// A key orders values like |z|; where the middle between two codes belongs to the upper one for
+  /// z > 0 alone, it also tells the sign.
+  LB_HD static constexpr uint32_t key(uint32_t magnitude, bool positive) {
+    return kExtra ? magnitude : 2 * magnitude + static_cast<uint32_t>(positive);
+  }
+  static constexpr int kShift = kExtra ? 24 : 25;  // of a key, to exponent / 2
+  static constexpr uint32_t kLowest = 49;  // exponent / 2 of [2^-29, 2^-27), which all below share
+};
+
 template <int kExtra>
 struct Dynamic8Code {
   using Tables = Dynamic8Tables<kExtra>;

@@ -13,29 +13,25 @@
 namespace lowbit {
 
 template <int kExtra>
-struct Dynamic8Halves8 {
+struct Dynamic8Halves8 : Dynamic8Steps<kExtra> {
+  using Steps = Dynamic8Steps<kExtra>;
   using Lines = Dynamic8Lines8<kExtra>;
   static constexpr int kLines = Lines::kLines;
-  static constexpr float kOne = 65536.0f;
-  /// In steps. A line errs by one at most, whatever z; test_leaves looks around all boundaries.
-  static constexpr int kUnsure = 8, kRound = 32768 + kUnsure / 2;
-  static constexpr int kShift = kExtra ? 24 : 25;  // of a key, to exponent / 2
-  static constexpr int kLowest = 49;               // exponent / 2 of values up to 2^-29
-  alignas(16) uint8_t begins[16] = {};             // the line where exponent / 2 begins, by 4 bits
-  alignas(32) int32_t below[kLines] = {};          // the largest key of a line
+  alignas(16) uint8_t begins[16] = {};     // the line where exponent / 2 begins, by 4 bits
+  alignas(32) int32_t below[kLines] = {};  // the largest key of a line
   alignas(32) float slope[kLines] = {}, offset[kLines] = {}, last[kLines] = {};
 
   constexpr explicit Dynamic8Halves8(const Lines& lines) {
     // Unsigned lines have what rounding adds; signed ones stay ordinals, for a sign to turn around.
-    const float more = kExtra ? kRound - 32768 : -32768;
+    const float more = kExtra ? Steps::kRound - 32768 : -32768;
     for (int i = 0; i < kLines; ++i) {
       below[i] = i + 1 < kLines ? lines.threshold[i + 1] - 1 : 0x7fffffff;
-      slope[i] = bits_float(lines.slope[i]) * kOne;
-      offset[i] = bits_float(lines.offset[i]) * kOne + more;
-      last[i] = bits_float(lines.last[i]) * kOne + more;
+      slope[i] = bits_float(lines.slope[i]) * Steps::kOne;
+      offset[i] = bits_float(lines.offset[i]) * Steps::kOne + more;
+      last[i] = bits_float(lines.last[i]) * Steps::kOne + more;
     }
-    for (int e = kLowest; e < 64; ++e) {
-      const int32_t key = static_cast<int32_t>(static_cast<uint32_t>(e) << kShift);
+    for (uint32_t e = Steps::kLowest; e < 64; ++e) {
+      const auto key = static_cast<int32_t>(e << Steps::kShift);
       for (int i = 1; i < kLines; ++i) begins[e & 15] += key >= lines.threshold[i];
     }
   }
@@ -77,7 +73,8 @@ struct Dynamic8EncoderAvx2 {
       key = _mm256_add_epi32(_mm256_add_epi32(key, key), _mm256_add_epi32(negative, all(1)));
     }
     const __m256i half = _mm256_srli_epi32(
-        _mm256_max_epi32(key, all(Halves::kLowest << Halves::kShift)), Halves::kShift);
+        _mm256_max_epi32(key, all(static_cast<int>(Halves::kLowest << Halves::kShift))),
+        Halves::kShift);
     // The upper three bytes of a word find nothing.
     __m256i line =
         _mm256_shuffle_epi8(begins, _mm256_or_si256(half, all(static_cast<int>(0x80808000u))));

@@ -21,7 +21,8 @@
 namespace lowbit {
 
 template <int kExtra>
-struct Dynamic8Registers {
+struct Dynamic8Registers : Dynamic8Steps<kExtra> {
+  using Steps = Dynamic8Steps<kExtra>;
   using Tables = Dynamic8Tables<kExtra>;
   static constexpr int kHalves = kExtra ? 256 : 128;
 #if defined(__AVX512VBMI__)
@@ -30,26 +31,11 @@ struct Dynamic8Registers {
   alignas(64) uint16_t low[kHalves] = {}, high[kHalves] = {};  // of the magnitudes
 #endif
   // By the low 4 bits of exponent / 2:
-  alignas(64)
-      uint32_t carry[16] = {};  // added to a key (below) it moves those past the boundary up by one
+  alignas(64) uint32_t carry[16] = {};  // added to a key it moves those past the boundary up by one
   alignas(64) float slope[16] = {}, offset[16] = {}, last[16] = {};
 
-  /// What is added: the bits of z >= 0 (unsigned); the bits of |z| doubled, plus one where z is
-  /// positive (signed), so that a negative value on a tie stays below it.
-  static constexpr uint32_t key(float from, bool tie) {
-    return kExtra ? float_bits(from) : 2 * float_bits(from) + (tie ? 1 : 0);
-  }
-  static constexpr int kShift = kExtra ? 24 : 25;  // of a key, to exponent / 2
-  static constexpr uint32_t kLowest =
-      49;  // exponent / 2 of the lowest segment, 2^-29, which smaller values share
-
-  /// Lines are ordinals in steps of 2^-16, and one step is all by which they err, whatever z
-  /// (test_leaves looks around all boundaries). Unsigned ones have added what rounding adds: half
-  /// an ordinal, and half of what is unsure.
-  static constexpr float kOne = 65536.0f;
-  static constexpr int kUnsure = 8;
-  static constexpr int kRound = 32768 + kUnsure / 2;
-  static constexpr float kBias = kExtra ? kRound : 0;
+  // Unsigned lines have added what rounding adds: half an ordinal, and half of what is unsure.
+  static constexpr float kBias = kExtra ? Steps::kRound : 0;
 
   constexpr explicit Dynamic8Registers(const Tables& t) {
     for (int m = 0; m < kHalves; ++m) {
@@ -61,8 +47,8 @@ struct Dynamic8Registers {
       high[m] = static_cast<uint16_t>(float_bits(t.magnitude[m]) >> 16);
 #endif
     }
-    line(0, Tables::kDecades, t);              // where the carry out of the last segment leads
-    for (uint32_t e = kLowest; e < 64; ++e) {  // values [2^(2e-127), 2^(2e-125))
+    line(0, Tables::kDecades, t);  // where the carry out of the last segment leads
+    for (uint32_t e = Steps::kLowest; e < 64; ++e) {  // values [2^(2e-127), 2^(2e-125))
       const float begin = bits_float(e << 24), end = bits_float((e + 1) << 24);
       int decade = -1;
       for (int i = 0; i <= Tables::kDecades; ++i) decade += begin >= t.from[i];
@@ -72,14 +58,15 @@ struct Dynamic8Registers {
       const int m = next < Tables::kDecades ? t.last[next - 1] : Tables::kTop - 1;
       const bool tie =
           2.0 * t.from[next] == static_cast<double>(t.magnitude[m]) + t.magnitude[m + 1];
-      carry[e & 15] = ((e + 1) << kShift) - key(t.from[next], tie);
+      carry[e & 15] = ((e + 1) << Steps::kShift) - Steps::key(float_bits(t.from[next]), tie);
     }
   }
 
  private:
   constexpr void line(int at, int decade, const Tables& t) {
     ordinals(at, decade, t);
-    slope[at] *= kOne, offset[at] = offset[at] * kOne + kBias, last[at] = last[at] * kOne + kBias;
+    slope[at] *= Steps::kOne;
+    offset[at] = offset[at] * Steps::kOne + kBias, last[at] = last[at] * Steps::kOne + kBias;
   }
   constexpr void ordinals(int at, int decade, const Tables& t) {
     if (decade == Tables::kDecades) {
@@ -104,7 +91,7 @@ constexpr Dynamic8Registers<1> kDynamic8UnsignedRegisters{Dynamic8Tables<1>{}};
 
 #if defined(__AVX512VBMI__)
 
-/// Byte `kByte` of the magnitudes of 64 ordinals; kHalves of them.
+/// Byte kByte of kCount magnitudes, looked up by the low 7 or 8 bits of 64 ordinals.
 template <int kByte, int kCount>
 struct Bytes {
   __m512i table[kCount / 64];

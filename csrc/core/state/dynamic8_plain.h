@@ -22,11 +22,8 @@ struct Dynamic8Lines8 {
                        last[kLines] = {};  // bits of floats
   int32_t threshold[kLines] = {};          // of keys, for the line and those above
 
-  /// A key orders values like |z|; where the middle between two codes belongs to the upper one for
-  /// z > 0 alone, it also tells the sign.
   LB_HD static constexpr int32_t key(uint32_t magnitude, bool positive) {
-    return static_cast<int32_t>(kExtra ? magnitude
-                                       : 2 * magnitude + static_cast<uint32_t>(positive));
+    return static_cast<int32_t>(Dynamic8Steps<kExtra>::key(magnitude, positive));
   }
 
   constexpr explicit Dynamic8Lines8(const Tables& t) {
