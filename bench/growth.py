@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import gc
+from typing import ClassVar
 
 import torch
 
-from bench import clock, machine, roster
+from bench import clock, machine, ours, peers, roster
 from bench.contestant import Contestant
 from bench.settings import Settings
 from bench.step import BYTES, Params, Say, turn
 from bench.workload import Equal, Shapes
 
-COUNT = 1000
-SIZES = (4096, 8192, 16384, 32768)  # from 4,096 on state is low-bit
+COUNT, ROWS, COLS = 1000, 2, 64  # tensors of the least size that has low-bit state
+CACHES = 1 << 28  # bytes: more than the caches hold
+
+
+class SmallEight(ours.Eight):
+    options: ClassVar = {**ours.Eight.options, "min_numel": 0}
+
+
+class SmallFour(ours.Four):
+    options: ClassVar = {**ours.Four.options, "min_numel": 0}
 
 
 def run(settings: Settings, say: Say) -> dict:
@@ -28,20 +37,13 @@ def run(settings: Settings, say: Say) -> dict:
         shapes, _ = Equal("", 1, 1 << power).shapes(1 << power)
         for name, seconds in race(settings, shapes).items():
             curves.setdefault(name, []).append([1 << power, seconds / (1 << power) * 1e9])
-    fits: dict[str, list[tuple[float, float]]] = {}
-    for size in SIZES:
-        if COUNT * size > settings.limit:
-            break
-        say(f"{COUNT} tensors of {size}")
-        shapes, _ = Equal("", COUNT, size).shapes(COUNT * size)
-        for name, seconds in race(settings, shapes).items():
-            fits.setdefault(name, []).append((COUNT * size, seconds))
+    say(f"{COUNT} tensors of {ROWS} x {COLS}")
     return {
         "threads": settings.threads[0],
         "ns_per_parameter": curves,
         "tensors": COUNT,
-        "sizes": SIZES,
-        "overhead": {name: overhead(points) for name, points in fits.items() if len(points) > 2},
+        "shape": [ROWS, COLS],
+        "us_per_tensor": each_tensor(settings),
     }
 
 
@@ -59,13 +61,28 @@ def race(settings: Settings, shapes: Shapes) -> dict[str, float]:
     return {name: clock.median(t) for name, t in times.items()}
 
 
-def overhead(points: list[tuple[float, float]]) -> dict[str, float]:
-    """A line through (elements, seconds) of COUNT tensors, by least squares of relative errors: what a tensor costs without its elements."""
-    weights = [1 / seconds**2 for _, seconds in points]
-    total = sum(weights)
-    x = sum(w * n for w, (n, _) in zip(weights, points, strict=True)) / total
-    y = sum(w * s for w, (_, s) in zip(weights, points, strict=True)) / total
-    slope = sum(w * (n - x) * (s - y) for w, (n, s) in zip(weights, points, strict=True)) / sum(
-        w * (n - x) ** 2 for w, (n, _) in zip(weights, points, strict=True)
-    )
-    return {"us_per_tensor": (y - slope * x) / COUNT * 1e6, "ns_per_parameter": slope * 1e9}
+def each_tensor(settings: Settings) -> dict[str, dict[str, float]]:
+    """Median microseconds for each of COUNT tiny tensors: of steps one after another, and of a step that finds nothing in the caches."""
+    params = Params([(ROWS, COLS)] * COUNT, settings.device)
+    entries: list[Contestant] = [
+        kind() for kind in (peers.Torch, peers.TorchBfloat16, SmallEight, SmallFour)
+    ]
+    for entry in entries:
+        entry.prepare(params.of(entry.dtype))
+    other = torch.zeros(CACHES // 4)
+
+    def cold(entry: Contestant) -> float:
+        other.add_(1)
+        with entry.running():
+            return clock.seconds(entry.step, settings.device)
+
+    rounds, budget = settings.rounds, settings.budget
+    warm = clock.rounds([(e.name, turn(e, settings.device)) for e in entries], rounds, budget)
+    first = clock.rounds([(e.name, lambda e=e: cold(e)) for e in entries], rounds, budget)
+    return {
+        name: {
+            "again": clock.median(warm[name]) / COUNT * 1e6,
+            "cold": clock.median(first[name]) / COUNT * 1e6,
+        }
+        for name in warm
+    }

@@ -91,14 +91,14 @@ def growth(g: dict) -> str:
             ],
         ),
     ]
-    if g["overhead"]:
-        parts += [
-            f"A line through the times of {g['tensors']:,} tensors of {' to '.join(f'{n:,}' for n in (g['sizes'][0], g['sizes'][-1]))} elements:",
-            table(
-                ["", "microseconds per tensor", "ns per parameter"],
-                [[n, number(o["us_per_tensor"]), number(o["ns_per_parameter"], 3)] for n, o in g["overhead"].items()],
-            ),
-        ]  # fmt: skip
+    parts += [
+        f"Microseconds for each of {g['tensors']:,} tensors of {' x '.join(map(str, g['shape']))}, their elements' own work included: steps one after another, and "
+        "a step that finds nothing in the caches.",
+        table(
+            ["", "again", "cold"],
+            [[n, number(t["again"]), number(t["cold"])] for n, t in g["us_per_tensor"].items()],
+        ),
+    ]
     return "\n\n".join(parts)
 
 

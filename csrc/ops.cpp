@@ -45,22 +45,37 @@ enum PlanColumn {
 };
 enum SlotColumn { kSlotFormat, kSlotBlock, kSlotKind, kSlotStochastic, kSlotColumns };
 
+/// Where the tensors of a step are.
+struct Device {
+  bool cpu;
+  int32_t index;
+  explicit Device(const Tensor& t) : cpu(t.is_cpu()), index(t.get_device_index()) {}
+  bool has(const Tensor& t) const {
+    return t.is_cpu() == cpu && (cpu || t.get_device_index() == index);
+  }
+};
+
 void check_tensor(const Tensor& t, const char* what, size_t i, ScalarType dtype, int64_t numel,
-                  const Tensor& param, const char* elsewhere = "") {
+                  const Device& device, const char* elsewhere = "") {
   STD_TORCH_CHECK(t.scalar_type() == dtype, "lowbit::step: ", what, " of parameter ", i,
                   " has another dtype than its format");
   STD_TORCH_CHECK(t.numel() == numel, "lowbit::step: ", what, " of parameter ", i, " has ",
                   t.numel(), " elements, expected ", numel);
   STD_TORCH_CHECK(t.is_contiguous(), "lowbit::step: ", what, " of parameter ", i,
                   " is not contiguous");
-  STD_TORCH_CHECK(t.get_device_index() == param.get_device_index() && t.is_cpu() == param.is_cpu(),
-                  "lowbit::step: ", what, " of parameter ", i,
+  STD_TORCH_CHECK(device.has(t), "lowbit::step: ", what, " of parameter ", i,
                   " is on another device than the parameter", elsewhere);
 }
 
 /// Elements of the tensor beside the parameter for each of its values: two bytes make 16 bits.
 int extra_width(const ParamInfo& info) {
   return std::strcmp(info.extra_dtype, "uint8") == 0 ? info.extra_bytes : 1;
+}
+
+/// Brings what the tensor knows of itself into the caches.
+void touch(const Tensor& t) {
+  const void* p = t.const_data_ptr();
+  asm volatile("" ::"r"(p));
 }
 
 /// The rows of a plan for n parameters.
@@ -202,16 +217,26 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
   Plan made;
   made.jobs.resize(n);
   made.states.resize(n * kMaxSlots);
-  size_t next = 0;
+  size_t next = 0, warm = 0;
+  const Device device(params[0]);
+  const char* elsewhere = device.cpu ? "" : "; state on the host takes state_memory='pinned'";
   for (size_t i = 0; i < n; ++i, row += kPlanColumns) {
+    // What tensors know of themselves may have left the caches since the last step. Asked of many in
+    // a row it arrives side by side; below, one after another.
+    constexpr size_t kAhead = 16;
+    if (i % kAhead == 0) {
+      for (size_t j = i; j < std::min(i + kAhead, n); ++j)
+        touch(params[j]), touch(grads[j]), touch(steps[j]);
+      const size_t until = std::min(next + kAhead * (state.size() / n + 1), state.size());
+      for (; warm < until; ++warm) touch(state[warm]);
+    }
     Job& job = made.jobs[i];
     job = Job{};
     const auto take = [&](const char* what, ScalarType dtype, int64_t numel) -> void* {
       STD_TORCH_CHECK(next < state.size(),
                       "lowbit::step: the list of state tensors ends at parameter ", i);
       const Tensor& t = state[next++];
-      check_tensor(t, what, i, dtype, numel, params[0],
-                   params[0].is_cpu() ? "" : "; state on the host takes state_memory='pinned'");
+      check_tensor(t, what, i, dtype, numel, device, elsewhere);
       return t.mutable_data_ptr();
     };
     job.rule = rule;
@@ -224,11 +249,11 @@ Plan make_plan(int rule, const Tensors& params, const Tensors& grads, const Tens
                     "lowbit::step: parameter ", i, " has no format ", job.param_format);
     const ParamInfo param = param_info(job.param_format);
     const int64_t room = job.rows * job.cols, numel = room - job.front - job.back;
-    check_tensor(params[i], "the value", i, scalar_type(param.dtype), numel, params[0]);
+    check_tensor(params[i], "the value", i, scalar_type(param.dtype), numel, device);
     job.grad_format = grad_format(grads[i]);
     STD_TORCH_CHECK(job.grad_format >= 0, "lowbit::step: the gradient of parameter ", i,
                     " must be float32, bfloat16 or float16");
-    check_tensor(grads[i], "the gradient", i, grads[i].scalar_type(), numel, params[0]);
+    check_tensor(grads[i], "the gradient", i, grads[i].scalar_type(), numel, device);
     STD_TORCH_CHECK(steps[i].scalar_type() == ScalarType::Float && steps[i].numel() == 1,
                     "lowbit::step: the step of parameter ", i, " must be one float32");
     job.param = params[i].mutable_data_ptr();
@@ -427,7 +452,10 @@ void run_phase(Plan& plan, const Tensor& rows, int phase) {
     for (Job& job : jobs) cpu::lengthen_tiles(job);
     for_parts(
         jobs, kGrain, [](const Job& job) { return job.tiles(); },
-        [&](const Job& job, int64_t begin, int64_t end) { cpu::step(job, begin, end, leaves); });
+        [&](const Job& job, int64_t begin, int64_t end) {
+          if (end == job.tiles() && &job != &jobs.back()) cpu::fetch_first_tile(*(&job + 1));
+          cpu::step(job, begin, end, leaves);
+        });
     each_slot(write_scales);
     for (const Job& job : jobs) cpu::write_cut_scales(job, leaves);
   }

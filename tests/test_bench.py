@@ -90,10 +90,15 @@ def test_rounds_begin_with_another_each_time_and_the_slow_sit_out(monkeypatch):
     assert clock.ratio([2.0, None, 6.0], [1.0, 1.0, 2.0]) == 2.5
 
 
-def test_overhead_is_the_line_s_intercept():
-    points = [(1000 * n, 1000 * 3e-6 + 1000 * n * 2e-9) for n in growth.SIZES]
-    found = growth.overhead(points)
-    assert found["us_per_tensor"] == pytest.approx(3) and found["ns_per_parameter"] == pytest.approx(2)  # fmt: skip
+def test_what_a_tensor_costs():
+    """Tiny tensors have low-bit state, so that what they cost is what those of a model cost."""
+    small = growth.SmallEight()
+    p = torch.nn.Parameter(torch.zeros(growth.ROWS, growth.COLS, dtype=torch.bfloat16))
+    p.grad = torch.zeros_like(p)
+    small.prepare([p])
+    assert small.state_bytes() < 3 * growth.ROWS * growth.COLS
+    found = growth.each_tensor(settings.TINY)
+    assert all(each["again"] > 0 and each["cold"] > 0 for each in found.values()) and len(found) == 4  # fmt: skip
 
 
 def test_what_nvidia_smi_says():

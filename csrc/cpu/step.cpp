@@ -43,6 +43,18 @@ void lengthen_tiles(Job& job) {
   job.rows = 1;
 }
 
+void fetch_first_tile(const Job& job) {
+  const int64_t here = job.rows * job.cols - job.front - job.back;
+  const int64_t n = std::min<int64_t>(job.tile, here);
+  prefetch(job.grad, n * grad_bytes(job.grad_format));
+  prefetch(job.param, n * param_info(job.param_format).bytes);
+  for (int k = 0; k < rule_info(job.rule).slots; ++k) {
+    const StateSlot& slot = job.state[k];
+    prefetch(slot.values, code_bytes(n, state_info(slot.format).bits));
+    if (slot.kind == kBlock) prefetch(slot.scales, 1);
+  }
+}
+
 void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf) {
   Tile tile(job, leaf);
   const int64_t tiles_per_row = job.tiles_per_row();

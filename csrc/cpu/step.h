@@ -25,6 +25,9 @@ const char* refused_isa();
 void lengthen_tiles(Job& job);
 constexpr int kLongTile = 512;
 
+/// Asks memory for what `step` reads first of the job.
+void fetch_first_tile(const Job& job);
+
 /// Steps the tiles [begin, end) of the job, counted row by row.
 void step(const Job& job, int64_t begin, int64_t end, const Leaves& leaf);
 

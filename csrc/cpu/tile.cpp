@@ -56,13 +56,6 @@ void Tile::codes_out(const Cursor& c) const {
   std::memcpy(c.values + before, codes_ + before, static_cast<size_t>(bytes - before));
 }
 
-/// The processor fetches a stream ahead while it is read, and not while a tile is worked on.
-static void prefetch(const void* memory, int64_t bytes) {
-  constexpr int kLine = 64;
-  for (int64_t at = 0; at < bytes; at += kLine)
-    __builtin_prefetch(static_cast<const char*>(memory) + at);
-}
-
 bool Tile::load(int64_t at_row, int64_t tile) {
   row = at_row, col = tile * job_.tile - lead_;
   n = static_cast<int>(job_.cols - col < job_.tile ? job_.cols - col : job_.tile);
