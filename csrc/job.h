@@ -1,4 +1,4 @@
-// What reception (ops.cpp) hands to a processor: one Job for each parameter, checked, with every
+// What reception (ops_plan.cpp) hands to a processor: one Job for each parameter, checked, with every
 // pointer local and contiguous.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What the files of operators share. With ops*.cpp the only place that includes torch, through the
-// LibTorch stable ABI.
+// What the files of operators share. With ops_*.h and ops*.cpp the only place that includes torch,
+// through the LibTorch stable ABI.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -34,6 +35,23 @@ struct StepArgs {
 
 /// One phase of a step, on the device where the parameters are.
 void step(StepArgs args);
+
+/// One row after another, tile by tile, in parallel over rows: leaf(row, column, length).
+template <class Leaf>
+void for_tiles(int64_t rows, int64_t cols, int64_t tile, const Leaf& leaf) {
+  const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(cols, 1));
+  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t col = 0; col < cols; col += tile)
+        leaf(row, col, static_cast<int>(std::min<int64_t>(tile, cols - col)));
+    }
+  });
+}
+
+/// Elements of the tensor beside the parameter for each of its values: two bytes make 16 bits.
+inline int extra_width(const ParamInfo& info) {
+  return std::strcmp(info.extra_dtype, "uint8") == 0 ? info.extra_bytes : 1;
+}
 
 /// Asked for every tensor of a step, so told by as little as tells the dtypes of formats apart.
 inline torch::headeronly::ScalarType scalar_type(const char* dtype) {

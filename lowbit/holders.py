@@ -32,7 +32,7 @@ class _Region:
 
 
 def _regions(lay: layout.Layout, phase: int, cut_here: bool) -> list[_Region]:
-    """What a phase measures of a parameter, as csrc/ops.cpp lays it out."""
+    """What a phase measures of a parameter, as csrc/ops_scratch.cpp lays it out."""
     part = lay.part
     rule = ops.rule(lay.rule)
     if phase < lay.rounds:

@@ -195,7 +195,7 @@ class Layout:
         return frozenset([*first, self.extra.key] if self.extra else first)
 
     def entries(self) -> list[Entry]:
-        """Every tensor that csrc/ops.cpp takes for the parameter, in its order."""
+        """Every tensor that csrc/ops_plan.cpp takes for the parameter, in its order."""
         extra = self.extra
         made = [extra] if extra else []
         for slot in self.slots:
@@ -210,7 +210,7 @@ class Layout:
         return said
 
     def plan_row(self, stream: int) -> list[int]:
-        """The row that csrc/ops.cpp reads."""
+        """The row that csrc/ops_plan.cpp reads."""
         part = self.part
         slots: list[int] = []
         for slot in self.slots:

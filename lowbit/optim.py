@@ -53,7 +53,6 @@ class LowbitOptimizer(Optimizer):
         # Left out of the groups where they say nothing, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
         defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
-        _check_group("the optimizer", defaults)
         super().__init__(params, defaults)
         self._ready = True
         if self._unbound():
@@ -128,7 +127,7 @@ class LowbitOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """torch's, and state for the new parameters."""
         if isinstance(param_group, dict):
-            _check_group("the parameter group", param_group)
+            check_group("the parameter group", param_group)
         super().add_param_group(param_group)
         if self._ready and not self._unbound():
             self._lay_out_again()
@@ -591,13 +590,6 @@ class LowbitOptimizer(Optimizer):
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
-
-
-def _check_group(what: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError where the options given in one place contradict each other, TypeError where one is of no use."""
-    check_group(options)
-    overrides.check(options.get("overrides") or {})
-    overrides.check_together(what, options)
 
 
 def _steps(state: Mapping[str, Any]) -> float:

@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lowbit.overrides import check as check_overrides
+from lowbit.overrides import check_together
+
 
 def shared(
     lr: float | Tensor,
@@ -27,20 +30,9 @@ def shared(
     """Group entries of every lowbit optimizer, checked, and `state_memory`.
 
     Raises:
-        ValueError, RuntimeError: as torch's optimizers raise them.
+        TypeError, ValueError, RuntimeError: as torch's optimizers raise them, and as `check_group` does.
     """
-    check_group({"lr": lr})
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
-    if not float(lr) >= 0.0:
-        raise ValueError(f"Invalid learning rate: {lr}")
-    if differentiable:
-        raise ValueError(
-            "differentiable=True is not supported: the state is not differentiable. Use torch.optim for that"
-        )
-    if fused and foreach:
-        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-    return {
+    group = {
         "lr": lr,
         "maximize": maximize,
         "foreach": foreach,
@@ -54,12 +46,28 @@ def shared(
         "overrides": overrides,
         "min_numel": min_numel,
         "lowbit_version": 1,
-        "state_memory": state_memory,  # of the whole optimizer: it takes it out again
     }
+    check_group("the optimizer", group)
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    if not float(lr) >= 0.0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if differentiable:
+        raise ValueError(
+            "differentiable=True is not supported: the state is not differentiable. Use torch.optim for that"
+        )
+    if fused and foreach:
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+    return {**group, "state_memory": state_memory}  # of the whole optimizer: it takes it out again
 
 
-def check_group(group: Mapping[str, Any]) -> None:
-    """TypeError where a group's learning rate is no number; text would otherwise be found out in the first step."""
+def check_group(what: str, group: Mapping[str, Any]) -> None:
+    """Checks what is given in one place, for all parameters or for a group; text for a learning rate would otherwise be found out in the first step.
+
+    Raises:
+        TypeError: one of the options is of no use.
+        ValueError: they contradict each other, or one is not for a group.
+    """
     lr = group.get("lr", 0.0)
     if lr is None or isinstance(lr, str):
         raise TypeError(f"lr should be a number or a tensor but is: {lr!r}")
@@ -70,6 +78,8 @@ def check_group(group: Mapping[str, Any]) -> None:
     wide = group.get("wide", ())
     if not isinstance(wide, bool | str | Sequence):
         raise TypeError(f"wide should be patterns of names, or a bool, but is: {wide!r}")
+    check_overrides(group.get("overrides") or {})
+    check_together(what, group)
 
 
 def check_betas(betas: Sequence[float | Tensor]) -> None:

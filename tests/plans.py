@@ -49,7 +49,7 @@ def extra_for(shape, param):
 
 
 def fresh_state(rule, shape, formats, param="float32"):
-    """Zero state of one matrix, as csrc/ops.cpp takes it."""
+    """Zero state of one matrix, as csrc/ops_plan.cpp takes it."""
     rows, cols = shape
     state = extra_for(shape, param)
     measured = {"row": [rows], "column": [cols], "tensor": [1], "rank1": [rows, cols]}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from conftest import need
+from graphs import captured
 from plans import fresh_state, plan_row, run_step
 from test_cut import CODED, check_columns_inside_blocks, check_flat_shards, partner, run_whole
 
@@ -304,15 +305,12 @@ def test_graph_capture(rule):
     cpu = cuda.to("cpu")
     lr = torch.tensor(1e-3, device=DEVICE)
     rates = [1e-3, 1e-3, 5e-4, 0.0, 2e-4]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+
+    def first():
         cuda.set_grads(random_grads(cuda, 0))
         cuda.step(lr=lr)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        cuda.step(lr=lr)
+
+    graph = captured(first, lambda: cuda.step(lr=lr))
     for t in range(1, 5):
         cuda.set_grads(random_grads(cuda, t))
         lr.fill_(rates[t])

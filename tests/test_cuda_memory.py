@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from conftest import need
+from graphs import captured
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -208,14 +209,7 @@ def test_a_graph_steps_it(kind):
     lr = torch.tensor(1e-2, device=DEVICE)
     net = model()
     opt = lowbit.AdamW(net.named_parameters(), lr=lr, capturable=True, state_memory=kind)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        train(net, opt, 0, 1)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        opt.step()
+    graph = captured(lambda: train(net, opt, 0, 1), opt.step)
     for step in range(1, 4):
         give_grads(net, step)
         graph.replay()

@@ -1,4 +1,4 @@
-// What ops.cpp and the CUDA library agree on: plain structs over a C interface, so the library is
+// What ops_*.cpp and the CUDA library agree on: plain structs over a C interface, so the library is
 // built without torch, opened on first use, and missing where no CUDA compiler was. Every function
 // returns null, or a sentence about what went wrong.
 #pragma once

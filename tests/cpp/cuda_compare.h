@@ -82,7 +82,7 @@ void combine(const Measured& m, int64_t cols, uint32_t* out) {
   }
 }
 
-/// A phase as ops.cpp runs it on the CPU.
+/// A phase as ops_step_cpu.cpp runs it on the CPU.
 void step_cpu(Batched& all, const Options& o, int phase) {
   if (o.found_inf && *o.found_inf != 0.0f) return;
   const RuleInfo rule = rule_info(all.jobs[0].rule);

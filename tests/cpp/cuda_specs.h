@@ -107,14 +107,14 @@ void put(unsigned char* at, const char* dtype, int64_t i, float x) {
   }
 }
 
-/// The workspace of a step of several phases, for all jobs: as ops.cpp lays it out.
+/// The workspace of a step of several phases, for all jobs: as ops_scratch.cpp lays it out.
 struct Scratch {
   std::vector<int64_t> totals, rows, cols;
   std::vector<uint32_t> row_most, col_most, blocks;
   std::vector<float> floats;
 };
 
-/// The measured scales of one slot, as ops.cpp keeps them beside a job.
+/// The measured scales of one slot, as ops_plan.h keeps them beside a job.
 struct Measured {
   size_t job;
   int slot;

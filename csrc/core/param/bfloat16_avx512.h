@@ -8,15 +8,14 @@
 #include <immintrin.h>
 
 #include "core/param/bfloat16.h"
+#include "core/words_avx512.h"
 
 namespace lowbit {
 
 /// stored[i] = store(x[i], random16[i])
 LB_HD void store_block(BFloat16Stochastic, const float* x, uint16_t* stored, int n,
                        const uint16_t* random16) {
-  const __m512i upper = _mm512_setr_epi64(
-      0x0007000500030001, 0x000f000d000b0009, 0x0017001500130011, 0x001f001d001b0019,
-      0x0027002500230021, 0x002f002d002b0029, 0x0037003500330031, 0x003f003d003b0039);
+  const __m512i upper = upper_words();
   const __m512i lower = _mm512_sub_epi16(upper, _mm512_set1_epi16(1));
   int i = 0;
   for (; i + 32 <= n; i += 32) {

@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "core/state/dynamic8.h"
+#include "core/words_avx512.h"
 
 namespace lowbit {
 
@@ -280,9 +281,7 @@ LB_HD void store_codes(const Four& k, uint8_t* codes) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 16 * j), _mm512_castsi512_si256(bytes));
   }
 #else
-  const __m512i upper = _mm512_setr_epi64(
-      0x0007000500030001, 0x000f000d000b0009, 0x0017001500130011, 0x001f001d001b0019,
-      0x0027002500230021, 0x002f002d002b0029, 0x0037003500330031, 0x003f003d003b0039);
+  const __m512i upper = upper_words();
   for (int j = 0; j < 4; j += 2) {
     const __m512i words = _mm512_permutex2var_epi16(k.v[j], upper, k.v[j + 1]);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 16 * j), _mm512_cvtepi16_epi8(words));
