@@ -613,7 +613,7 @@ def test_dtypes_of_formats():
     found = lowbit.catalog()
     dtypes = {entry[key] for entry in found["state"] for key in ("dtype", "scale_dtype")}
     dtypes |= {entry[key] for entry in found["param"] for key in ("dtype", "extra")}
-    assert dtypes - {""} == {"float32", "float16", "bfloat16", "uint8"}
+    assert dtypes - {""} == {"float32", "float16", "bfloat16", "int8", "uint8"}
 
 
 @pytest.mark.skipif(bool(ONLY), reason="this is the build that it makes")
