@@ -70,7 +70,7 @@ def arm64(tmp_path_factory):
     )  # fmt: skip
     subprocess.run(
         [
-            cmake, "--build", out, "--parallel", "2", "--target", "step_bits", "test_params_baseline", "test_sums_baseline", "test_formats_baseline", "test_explog",
+            cmake, "--build", out, "--parallel", "2", "--target", "step_bits", "test_params_baseline", "test_sums_baseline", "test_formats_baseline", "test_explog", "test_leaves",
         ],
         check=True, capture_output=True, env=environment,
     )  # fmt: skip
@@ -82,9 +82,18 @@ def test_arm64_steps_to_the_same_bits(here, arm64):
 
 
 @pytest.mark.parametrize(
-    "name", ["test_formats_baseline", "test_params_baseline", "test_sums_baseline", "test_explog"]
+    "name",
+    [
+        "test_formats_baseline",
+        "test_params_baseline",
+        "test_sums_baseline",
+        "test_explog",
+        "test_leaves draws",
+    ],
 )
 def test_arm64_keeps_to_the_golden_arrays(arm64, name):
-    done = subprocess.run([*EMULATOR, arm64 / name], capture_output=True, text=True)
+    done = subprocess.run(
+        [*EMULATOR, arm64 / name.split()[0], *name.split()[1:]], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout

@@ -20,6 +20,11 @@ LB_HD constexpr uint32_t magnitude_bits(float x) { return float_bits(x) & 0x7fff
 
 LB_HD constexpr bool is_nan_bits(uint32_t b) { return (b & 0x7fffffffu) > kInfinityBits; }
 
+/// All bits where b is negative as a signed integer, else none.
+LB_HD constexpr uint32_t all_if_negative(uint32_t b) {
+  return static_cast<uint32_t>(static_cast<int32_t>(b) >> 31);
+}
+
 /// x, with every NaN replaced by the one NaN that all processors then store (hardware propagates
 /// different payloads).
 LB_HD constexpr float canonical(float x) {

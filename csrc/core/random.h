@@ -28,8 +28,8 @@ constexpr uint32_t kPhiloxM0 = 0xD2511F53u, kPhiloxM1 = 0xCD9E8D57u;
 constexpr uint32_t kPhiloxW0 = 0x9E3779B9u, kPhiloxW1 = 0xBB67AE85u;
 constexpr int kPhiloxRounds = 7;
 
-LB_HD Random8 random8(const RandomKey& key, uint64_t group) {
-  uint32_t x0 = static_cast<uint32_t>(group), x1 = static_cast<uint32_t>(group >> 32);
+LB_HD Random8 random8(const RandomKey& key, uint32_t group_low, uint32_t group_high) {
+  uint32_t x0 = group_low, x1 = group_high;
   uint32_t x2 = key.stream, x3 = key.seed_high;
   uint32_t k0 = key.seed_low, k1 = key.step;
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -43,6 +43,9 @@ LB_HD Random8 random8(const RandomKey& key, uint64_t group) {
     k1 += kPhiloxW1;
   }
   return {{x0, x1, x2, x3}};
+}
+LB_HD Random8 random8(const RandomKey& key, uint64_t group) {
+  return random8(key, static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32));
 }
 
 }  // namespace lowbit

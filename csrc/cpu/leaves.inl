@@ -71,13 +71,16 @@ LB_HD void encode_block(F, const float* x, const typename F::Scale& scale, Codes
   for (int i = 0; i < n; ++i) codes[i] = static_cast<Codes>(F::encode(scale.to_z(x[i])));
 }
 
+/// Magnitudes as signed integers, in the same order: SSE2 compares no others.
+int32_t signed_magnitude(float x) { return static_cast<int32_t>(magnitude_bits(x)); }
+
 uint32_t most_bits(const float* x, int n) {
-  uint32_t most = 0;
+  int32_t most = 0;
   for (int i = 0; i < n; ++i) {
-    const uint32_t b = magnitude_bits(x[i]);
+    const int32_t b = signed_magnitude(x[i]);
     most = b > most ? b : most;
   }
-  return most;
+  return static_cast<uint32_t>(most);
 }
 
 uint32_t least_bits(const float* x, int n) {
@@ -285,12 +288,12 @@ void draw_all(const Draw& draw) {
 
 void most_of_run(const float* __restrict x, float* __restrict most) {
   for (int j = 0; j < kMostLanes; ++j) {
-    uint32_t m = magnitude_bits(x[j]);
+    int32_t m = signed_magnitude(x[j]);
     for (int i = j + kMostLanes; i < kMostRun; i += kMostLanes) {
-      const uint32_t b = magnitude_bits(x[i]);
+      const int32_t b = signed_magnitude(x[i]);
       m = b > m ? b : m;
     }
-    most[j] = bits_float(m);
+    most[j] = bits_float(static_cast<uint32_t>(m));
   }
 }
 
@@ -305,23 +308,24 @@ void update(const float* g, float* p, float* const* s, const float* const* f, in
   float* const s3 = U::kSlots > 3 ? s[3] : s0;
   int i = 0;
   if constexpr (factors_of<U>() == 0) {
-    const auto run = [&] {
-      update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, s3 + i, nullptr, kMostRun, c);
-      if (most != nullptr) {
-        float* at = most + i / kMostRun * kMostLanes;
-        for (int k = 0; k < U::kSlots; ++k) most_of_run(s[k] + i, at + k * kMostOfSlot);
+    constexpr int kPart = 8 * Drawing::kGroups;
+    static_assert(kMostRun % kPart == 0);
+    const auto run = [&](auto between) {
+      const int begin = i;
+      for (; i < begin + kMostRun; i += kPart) {
+        between();
+        update_run<U>(g + i, p + i, s0 + i, s1 + i, s2 + i, s3 + i, nullptr, kPart, c);
       }
-      i += kMostRun;
+      if (most == nullptr) return;
+      float* at = most + begin / kMostRun * kMostLanes;
+      for (int k = 0; k < U::kSlots; ++k) most_of_run(s[k] + begin, at + k * kMostOfSlot);
     };
     if (draw != nullptr) {
       Drawing drawing(*draw);
-      while (i + kMostRun <= n && drawing.more()) {
-        drawing.next();
-        run();
-      }
+      while (i + kMostRun <= n && drawing.more()) run([&] { drawing.next(); });
       drawing.finish();
     }
-    while (i + kMostRun <= n) run();
+    while (i + kMostRun <= n) run([] {});
   } else if (draw != nullptr) {
     draw_all(*draw);
   }

@@ -1,26 +1,47 @@
 // Drawing the random bits of a tile, in parts that an update takes between its own work.
 #pragma once
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include "cpu/random_x86.h"
 #else
+#include <cstring>
+
 #include "cpu/leaves.h"
 
 namespace lowbit::cpu {
 
-/// One function a group, all of them at the end.
-struct Drawing {
-  const Draw& draw;
+constexpr int kDrawnGroups = 8;  // a turn
 
-  LB_HD explicit Drawing(const Draw& d) : draw(d) {}
-  LB_HD bool more() const { return false; }
-  LB_HD void next() {}
-  LB_HD void finish() {
-    for (int g = 0; g < draw.groups; ++g) {
-      const Random8 r = random8(draw.key, draw.first + static_cast<uint64_t>(g));
-      for (int e = 0; e < 8; ++e) draw.out[8 * g + e] = static_cast<uint16_t>(r.bits16(e));
-    }
+/// The groups of a turn side by side in a plain loop: what depends on the high word of the group
+/// alone, compilers take out of it.
+__attribute__((noinline)) static void draw_turn(RandomKey key, uint64_t group, uint16_t* out) {
+  const auto low = static_cast<uint32_t>(group), high = static_cast<uint32_t>(group >> 32);
+  const auto put = [&](uint32_t i, const Random8& r) {  // the first half of a word is its low one
+    for (uint32_t w = 0; w < 4; ++w) std::memcpy(out + 8 * i + 2 * w, &r.word[w], 4);
+  };
+  if (low <= ~0u - kDrawnGroups) {
+    for (uint32_t i = 0; i < kDrawnGroups; ++i) put(i, random8(key, low + i, high));
+  } else {  // the low word may begin again
+    for (uint32_t i = 0; i < kDrawnGroups; ++i) put(i, random8(key, group + i));
   }
+}
+
+class Drawing {
+ public:
+  static constexpr int kGroups = kDrawnGroups;
+  LB_HD explicit Drawing(const Draw& draw) : draw_(draw) {}
+  LB_HD bool more() const { return done_ < draw_.groups; }
+  LB_HD void next() {
+    draw_turn(draw_.key, draw_.first + static_cast<uint64_t>(done_), draw_.out + 8 * done_);
+    done_ += kGroups;
+  }
+  LB_HD void finish() {
+    while (more()) next();
+  }
+
+ private:
+  const Draw& draw_;
+  int done_ = 0;
 };
 
 }  // namespace lowbit::cpu

@@ -33,7 +33,7 @@ struct Lanes {
     _mm512_storeu_si512(out + 32, _mm512_unpackhi_epi64(w01, w23));
   }
 };
-#else
+#elif defined(__AVX2__)
 struct Lanes {
   using V = __m256i;
   static constexpr int kCount = 4;
@@ -51,6 +51,26 @@ struct Lanes {
   LB_HD static void store(V w01, V w23, uint16_t* out) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_unpacklo_epi64(w01, w23));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16), _mm256_unpackhi_epi64(w01, w23));
+  }
+};
+#else
+struct Lanes {
+  using V = __m128i;
+  static constexpr int kCount = 2;
+  LB_HD static V groups() { return _mm_set_epi64x(1, 0); }
+  LB_HD static V all(uint64_t x) { return _mm_set1_epi64x(static_cast<long long>(x)); }
+  LB_HD static V add(V a, V b) { return _mm_add_epi64(a, b); }
+  LB_HD static V multiply(V a, V b) { return _mm_mul_epu32(a, b); }
+  LB_HD static V high_words(V a) { return _mm_srli_epi64(a, 32); }
+  LB_HD static V exclusive_or(V a, V b) { return _mm_xor_si128(a, b); }
+  LB_HD static V exclusive_or(V a, V b, V c) { return _mm_xor_si128(a, _mm_xor_si128(b, c)); }
+  LB_HD static V two_words(V product, V x, V key) {
+    const V low = _mm_set1_epi64x(0xffffffffll), swapped = _mm_shuffle_epi32(product, 0xB1);
+    return _mm_xor_si128(swapped, _mm_and_si128(_mm_xor_si128(x, key), low));
+  }
+  LB_HD static void store(V w01, V w23, uint16_t* out) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi64(w01, w23));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 8), _mm_unpackhi_epi64(w01, w23));
   }
 };
 #endif
@@ -100,16 +120,21 @@ struct PhiloxLanes {
   }
 };
 
-/// Eight groups a turn.
 class Drawing {
  public:
+  // A turn; with short vectors, 64 values of an update are more than a processor looks ahead.
+#if defined(__AVX2__)
+  static constexpr int kGroups = 8;
+#else
+  static constexpr int kGroups = 2;
+#endif
   LB_HD explicit Drawing(const Draw& draw)
       : draw_(draw), philox_(draw.key, static_cast<uint32_t>(draw.first >> 32)) {
     begin(0);
   }
   LB_HD bool more() const { return done_ < until_; }
   LB_HD void next() {
-    for (int k = 0; k < 8; k += Lanes::kCount, done_ += Lanes::kCount) {
+    for (int k = 0; k < kGroups; k += Lanes::kCount, done_ += Lanes::kCount) {
       philox_(group_, draw_.out + 8 * done_);
       group_ = Lanes::add(group_, Lanes::all(Lanes::kCount));
     }

@@ -347,6 +347,39 @@ struct Tester {
     check(vanished == 0, name(std::to_string(vanished) + " positive values vanished"));
   }
 
+  /// Loops at the ends of what a table may cut the values into, runs of floats that begin with the
+  /// same 8 bits of the mantissa or fewer, and around all boundaries between codes.
+  void edges() {
+    std::vector<float> at;
+    const auto around = [&](float v) {
+      for (const uint32_t bits : {float_bits(v) - 1, float_bits(v), float_bits(v) + 1}) {
+        at.push_back(bits_float(bits));
+        if (f.is_signed) at.push_back(-bits_float(bits));
+      }
+    };
+    for (uint32_t bits = 97u << 23; bits < 128u << 23; bits += 1u << 15) around(bits_float(bits));
+    for (const double m : middles) {
+      const double z = bent ? m / (2.0 - std::fabs(m)) : m;
+      if (std::fabs(z) > 1e-30) around(static_cast<float>(std::fabs(z)));
+    }
+    for (const float v : {0.0f, -0.0f, bits_float(1)}) at.push_back(v);
+    const double top = std::max(std::fabs(value(0)), std::fabs(value(codes.size() - 1)));
+    int wrong = 0;
+    for (size_t i = 0; i < at.size(); i += 255) {
+      std::vector<float> x(1, static_cast<float>(top));  // so that the scale is 1
+      x.insert(x.end(), at.begin() + static_cast<ptrdiff_t>(i),
+               at.begin() + static_cast<ptrdiff_t>(std::min(i + 255, at.size())));
+      for (float& v : x) v = std::fabs(v) > top ? static_cast<float>(top) : v;
+      const Block b = stored(x);
+      std::vector<float> z(x.size());
+      std::vector<uint32_t> defined(x.size());
+      f.define(x.data(), static_cast<int>(x.size()), z.data(), defined.data());
+      for (size_t k = 0; k < x.size(); ++k) wrong += b.coded && b.code(k) != defined[k];
+    }
+    check(wrong == 0, name(std::to_string(wrong) + " of " + std::to_string(at.size()) +
+                           " at edges are not the definition"));
+  }
+
   /// Codes and values of fixed blocks: the same for every compiler and processor.
   uint32_t digest() const {
     uint32_t sum = 0;
@@ -497,6 +530,7 @@ void test(const Format& f, const std::string& golden) {
   t.order();
   t.brute_force();
   t.blocks();
+  t.edges();
   t.hostile();
   t.golden(golden);
   check_digest(f.name, t.digest());

@@ -18,24 +18,28 @@
 
 namespace lowbit {
 
-constexpr uint16_t kCanonicalNanBFloat16 = 0x7fc0u;
-
 LB_HD float bfloat16_to_float(uint16_t b) { return bits_float(static_cast<uint32_t>(b) << 16); }
 
-LB_HD uint16_t bfloat16_nearest(float x) {
+// Rounded values are the upper halves of words. Selections are masks over words: g++ would compare
+// magnitudes as unsigned numbers, which SSE2 cannot, and select among halves, which takes it longer.
+LB_HD uint32_t bfloat16_unless_nan(uint32_t bits, uint32_t rounded) {
+  const uint32_t nan = all_if_negative(kInfinityBits - (bits & 0x7fffffffu));
+  return (rounded & ~nan) | (kCanonicalNan & nan);
+}
+
+LB_HD uint32_t bfloat16_nearest_word(float x) {
   const uint32_t b = float_bits(x);
-  const uint32_t rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
-  return static_cast<uint16_t>(is_nan_bits(b) ? kCanonicalNanBFloat16 : rounded);
+  return bfloat16_unless_nan(b, b + 0x7fffu + ((b >> 16) & 1u));
+}
+LB_HD uint16_t bfloat16_nearest(float x) {
+  return static_cast<uint16_t>(bfloat16_nearest_word(x) >> 16);
 }
 
 LB_HD uint16_t bfloat16_stochastic(float x, uint32_t random16) {
   const uint32_t b = float_bits(x);
-  const uint32_t magnitude = b & 0x7fffffffu;
-  uint32_t rounded = (magnitude + random16) >> 16;
-  if (rounded > 0x7f7fu) rounded = 0x7f7fu;  // finite stays finite
-  if (magnitude >= kInfinityBits) rounded = kInfinityBits >> 16;
-  rounded |= (b >> 16) & 0x8000u;
-  return static_cast<uint16_t>(is_nan_bits(b) ? kCanonicalNanBFloat16 : rounded);
+  // Infinity is kept, and so is what a carry would make infinite; no carry reaches the sign.
+  const uint32_t carries = all_if_negative((b & 0x7fffffffu) - 0x7f7f0000u);
+  return static_cast<uint16_t>(bfloat16_unless_nan(b, b + (random16 & carries)) >> 16);
 }
 
 struct BFloat16Nearest {

@@ -27,10 +27,10 @@ struct BFloat16Kahan {
     return bfloat16_to_float(stored) - bfloat16_to_float(added);
   }
   LB_HD static uint16_t store(float x, uint32_t, uint16_t& added) {
-    const uint16_t w = bfloat16_nearest(x);
-    const float stored = bfloat16_to_float(w);
-    added = magnitude_bits(stored) < kInfinityBits ? bfloat16_nearest(stored - x) : uint16_t{0};
-    return w;
+    const uint32_t w = bfloat16_nearest_word(x) & 0xffff0000u;
+    const uint32_t finite = all_if_negative((w & 0x7fffffffu) - kInfinityBits);
+    added = static_cast<uint16_t>((bfloat16_nearest_word(bits_float(w) - x) & finite) >> 16);
+    return static_cast<uint16_t>(w >> 16);
   }
 };
 

@@ -17,6 +17,7 @@
 
 #include "core/bits.h"
 #include "core/scale/block.h"
+#include "core/state/cells.h"
 
 #if !defined(LB_TABLE)
 #if defined(__CUDACC__)
@@ -44,11 +45,9 @@ struct CodebookTable {
     for (int k = Map::kCodes; k < kEntries; ++k) value[k] = value[Map::kCodes - 1];
     boundary[0] = -bits_float(kInfinityBits);
     for (int k = 1; k < kEntries; ++k) {
-      boundary[k] = k < Map::kCodes
-                        ? at_or_above((static_cast<double>(value[k - 1]) + value[k]) / 2)
-                        : bits_float(kCanonicalNan);
+      boundary[k] =
+          k < Map::kCodes ? first_of_entry(value, k, Map::kSigned) : bits_float(kCanonicalNan);
     }
-    if (!Map::kSigned && value[0] == 0.0f) boundary[1] = bits_float(1);
     for (int k = 1; k < Map::kCodes; ++k) zero += boundary[k] <= 0.0f;
     for (int l = 0; l < Map::kBits; ++l) {
       for (int prefix = 0; prefix < 1 << l; ++prefix) {
@@ -57,13 +56,6 @@ struct CodebookTable {
         tree[(1 << l) + reversed] = boundary[(2 * prefix + 1) << (Map::kBits - 1 - l)];
       }
     }
-  }
-
- private:
-  /// The smallest float at or above x. The sums of two entries are exact in double.
-  static constexpr float at_or_above(double x) {
-    const float f = static_cast<float>(x);
-    return f >= x ? f : bits_float(float_bits(f) + (f < 0.0f ? -1 : 1));
   }
 };
 

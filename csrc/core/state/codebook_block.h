@@ -4,7 +4,8 @@
 //
 // encode: the search of Codebook::encode for a register of values at once. The rows of the tree of
 // boundaries lie in registers; row l is looked up by the bits decided so far, and the comparison
-// adds bit l. The bits come out first decided lowest, and are turned around as bytes.
+// adds bit l. The bits come out first decided lowest, and are turned around as bytes. Without
+// vectors that look up: cells.h.
 //
 // decode: the map lies in registers, looked up by the code. Where it fills too many, plain loads.
 #pragma once
@@ -113,37 +114,19 @@ LB_HD void encode_block(F, const float* x, const typename F::Scale& scale, uint8
 
 #else
 
-/// codes[i] = book.encode(x[i] * inverse): by counting where the boundaries are few, which
-/// compilers turn into vectors.
-template <int kBits>
-__attribute__((noinline)) static void codebook_encode(const float* x, float inverse,
-                                                      const float* boundary, uint8_t* codes,
-                                                      int n) {
-  constexpr int kTurn = 16, kEntries = 1 << kBits;
-  for (int begin = 0; begin < n; begin += kTurn) {
-    const int count = n - begin < kTurn ? n - begin : kTurn;
-    float z[kTurn] = {};
-    int32_t code[kTurn] = {};
-    for (int i = 0; i < count; ++i) z[i] = x[begin + i] * inverse;
-    if constexpr (kBits <= 5) {
-      for (int k = 1; k < kEntries; ++k) {
-        const float reached = boundary[k];
-        for (int i = 0; i < kTurn; ++i) code[i] += z[i] >= reached;
-      }
-    } else {
-#pragma GCC unroll 8
-      for (int step = kEntries / 2; step != 0; step >>= 1) {
-        for (int i = 0; i < kTurn; ++i) code[i] += step & -(z[i] >= boundary[code[i] + step]);
-      }
-    }
-    for (int i = 0; i < count; ++i) codes[begin + i] = static_cast<uint8_t>(code[i]);
-  }
-}
+template <class Map>
+static constexpr auto kCellTable = [] {
+  constexpr CodebookTable<Map> kTable;
+  constexpr int kBinades = cell_binades(kTable.value, Map::kCodes, Map::kSigned);
+  return CellTable<Map::kBits, Map::kSigned, kBinades>(kTable.value, Map::kCodes);
+}();
 
 template <class F>
   requires IsCodebook<F>
 LB_HD void encode_block(F, const float* x, const typename F::Scale& scale, uint8_t* codes, int n) {
-  codebook_encode<F::kBits>(x, scale.inverse, F::book().boundary, codes, n);
+  constexpr const auto& kTable = kCellTable<typename F::Map>;
+  static_assert(kTable.exact);
+  encode_cells(x, scale.inverse, kTable.cells(), codes, n);
 }
 
 #endif

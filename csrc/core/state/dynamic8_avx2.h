@@ -1,7 +1,8 @@
-// The encoder of dynamic8_plain.h, eight values to a register. Two neighbouring binades hold at most
-// one threshold: so the halved exponent names a line, by a lookup of bytes, or the one before it,
-// and one comparison tells. The line gives ordinals in steps of 2^-16, so that the code is the upper
-// half of a word and what is unsure its lower half.
+// dynamic8.h's encoder, eight values to a register. Eight lines slope * |z| + offset cover all
+// values. Two neighbouring binades hold at most one threshold between lines: so the halved exponent
+// names a line, by a lookup of bytes, or the one before it, and one comparison tells. The line gives
+// ordinals in steps of 2^-16, so that the code is the upper half of a word and what is unsure its
+// lower half; the scalar definition is asked there, about once in 2000 values.
 #pragma once
 
 #include <immintrin.h>
@@ -11,6 +12,42 @@
 #include "core/state/dynamic8_plain.h"
 
 namespace lowbit {
+
+template <int kExtra>
+struct Dynamic8Lines8 {
+  using Tables = Dynamic8Tables<kExtra>;
+  static constexpr int kLines = 8;
+  alignas(32) uint32_t slope[kLines] = {}, offset[kLines] = {},
+                       last[kLines] = {};  // bits of floats
+  int32_t threshold[kLines] = {};          // of keys, for the line and those above
+
+  LB_HD static constexpr int32_t key(uint32_t magnitude, bool positive) {
+    return static_cast<int32_t>(Dynamic8Steps<kExtra>::key(magnitude, positive));
+  }
+
+  constexpr explicit Dynamic8Lines8(const Tables& t) {
+    // Zero and one, or one and two, change at their middle, halfway up from the line's start.
+    const float middle = kExtra ? (t.magnitude[1] + t.magnitude[2]) / 2.0f : t.from[0];
+    set(0, 0.5f / middle, kExtra + 0.5f, static_cast<float>(t.last[0]) + 0.5f);
+    for (int i = 1; i < Tables::kDecades; ++i)
+      set(i, t.slope[i], t.offset[i], static_cast<float>(t.last[i]) + 0.5f);
+    set(Tables::kDecades, 0.0f, Tables::kTop + 0.5f, Tables::kTop + 0.5f);
+    for (int i = 1; i < kLines; ++i) {
+      const int below = i < Tables::kDecades ? t.last[i - 1] : Tables::kTop - 1;
+      const bool tie =
+          2.0 * t.from[i] == static_cast<double>(t.magnitude[below]) + t.magnitude[below + 1];
+      threshold[i] = key(float_bits(t.from[i]), tie);
+    }
+  }
+
+ private:
+  constexpr void set(int i, float s, float o, float l) {
+    slope[i] = float_bits(s), offset[i] = float_bits(o), last[i] = float_bits(l);
+  }
+};
+
+constexpr Dynamic8Lines8<0> kDynamic8Lines{Dynamic8Tables<0>{}};
+constexpr Dynamic8Lines8<1> kDynamic8UnsignedLines{Dynamic8Tables<1>{}};
 
 template <int kExtra>
 struct Dynamic8Halves8 : Dynamic8Steps<kExtra> {
@@ -130,7 +167,12 @@ LB_HD void encode_avx2(const float* x, float inverse, uint8_t* codes, int n) {
   const Dynamic8EncoderAvx2<Format> encoder(inverse);
   int i = 0;
   for (; i + 32 <= n; i += 32) encode32<Format>(encoder, x + i, inverse, codes + i);
-  if (i < n) encode_turns<Format>(x + i, inverse, codes + i, n - i);
+  if (i == n) return;
+  float rest[32] = {};
+  uint8_t coded[32];
+  std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
+  encode32<Format>(encoder, rest, inverse, coded);
+  std::memcpy(codes + i, coded, static_cast<size_t>(n - i));
 }
 
 LB_HD void encode_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {

@@ -1,0 +1,130 @@
+// Nearest codes by one lookup a value, exactly, in plain loops for any processor.
+//
+// A cell is a run of floats of one sign and exponent that begin with the same bits of the mantissa;
+// a shift of the value's bits numbers it. Cells are so fine that no two boundaries between codes lie
+// inside one. So what is looked up can be a number that, added to the value's own bits, carries into
+// the code from the boundary on:
+//
+//   key    bits(|z|) - bits(lowest) with |z| kept between lowest and highest, its complement below
+//          zero; counted from the lowest cell on
+//   code   (entry[key >> kShift] + key) >> kShift
+//   entry  ((the code below the boundary, plus 1) << kShift) - (the boundary's key)
+#pragma once
+
+#include <cstdint>
+
+#include "core/bits.h"
+
+namespace lowbit {
+
+/// The smallest float that belongs to entry k >= 1 of an ascending map, or to one above: a tie goes
+/// to the larger value, and a positive value never becomes an unsigned map's zero. The sums of two
+/// entries are exact in double.
+constexpr float first_of_entry(const float* value, int k, bool is_signed) {
+  if (k == 1 && !is_signed && value[0] == 0.0f) return bits_float(1);
+  const double middle = (static_cast<double>(value[k - 1]) + value[k]) / 2;
+  const float f = static_cast<float>(middle);
+  return f >= middle ? f : bits_float(float_bits(f) + (f < 0.0f ? -1 : 1));
+}
+
+#if !defined(__CUDACC__)
+
+/// The cells of a map of this width, whose values lie between -1 and 1.
+template <int kBits, bool kSigned>
+struct Cells {
+  static constexpr int kFine = kBits - 1 - kSigned, kShift = 23 - kFine;  // bits of the mantissa
+  static constexpr uint32_t kOne = 127u << 23;
+  const uint32_t* entry;
+  float zero;             // the smallest value that is not below zero
+  float lowest, highest;  // of magnitudes: all boundaries lie between them but one at zero
+  uint32_t first;         // key of zero; below it unsigned maps have one cell, signed ones half
+
+  LB_HD constexpr uint32_t key(float z) const {
+    const float a = kSigned ? bits_float(magnitude_bits(z)) : z;
+    const float raised = a > lowest ? a : lowest, kept = raised < highest ? raised : highest;
+    const uint32_t up = float_bits(kept) - float_bits(lowest), below = z < zero ? ~0u : 0;
+    return (kSigned ? up ^ below : up | below) + first;
+  }
+  LB_HD constexpr uint8_t code(uint32_t key) const {
+    return static_cast<uint8_t>((entry[key >> kShift] + key) >> kShift);
+  }
+};
+
+/// How many binades below one have boundaries other than one at zero, or begin with one.
+constexpr int cell_binades(const float* value, int codes, bool is_signed) {
+  uint32_t least = kInfinityBits;
+  for (int k = 1; k < codes; ++k) {
+    const uint32_t b = magnitude_bits(first_of_entry(value, k, is_signed));
+    if (b > 1 && b < least) least = b;
+  }
+  return 127 - static_cast<int>((least - 1) >> 23);
+}
+
+template <int kBits, bool kSigned, int kBinades>
+struct CellTable {
+  using Of = Cells<kBits, kSigned>;
+  static constexpr uint32_t kAbove = static_cast<uint32_t>(kBinades) << Of::kFine,
+                            kBelow = kSigned ? kAbove : 1;
+  uint32_t entry[kBelow + kAbove] = {};
+  float zero = 0.0f;
+  bool exact = true;  // every boundary lies in the cells, and no two lie inside one
+
+  constexpr CellTable(const float* value, int codes) {
+    uint32_t boundary[1 << kBits] = {};
+    for (int k = 1; k < codes; ++k) {
+      const float b = first_of_entry(value, k, kSigned);
+      if (magnitude_bits(b) <= 1) zero = b;
+      const float a = bits_float(magnitude_bits(b));
+      exact = exact && a < cells().highest && (b == zero || a > cells().lowest);
+    }
+    for (int k = 1; k < codes; ++k) boundary[k] = cells().key(first_of_entry(value, k, kSigned));
+    int next = 1;
+    for (uint32_t cell = 0; cell < kBelow + kAbove; ++cell) {
+      const uint32_t begin = cell << Of::kShift, end = (cell + 1) << Of::kShift;
+      while (next < codes && boundary[next] <= begin) ++next;
+      const bool inside = next < codes && boundary[next] < end;
+      entry[cell] = (static_cast<uint32_t>(next) << Of::kShift) - (inside ? boundary[next] : end);
+      exact = exact && !(inside && next + 1 < codes && boundary[next + 1] < end);
+    }
+  }
+  constexpr Of cells() const {
+    const uint32_t lowest = Of::kOne - (static_cast<uint32_t>(kBinades) << 23);
+    return {entry, zero, bits_float(lowest), bits_float(Of::kOne - 1), kBelow << Of::kShift};
+  }
+};
+
+template <class Cells>
+LB_HD void encode_turn(const Cells& cells, const float* x, float inverse, uint8_t* codes, int n) {
+  uint32_t key[64];
+  for (int i = 0; i < n; ++i) key[i] = cells.key(x[i] * inverse);
+  int i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const uint32_t* const from = key + i;
+    uint8_t* const to = codes + i;
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) to[j] = cells.code(from[j]);
+  }
+  for (; i < n; ++i) codes[i] = cells.code(key[i]);
+}
+
+#if defined(__clang__)
+#define LB_SHARED __attribute__((noinline)) static
+#else
+#define LB_SHARED __attribute__((noinline, noclone)) static
+#endif
+
+/// codes[i] = the code of x[i] * inverse; NaN, which no block with codes has, takes some code. One
+/// function for all maps of a width: were the limits constants, g++ would make more of them than a
+/// maximum and a minimum.
+template <int kBits, bool kSigned>
+LB_SHARED void encode_cells(const float* x, float inverse, const Cells<kBits, kSigned>& shared,
+                            uint8_t* codes, int n) {
+  const Cells<kBits, kSigned> cells = shared;  // what is written below is not the cells
+  int i = 0;
+  for (; i + 64 <= n; i += 64) encode_turn(cells, x + i, inverse, codes + i, 64);
+  if (i < n) encode_turn(cells, x + i, inverse, codes + i, n - i);
+}
+
+#endif
+
+}  // namespace lowbit
