@@ -13,7 +13,8 @@ from torch import nn
 
 from lowbit import ops, shard
 from lowbit.checkpoint import Checkpoint, CheckpointError, Codes, Model, State
-from lowbit.optim import STRUCTURE, LowbitOptimizer
+from lowbit.optim import LowbitOptimizer
+from lowbit.options import STRUCTURE
 from lowbit.overrides import clean_name
 from lowbit.stored import Stored
 

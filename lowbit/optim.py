@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -13,19 +11,14 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from lowbit import layout, memory, overrides, shard
-from lowbit.adopt import Adoption, adopt_state, holds, is_stored
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.coding import fresh_slot
 from lowbit.holders import Holders
 from lowbit.layout import Layout
-from lowbit.options import check_group
+from lowbit.options import STRUCTURE, check_group
+from lowbit.restore import restore
 from lowbit.stats import Stats, collect
 from lowbit.steady import Steady
-
-# Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
-STRUCTURE = (
-    "state_format", "param_format", "wide", "overrides", "min_numel", "rank", "decoupled_weight_decay"
-)  # fmt: skip
 
 
 class LowbitOptimizer(Optimizer):
@@ -522,7 +515,6 @@ class LowbitOptimizer(Optimizer):
 
     # Loading
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict()` gave; dtypes stay as they are.
 
@@ -533,63 +525,7 @@ class LowbitOptimizer(Optimizer):
         Raises:
             ValueError: other groups than here, or a layout that is not known, with what to do.
         """
-        state_dict = state_dict.copy()
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = hook(self, state_dict)
-            if changed is not None:
-                state_dict = changed
-        saved_groups = deepcopy(state_dict["param_groups"])
-        if len(saved_groups) != len(self.param_groups):
-            raise ValueError("loaded state dict has a different number of parameter groups")
-        lengths = [
-            (len(a["params"]), len(b["params"]))
-            for a, b in zip(saved_groups, self.param_groups, strict=True)
-        ]
-        if any(a != b for a, b in lengths):
-            raise ValueError(
-                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
-            )
-        ids = [key for group in saved_groups for key in group["params"]]
-        groups = []
-        for saved, group in zip(saved_groups, self.param_groups, strict=True):
-            own = {key: group[key] for key in STRUCTURE if key in group}
-            saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
-            names = {"param_names": group["param_names"]} if "param_names" in group else {}
-            groups.append({**group, **saved, **own, **names, "params": group["params"]})
-        before = self.param_groups, self._layouts
-        self.param_groups, self._layouts = groups, {}  # the rule follows the loaded settings
-        try:
-            laid_out = list(self._laid_out())
-        finally:
-            self.param_groups, self._layouts = before
-        owners = [p for group in groups for p in group["params"]]
-        key_of = dict(zip(owners, ids, strict=True))
-        state: defaultdict[Any, Any] = defaultdict(dict)
-        adopted: list[tuple[Any, Adoption, bool]] = []
-        for _, p, lay in laid_out:
-            piece = isinstance(p, shard.Piece)
-            key = key_of[p.owner if piece else p]
-            value = state_dict["state"].get(key, {})
-            if piece and not p.alone:
-                value = value.get(p.name, {})
-            if value:
-                in_place = is_stored(value) or holds(value, self._state_of(p))
-                adopt = adopt_state(p, lay, value, key, self.state_memory)
-                adopted.append((p, adopt, in_place))
-        known = set(ids)
-        state.update({k: value for k, value in state_dict["state"].items() if k not in known})
-        self._steady = None  # which holds what is here
-        for p, adopt, in_place in adopted:  # all of them fit
-            made = adopt(self._state_of(p) if in_place else {})
-            self._keep(p, made, state)
-            self._keep(p, made)  # what was here is free before the next is made
-        loaded = {p for p, _, _ in adopted}
-        for group, p, lay in laid_out:
-            if p.requires_grad and not p.is_meta and p not in loaded:
-                self._keep(p, self._fresh(group, p, lay), state)
-        self.__setstate__({"state": state, "param_groups": groups})
-        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
-            post_hook(self)
+        restore(self, state_dict)
 
 
 def _steps(state: Mapping[str, Any]) -> float:
