@@ -14,11 +14,11 @@ from lowbit.options import STRUCTURE
 
 if TYPE_CHECKING:
     from lowbit.layout import Layout
-    from lowbit.optim import LowbitOptimizer
+    from lowbit.state import StateKeeper
 
 
 @torch.no_grad()
-def restore(opt: LowbitOptimizer, state_dict: dict[str, Any]) -> None:
+def restore(opt: StateKeeper, state_dict: dict[str, Any]) -> None:
     """`LowbitOptimizer.load_state_dict`. Nothing is changed before all of it is known to fit."""
     state_dict = state_dict.copy()
     for hook in opt._optimizer_load_state_dict_pre_hooks.values():
@@ -44,7 +44,7 @@ def restore(opt: LowbitOptimizer, state_dict: dict[str, Any]) -> None:
     known = set(ids)
     state: defaultdict[Any, Any] = defaultdict(dict)
     state.update({k: value for k, value in state_dict["state"].items() if k not in known})
-    opt._steady = None  # which holds what is here
+    opt._lay_out_again()  # a step that is prepared holds what is here
     for p, adopt, in_place in adopted:  # all of them fit
         made = adopt(opt._state_of(p) if in_place else {})
         opt._keep(p, made, state)
@@ -58,7 +58,7 @@ def restore(opt: LowbitOptimizer, state_dict: dict[str, Any]) -> None:
         post_hook(opt)
 
 
-def _groups(opt: LowbitOptimizer, saved_groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _groups(opt: StateKeeper, saved_groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The optimizer's groups with the saved settings, in torch's words where the two are cut otherwise."""
     if len(saved_groups) != len(opt.param_groups):
         raise ValueError("loaded state dict has a different number of parameter groups")
@@ -76,7 +76,7 @@ def _groups(opt: LowbitOptimizer, saved_groups: list[dict[str, Any]]) -> list[di
 
 
 def _laid_out(
-    opt: LowbitOptimizer, groups: list[dict[str, Any]]
+    opt: StateKeeper, groups: list[dict[str, Any]]
 ) -> list[tuple[dict[str, Any], Any, Layout]]:
     """Every parameter with its group and layout as they will be: the rule follows the loaded settings."""
     before = opt.param_groups, opt._layouts
