@@ -81,6 +81,7 @@ class StateKeeper(Optimizer):
     def _lay_out_again(self) -> None:
         """Forgets what was decided about parameters and made of them."""
         self._layouts.clear()
+        self._holders = None
 
     def _check_structure(self) -> None:
         """ValueError where a group says something else of how state is laid out than when that was done."""
@@ -209,7 +210,7 @@ class StateKeeper(Optimizer):
                 )
         for p in late:
             self.state.pop(p, None)
-        self._pieces, self._holders = pieces, None
+        self._pieces = pieces
         self._lay_out_again()
         overrides.check_matched(
             [
