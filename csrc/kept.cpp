@@ -164,9 +164,7 @@ void Kept::step(const KeptStep& s, const RunParts& run) const {
     if (slot.block > 0) slot.scales = s.state[at++];
     job.tile = std::max(job.tile, slot.block);
   }
-  const auto seed = static_cast<uint64_t>(s.seed);
-  job.random = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
-                static_cast<uint32_t>(s.step), s.stream};
+  job.random = random_key(static_cast<uint64_t>(s.seed), static_cast<uint32_t>(s.step), s.stream);
   job.write_param = s.hyper[0] != 0.0;
   prepare(job, s.hyper.data(), s.step, s.maximize ? -1.0 : 1.0);
   cpu::lengthen_tiles(job);

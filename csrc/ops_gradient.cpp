@@ -16,8 +16,6 @@ namespace lowbit {
 namespace {
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Tensors = std::vector<Tensor>;
 
 // Columns of a plan row; lowbit/gradients.py writes them.
 enum Column { kRows, kCols, kGlobalCols, kFirst, kStream, kCount, kColumns };
@@ -58,7 +56,6 @@ void accumulate(Tensors held, Tensors beside, Tensors grads, Tensor plan, std::s
   const ParamInfo info = param_info(format);
   const size_t n = held.size();
   const bool extra = info.extra_dtype[0] != 0;
-  const int64_t width = std::strcmp(info.extra_dtype, "uint8") == 0 ? info.extra_bytes : 1;
   STD_TORCH_CHECK(grads.size() == n && beside.size() == (extra ? n : 0), op, ": ", n, " buffers, ",
                   grads.size(), " gradients, ", beside.size(), " tensors beside the buffers");
   STD_TORCH_CHECK(plan.scalar_type() == ScalarType::Long && plan.is_cpu() && plan.is_contiguous() &&
@@ -82,16 +79,15 @@ void accumulate(Tensors held, Tensors beside, Tensors grads, Tensor plan, std::s
     STD_TORCH_CHECK(
         !extra || (beside[i].scalar_type() == scalar_type(info.extra_dtype) &&
                    beside[i].is_contiguous() && beside[i].is_cpu() == held[i].is_cpu() &&
-                   beside[i].numel() == numel * width),
+                   beside[i].numel() == numel * extra_width(info)),
         op, ": '", name, "' wants a contiguous ", info.extra_dtype, " tensor beside buffer ", i);
     job.held = held[i].mutable_data_ptr();
     job.beside = extra ? beside[i].mutable_data_ptr() : nullptr;
     job.grad = grads[i].const_data_ptr();
     job.format = format;
     job.scale = static_cast<float>(scale);
-    job.random = {static_cast<uint32_t>(seed),
-                  static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32),
-                  static_cast<uint32_t>(row[kCount]), static_cast<uint32_t>(row[kStream])};
+    job.random = random_key(static_cast<uint64_t>(seed), static_cast<uint32_t>(row[kCount]),
+                            static_cast<uint32_t>(row[kStream]));
     run(job, held[i]);
   }
 }

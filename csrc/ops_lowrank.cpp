@@ -2,7 +2,6 @@
 // each checked and cut among threads. lowbit/lowrank.py drives them and reduces over ranks between.
 #include <cmath>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -16,8 +15,6 @@ namespace lowbit {
 namespace {
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using MaybeTensor = std::optional<Tensor>;
 
 constexpr int64_t kProductRows = 64;      // least rows of a product that a thread begins for
 constexpr int64_t kElementGrain = 16384;  // of a pass over elements
@@ -109,17 +106,12 @@ struct Stored {
     STD_TORCH_CHECK(beside == extra.has_value(), op, ": '", name, "' keeps ",
                     beside ? "something" : "nothing", " beside the parameter");
     if (beside) {
-      const ScalarType dtype = scalar_type(info.extra_dtype);
-      const int64_t width = dtype == ScalarType::Byte ? info.extra_bytes : 1;  // two bytes: 16 bits
-      vector_of<void>(op, "what is kept beside the parameter", *extra, dtype,
-                      g.rows * g.cols * width);
+      vector_of<void>(op, "what is kept beside the parameter", *extra,
+                      scalar_type(info.extra_dtype), g.rows * g.cols * extra_width(info));
     }
-    rows = {param.mutable_data_ptr(),
-            beside ? extra->mutable_data_ptr() : nullptr,
-            format,
-            first,
-            {static_cast<uint32_t>(seed), static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32),
-             static_cast<uint32_t>(step), static_cast<uint32_t>(stream)}};
+    rows = {param.mutable_data_ptr(), beside ? extra->mutable_data_ptr() : nullptr, format, first,
+            random_key(static_cast<uint64_t>(seed), static_cast<uint32_t>(step),
+                       static_cast<uint32_t>(stream))};
   }
 };
 

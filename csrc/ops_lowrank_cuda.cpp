@@ -118,9 +118,8 @@ LowRankJob job_of(size_t i, const Tensors& read, const Tensors& written, const i
   const ParamInfo info = param_info(job.param_format);
   job.param = checked<void>(out[kParam], kWhat[kParam], i, scalar_type(info.dtype), size, device);
   if (info.extra_dtype[0] != 0) {
-    const ScalarType dtype = scalar_type(info.extra_dtype);
-    const int64_t width = dtype == ScalarType::Byte ? info.extra_bytes : 1;
-    job.extra = checked<void>(out[kExtra], kWhat[kExtra], i, dtype, size * width, device);
+    job.extra = checked<void>(out[kExtra], kWhat[kExtra], i, scalar_type(info.extra_dtype),
+                              size * extra_width(info), device);
   }
   job.p = floats(kP, job.p_rows() * job.rank);
   job.low = floats(kLow, job.low_size()), job.n = floats(kN, job.low_size());

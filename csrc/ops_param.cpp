@@ -61,9 +61,7 @@ std::tuple<Tensor, Tensor> split(Tensor x, std::string name, int64_t seed, int64
   const auto* in = static_cast<const float*>(x.const_data_ptr());
   auto* out = static_cast<char*>(stored.data_ptr());
   auto* more = static_cast<char*>(extra.data_ptr());
-  const RandomKey key{static_cast<uint32_t>(seed),
-                      static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32), 0,
-                      static_cast<uint32_t>(stream)};
+  const RandomKey key = random_key(static_cast<uint64_t>(seed), 0, static_cast<uint32_t>(stream));
   const cpu::Leaves& leaves = cpu::leaves();
   for_tiles(1, x.numel(), kTile, [&](int64_t, int64_t at, int n) {
     uint16_t random16[kTile + 8 * 8];

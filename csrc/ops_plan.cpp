@@ -149,9 +149,7 @@ Plan make_plan(const StepArgs& args) {
     };
     job.rule = rule;
     read_shape(job, row, i);
-    job.random = {static_cast<uint32_t>(seed),
-                  static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32), 0,
-                  static_cast<uint32_t>(row[kStream])};
+    job.random = random_key(static_cast<uint64_t>(seed), 0, static_cast<uint32_t>(row[kStream]));
     job.param_format = static_cast<int>(row[kParamFormat]);
     STD_TORCH_CHECK(job.param_format >= 0 && job.param_format < param_count(),
                     "lowbit::step: parameter ", i, " has no format ", job.param_format);

@@ -10,6 +10,7 @@
 namespace lowbit {
 
 // Columns of a plan row; lowbit/layout.py writes them.
+enum SlotColumn { kSlotFormat, kSlotBlock, kSlotKind, kSlotStochastic, kSlotColumns };
 enum PlanColumn {
   kRows,
   kCols,
@@ -24,14 +25,13 @@ enum PlanColumn {
   kGlobalInnerRows,
   kGlobalInnerCols,
   kSlot,  // kSlotColumns for each slot
-  kDims = kSlot + 4 * kMaxSlots,
+  kDims = kSlot + static_cast<int>(kSlotColumns) * kMaxSlots,
   kMostDims = 6,
   kFront = kDims + 1 + kMostDims,
   kBack,
   kCut,
   kPlanColumns
 };
-enum SlotColumn { kSlotFormat, kSlotBlock, kSlotKind, kSlotStochastic, kSlotColumns };
 
 /// Whether a scale of rank 1 has more than two dimensions: its columns are then several of them.
 inline bool combines(const int64_t* row) { return row[kDims] > 2; }

@@ -158,6 +158,9 @@ void step_cpu(StepArgs args) {
          maximize, seed, phase] = args;
   Plan made = make_plan(args);
   const RuleInfo info = rule_info(made.rule);
+  for (size_t i = 0; i < steps.size(); ++i)
+    STD_TORCH_CHECK(steps[i].is_cpu(), "lowbit::step: the step of parameter ", i,
+                    " must be on the CPU, as the parameter is");
   if (found_inf && number(*found_inf, "found_inf") != 0.0) return;
   if (lr) hyper[0] = number(*lr, "lr");
   const double g_scale =
@@ -165,8 +168,6 @@ void step_cpu(StepArgs args) {
   const int rounds = static_cast<int>(phase) < info.rounds ? static_cast<int>(phase) : info.rounds;
   for (size_t i = 0; i < made.jobs.size(); ++i) {
     Job& job = made.jobs[i];
-    STD_TORCH_CHECK(steps[i].is_cpu(), "lowbit::step: the step of parameter ", i,
-                    " must be on the CPU, as the parameter is");
     float* step = static_cast<float*>(steps[i].mutable_data_ptr());
     if (phase == 0) *step += 1.0f;
     const int64_t t = std::llrint(*step);

@@ -64,7 +64,15 @@ def accumulate(
         RuntimeError: in the first forward or backward pass where `fully_shard` or DDP came after this call, or where a DDP backward pass runs
             outside of `micro`.
     """
-    return Accumulator(model, dtype, rounding, average=average, seed=seed, hooks=hooks)
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype should be 'bf16' or 'float32' but is: {dtype!r}")
+    if rounding not in _FORMATS:
+        raise ValueError(f"rounding should be one of {', '.join(map(repr, _FORMATS))} but is: {rounding!r}")  # fmt: skip
+    if average is not None and not average >= 1:
+        raise ValueError(f"average should be the number of micro-batches but is: {average!r}")
+    kind = _DTYPES[dtype]
+    form = _FORMATS[rounding] if kind == torch.bfloat16 else "float32"
+    return Accumulator(model, kind, form, 1.0 if average is None else 1.0 / average, seed, hooks)
 
 
 class Accumulator:
@@ -73,22 +81,13 @@ class Accumulator:
     def __init__(
         self,
         model: nn.Module,
-        dtype: str | torch.dtype = "bf16",
-        rounding: str = "stochastic",
-        *,
-        average: int | None = None,
-        seed: int = 0,
-        hooks: bool = True,
+        dtype: torch.dtype,
+        format: str,
+        scale: float,
+        seed: int,
+        hooks: bool,
     ) -> None:
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype should be 'bf16' or 'float32' but is: {dtype!r}")
-        if rounding not in _FORMATS:
-            raise ValueError(f"rounding should be one of {', '.join(map(repr, _FORMATS))} but is: {rounding!r}")  # fmt: skip
-        if average is not None and not average >= 1:
-            raise ValueError(f"average should be the number of micro-batches but is: {average!r}")
-        self.model, self.dtype = model, _DTYPES[dtype]
-        self.format = _FORMATS[rounding] if self.dtype == torch.bfloat16 else "float32"
-        self.scale = 1.0 if average is None else 1.0 / average
+        self.model, self.dtype, self.format, self.scale = model, dtype, format, scale
         self._ddp = hooks and shard.is_ddp(model)  # behind it, gradients are like any
         self.seed = seed ^ (shard.rank() << 32) if self._ddp else seed
         self._params: dict[Tensor, _Param] = {}

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from lowbit import ops, shard
-from lowbit.checkpoint import Checkpoint, CheckpointError, Codes, Model, State
-from lowbit.optim import STRUCTURE, LowbitOptimizer
+from lowbit.checkpoint import CheckpointError
+from lowbit.optim import LowbitOptimizer
+from lowbit.options import STRUCTURE
 from lowbit.overrides import clean_name
+from lowbit.reader import Checkpoint, Codes, Model, State
 from lowbit.stored import Stored
 
 # What every optimizer keeps for each parameter; torch's SGD counts no steps.

@@ -217,7 +217,8 @@ def allocate(size: Sequence[int], dtype: torch.dtype, device: torch.device, memo
 
 
 def encode(x: Tensor, format: str, block: int) -> tuple[Tensor, Tensor]:
-    """float32 [rows, cols], contiguous -> codes [rows, bytes] and float32 scales [rows, ceil(cols / block)]."""
+    """float32 [rows, cols], contiguous -> codes [rows, ceil(cols * bits / 8)] and scales [rows, ceil(cols / block) * scale_numbers], in the dtypes of
+    `state_format(format)`."""
     return _ops.encode(x, format, block)
 
 

@@ -10,6 +10,11 @@ from torch import Tensor
 from lowbit.overrides import check as check_overrides
 from lowbit.overrides import check_together
 
+# Group entries that say how state is laid out: the live optimizer's, whatever a loaded state dict says.
+STRUCTURE = (
+    "state_format", "param_format", "wide", "overrides", "min_numel", "rank", "decoupled_weight_decay"
+)  # fmt: skip
+
 
 def shared(
     lr: float | Tensor,

@@ -48,10 +48,17 @@ def step_in_backward(
         norm_type: of that norm.
 
     Raises:
-        TypeError: an optimizer of another library. ValueError: FSDP1, whose hooks never run or run before the reduction, or a parameter that is
-            stepped in backward already.
+        TypeError: an optimizer of another library.
+        ValueError: FSDP1, whose hooks never run or run before the reduction; a parameter that is stepped in backward already; an optimizer that
+            has no parameter of the model; or a negative max_norm, or a norm_type that is not positive.
     """
-    return InBackward(model, opt, scaler=scaler, max_norm=max_norm, norm_type=norm_type)
+    if not isinstance(opt, LowbitOptimizer):
+        raise TypeError(f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}")
+    if max_norm is not None and not max_norm >= 0.0:
+        raise ValueError(f"max_norm must be at least 0, not {max_norm}")
+    if not norm_type > 0.0:
+        raise ValueError(f"norm_type must be positive, not {norm_type}")
+    return InBackward(model, opt, scaler, max_norm, norm_type)
 
 
 class InBackward:
@@ -67,19 +74,10 @@ class InBackward:
         self,
         model: nn.Module,
         opt: LowbitOptimizer,
-        *,
-        scaler: Any = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
+        scaler: Any,
+        max_norm: float | None,
+        norm_type: float,
     ) -> None:
-        if not isinstance(opt, LowbitOptimizer):
-            raise TypeError(
-                f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}"
-            )
-        if max_norm is not None and not max_norm >= 0.0:
-            raise ValueError(f"max_norm must be at least 0, not {max_norm}")
-        if not norm_type > 0.0:
-            raise ValueError(f"norm_type must be positive, not {norm_type}")
         self.opt, self.scaler, self.max_norm, self.norm_type = opt, scaler, max_norm, norm_type
         self.norm: Tensor | None = None
         self._model = model

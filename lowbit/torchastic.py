@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from lowbit import shard
-from lowbit.gradients import Accumulator
+from lowbit.gradients import accumulate
 
 
 class StochasticAccumulator:
@@ -28,7 +28,7 @@ class StochasticAccumulator:
                 "assign_hooks would take gradients away before DistributedDataParallel reduces them; use "
                 "lowbit.accumulate(model) and run each micro-batch in `with accumulator.micro(last=...)`"
             )
-        model._lowbit_accumulator = Accumulator(model)  # type: ignore[assignment]
+        model._lowbit_accumulator = accumulate(model)  # type: ignore[assignment]
 
     @staticmethod
     def reassign_grad_buffer(model: nn.Module) -> None:

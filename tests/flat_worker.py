@@ -217,6 +217,19 @@ def one_on_each(name: str) -> list[str]:
     return wrong
 
 
+def momentum_later(wrapper: str) -> list[str]:
+    """What is not equal where a group takes a momentum between steps, whose codes have blocks that are cut."""
+    models = [build(kind, "8bit")[0] for kind in ("single", wrapper)]
+    opts = [lowbit.SGD(model.named_parameters(), lr=1e-2, seed=5) for model in models]
+    fsdp1.bind(models[1], opts[1])
+    for opt in opts:
+        train(opt, range(2))
+        for group in opt.param_groups:
+            group["momentum"] = 0.9
+        train(opt, range(2, 5))
+    return unequal(opts[1], kept_of(models[0], opts[0]))
+
+
 # Float32 weights
 
 

@@ -17,9 +17,9 @@ from conftest import need
 from torch import nn
 
 import lowbit
-from lowbit import checkpoint
+from lowbit import checkpoint, reader
 
-need("ckpt", checkpoint._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
+need("ckpt", reader._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
 
 
 def command(*arguments):
@@ -281,8 +281,8 @@ def test_a_checkpoint_is_read_by_parts(saved):
 
 
 def test_a_missing_module_says_what_to_install(monkeypatch, saved):
-    monkeypatch.setattr(checkpoint, "_checkpoint", None)
-    monkeypatch.setattr(checkpoint, "_missing", "no module named lowbit._checkpoint")
+    monkeypatch.setattr(reader, "_checkpoint", None)
+    monkeypatch.setattr(reader, "_missing", "no module named lowbit._checkpoint")
     path, net, _ = saved
     for work in (
         lambda: checkpoint.inspect(path),

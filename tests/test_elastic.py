@@ -11,9 +11,9 @@ import time
 import pytest
 from conftest import need
 
-from lowbit import checkpoint, elastic
+from lowbit import checkpoint, elastic, reader
 
-need("ckpt", checkpoint._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
 
 ROOT = pathlib.Path(__file__).parents[1]
 STEPS = 14  # with a checkpoint every 4 steps, and the last

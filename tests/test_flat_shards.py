@@ -41,6 +41,12 @@ def test_the_float32_view_is_a_state_dict_of_torch_adamw(pool):
     assert pool.run(2, "flat_worker", "torch_adamw_takes_it")[0]
 
 
+@BOTH
+def test_a_momentum_that_comes_between_steps(pool, wrapper):
+    for found in pool.run(WRAPPERS[wrapper], "flat_worker", "momentum_later", wrapper):
+        assert found == []
+
+
 def test_unbound_flat_shards_are_refused_with_one_message(pool):
     for messages in pool.run(2, "flat_worker", "unbound"):
         for message in messages:

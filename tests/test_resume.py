@@ -6,9 +6,9 @@ from conftest import need
 from resume_worker import OPTIONS, STEPS, Net
 
 import lowbit
-from lowbit import checkpoint
+from lowbit import checkpoint, reader
 
-need("ckpt", checkpoint._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
+need("ckpt", reader._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
 
 
 def expected_state(folder):

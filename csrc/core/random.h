@@ -18,6 +18,10 @@ struct RandomKey {
   uint32_t seed_low, seed_high, step, stream;
 };
 
+LB_HD constexpr RandomKey random_key(uint64_t seed, uint32_t step, uint32_t stream) {
+  return {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), step, stream};
+}
+
 struct Random8 {
   uint32_t word[4];
   /// The 16 bits of element e (0..7) of the group.

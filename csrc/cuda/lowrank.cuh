@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(LowRankBatch::kMany)
   c.eta = static_cast<float>(bias_corrected(lr, job.hyper[1], job.hyper[2], t));
   c.decay = static_cast<float>(lr * job.hyper[3]);
   job.scaling = c;
-  job.random = {static_cast<uint32_t>(job.seed), static_cast<uint32_t>(job.seed >> 32),
-                static_cast<uint32_t>(t), job.stream};
+  job.random = random_key(job.seed, static_cast<uint32_t>(t), job.stream);
   if (job.draws)
     job.projection =
         projection_key(job.seed, static_cast<uint32_t>((t - 1) / job.gap), job.stream, job.rank);

@@ -1,5 +1,5 @@
-// Measured scales on a GPU (cpu/measure.cpp's measure_scales and what ops_step_cpu.cpp does with scales of
-// rank 1), with the same results: maxima of integers, so the order does not matter.
+// Measured scales on a GPU (cpu/measure.cpp's measure_scales and what ops_step_cpu.cpp does with
+// scales of rank 1), with the same results: maxima of integers, so the order does not matter.
 #pragma once
 
 #include "cuda/abi.h"
@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(CutScales::kThreads) cut_scales(const Batch ba
   }
 }
 
-/// Measured scales between the phases: what ops_step_cpu.cpp's combine, keep_scales and write_scales do.
+/// Measured scales between the phases: what ops_step_cpu.cpp's combine, keep_scales and write_scales
+/// do.
 enum class ScaleWork : int { kCombineOld, kClear, kKeep, kCombineNew, kWrite };
 
 struct Scales {

@@ -13,6 +13,7 @@
 #include "container/subclass_cut.h"
 #include "container/torch_archive.h"
 #include "container/writer.h"
+#include "io/new_directory.h"
 #include "io/parallel.h"
 #include "io/text.h"
 

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "container/archive.h"
-#include "io/output.h"
+#include "io/place.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

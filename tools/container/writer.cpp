@@ -1,7 +1,7 @@
 #include "container/writer.h"
 
+#include "io/new_directory.h"
 #include "io/new_file.h"
-#include "io/output.h"
 
 namespace lowbit::ckpt {
 

@@ -212,8 +212,7 @@ Result<Document> with_weights(Document document, const std::string& format, uint
                              .from = "float32",
                              .to = format,
                              .exact = false});
-    const RandomKey random{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), 0,
-                           crc32(0, name.data(), name.size())};
+    const RandomKey random = random_key(seed, 0, crc32(0, name.data(), name.size()));
     const Rounding how{number, random, locked(floats_of(leaf))};
     to.dtype = find_dtype(info.dtype);
     to.stored = nullptr;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "io/place.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -15,18 +16,11 @@ namespace {
 
 std::string reason() { return std::strerror(errno); }
 
-/// The folder, with its '/' ("" where the path has none), and the name in it.
-std::pair<std::string, std::string> parts_of(const std::string& path) {
-  const size_t slash = path.find_last_of('/');
-  const size_t begin = slash == std::string::npos ? 0 : slash + 1;
-  return {path.substr(0, begin), path.substr(begin)};
-}
-
 }  // namespace
 
 Status NewFile::check(const std::string& path, bool replace,
                       const std::vector<std::string>& sources) {
-  const auto [parent, name] = parts_of(path);
+  const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (name.empty() || name == "." || name == "..")
     return Error{Exit::kUsage, "'" + printable(path) + "' does not name a file to write"};
   struct stat info;
@@ -49,7 +43,7 @@ Status NewFile::check(const std::string& path, bool replace,
 Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool replace,
                                                  const std::vector<std::string>& sources) {
   LB_CHECK(check(path, replace, sources));
-  const auto [parent, name] = parts_of(path);
+  const std::string parent = parent_of(path), name = path.substr(parent.size());
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
   std::string temporary = parent + partial_name(name);
@@ -89,14 +83,7 @@ Status NewFile::commit() {
     return failed("cannot rename " + printable(temporary_) + " to " + printable(path_) + ": " +
                   reason());
   committed_ = true;
-  const size_t slash = path_.find_last_of('/');
-  const std::string parent = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-  const int folder = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return failed("cannot open " + printable(parent) + ": " + reason());
-  const bool synced = ::fsync(folder) == 0;
-  const std::string why = reason();
-  ::close(folder);
-  return synced ? fine() : Status(failed("cannot sync " + printable(parent) + ": " + why));
+  return sync_folder(parent_of(path_));
 }
 
 }  // namespace lowbit::ckpt

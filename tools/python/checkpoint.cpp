@@ -1,5 +1,5 @@
-// lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint.py is its face and says
-// what everything means; here are no defaults.
+// lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint.py and lowbit/reader.py
+// are its face and say what everything means; here are no defaults.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -13,6 +13,7 @@
 #include "container/dcp.h"
 #include "container/item.h"
 #include "fuzz/targets.h"
+#include "io/new_directory.h"
 #include "pickle/plain.h"
 #include "pickle/writer.h"
 

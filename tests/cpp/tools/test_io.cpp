@@ -6,6 +6,7 @@
 
 #include "container/dcp_cut.h"
 #include "io/crc32.h"
+#include "io/place.h"
 #include "pipeline/select.h"
 
 namespace {
@@ -17,6 +18,17 @@ int passed = 0, missed = 0;
 void expect(bool ok, const std::string& what) {
   (ok ? passed : missed) += 1;
   if (!ok) std::printf("FAILED: %s\n", what.c_str());
+}
+
+void test_temporary_names() {
+  const std::string name = "out.pt", partial = "/a/.out.pt.partial-Xy12Zw";
+  expect(is_partial("/a/" + partial_name(name)) && is_partial(partial), "temporary names");
+  expect(!is_partial("/a/out.pt") && !is_partial("/a/out.pt.partial-Xy12Zw"), "other names");
+  expect(final_path(partial) == "/a/out.pt", "the final name of a file");
+  expect(final_path(".out.pt.partial-Xy12Zw") == "out.pt", "of one in the current folder");
+  expect(final_path(partial + "/__0_0.distcp") == "/a/out.pt/__0_0.distcp",
+         "of a file in a folder");
+  expect(final_path("/a.partial-1/out.pt") == "/a.partial-1/out.pt", "a folder of the user's");
 }
 
 void test_joined_crcs() {
@@ -85,6 +97,7 @@ void test_cuts() {
 }  // namespace
 
 int main() {
+  test_temporary_names();
   test_joined_crcs();
   test_globs();
   test_cuts();

@@ -1,0 +1,157 @@
+#include "io/new_directory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "io/place.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+std::string reason() { return std::strerror(errno); }
+
+/// Whether a folder may be replaced: it is empty, or a checkpoint or what is left of one.
+bool replaceable(const std::string& path) {
+  std::error_code error;
+  std::filesystem::directory_iterator entries(path, error);
+  if (error) return false;
+  bool any = false;
+  for (const auto& entry : entries) {
+    const std::string name = entry.path().filename();
+    if (name.ends_with(".metadata") || name.ends_with(".distcp")) return true;
+    any = true;
+  }
+  return !any;
+}
+
+std::string without_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+/// Whether `inner` is `outer` or lies in it.
+bool inside(const std::string& inner, const std::string& outer) {
+  std::error_code error;
+  const auto a = std::filesystem::weakly_canonical(inner, error),
+             b = std::filesystem::weakly_canonical(outer, error);
+  if (error) return false;
+  const auto [end, ignored] = std::mismatch(b.begin(), b.end(), a.begin(), a.end());
+  return end == b.end();
+}
+
+}  // namespace
+
+Status NewDirectory::check(const std::string& given, bool replace,
+                           const std::vector<std::string>& sources) {
+  const std::string path = without_slashes(given);
+  const std::string parent = parent_of(path), name = path.substr(parent.size());
+  if (name.empty() || name == "." || name == "..")
+    return Error{Exit::kUsage, "'" + printable(given) + "' does not name a folder to write"};
+  struct stat info;
+  const bool exists = ::lstat(path.c_str(), &info) == 0;
+  if (exists && !replace)
+    return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
+  if (exists && !S_ISDIR(info.st_mode))
+    return Error{Exit::kUsage, printable(path) + " exists and is not a folder"};
+  if (exists && !replaceable(path))
+    return Error{Exit::kUsage, printable(path) +
+                                   " exists and holds something else than a checkpoint, which "
+                                   "--force does not replace"};
+  for (const std::string& source : sources) {
+    if (exists && inside(source, path))
+      return Error{Exit::kUsage, printable(path) + " cannot be replaced: the source " +
+                                     printable(source) + " is or lies in it"};
+  }
+  if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
+    return failed("cannot write " + printable(path) + ": there is no folder " + printable(parent));
+  return fine();
+}
+
+Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
+    const std::string& given, bool replace, const std::vector<std::string>& sources) {
+  LB_CHECK(check(given, replace, sources));
+  const std::string path = without_slashes(given);
+  const std::string parent = parent_of(path), name = path.substr(parent.size());
+  struct stat info;
+  const bool exists = ::lstat(path.c_str(), &info) == 0;
+  std::string temporary = parent + partial_name(name);
+  if (::mkdtemp(temporary.data()) == nullptr)
+    return errno == ENOSPC || errno == EDQUOT
+               ? unwritten(path)
+               : failed("cannot make a folder beside " + printable(path) + ": " + reason());
+  // mkdtemp's folder is private; a checkpoint's has the mode that mkdir would give.
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  if (::chmod(temporary.c_str(), 0777 & ~mask) != 0)
+    return failed("cannot set the mode of " + printable(temporary) + ": " + reason());
+  return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists));
+}
+
+NewDirectory::~NewDirectory() {
+  std::error_code ignored;
+  if (!committed_) std::filesystem::remove_all(temporary_, ignored);
+}
+
+Result<std::shared_ptr<OutputFile>> NewDirectory::part(const std::string& name) {
+  std::shared_ptr<OutputFile> file(new OutputFile(pool_, temporary_ + "/" + name));
+  LB_TRY(handle, file->handle());
+  return file;
+}
+
+Result<std::shared_ptr<Output>> NewDirectory::file(const std::string& name) {
+  LB_TRY(part, this->part(name));
+  return std::make_shared<Output>(std::move(part), 0);
+}
+
+Status NewDirectory::take_place() {
+  const unsigned flags = replace_ ? RENAME_EXCHANGE : RENAME_NOREPLACE;
+  const std::string what = "cannot rename " + printable(temporary_) + " to " + printable(path_);
+  const auto exists = [this] {
+    return Error{Exit::kUsage,
+                 printable(path_) + " came into being meanwhile; --force replaces it"};
+  };
+  if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), flags) == 0) {
+    if (replace_) old_ = temporary_;
+    return fine();
+  }
+  if (errno == EEXIST) return exists();
+  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
+    return failed(what + ": " + reason());
+  // A file system without these flags (NFS, some FUSE): rename() itself never replaces a folder
+  // that has something in it.
+  if (replace_) {
+    old_ = temporary_ + ".old";
+    if (::rename(path_.c_str(), old_.c_str()) != 0) {
+      const std::string why = reason();
+      old_.clear();
+      return failed("cannot move the old " + printable(path_) + " aside: " + why);
+    }
+  }
+  if (::rename(temporary_.c_str(), path_.c_str()) == 0) return fine();
+  const int why = errno;
+  if (replace_ && ::rename(old_.c_str(), path_.c_str()) == 0) old_.clear();
+  if (why == EEXIST || why == ENOTEMPTY) return exists();
+  errno = why;
+  return failed(what + ": " + reason());
+}
+
+Status NewDirectory::commit() {
+  LB_CHECK(sync_folder(temporary_));
+  LB_CHECK(take_place());
+  committed_ = true;
+  LB_CHECK(sync_folder(parent_of(path_)));
+  std::error_code ignored;
+  if (!old_.empty()) std::filesystem::remove_all(old_, ignored);
+  return fine();
+}
+
+}  // namespace lowbit::ckpt
