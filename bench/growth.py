@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import torch
 
@@ -12,13 +13,16 @@ from bench.settings import Settings
 from bench.step import BYTES, Params, Say, turn
 from bench.workload import Equal, Shapes
 
+Curves = dict[str, list[list[float]]]  # of a name: elements, nanoseconds for each
+Fits = dict[str, list[tuple[float, float]]]  # elements, seconds
 COUNT = 1000
 SIZES = (4096, 8192, 16384, 32768)  # from 4,096 on state is low-bit
 
 
-def run(settings: Settings, say: Say) -> dict:
+def run(settings: Settings, say: Say) -> Iterator[dict]:
+    """What there is after each size."""
     torch.set_num_threads(settings.threads[0])
-    curves: dict[str, list[list[float]]] = {}
+    curves: Curves = {}
     limit = int(machine.free_memory(settings.device) * 0.8) // (BYTES // 2)
     for power in range(10, settings.largest + 1, 2):
         if 1 << power > limit:
@@ -28,7 +32,8 @@ def run(settings: Settings, say: Say) -> dict:
         shapes, _ = Equal("", 1, 1 << power).shapes(1 << power)
         for name, seconds in race(settings, shapes).items():
             curves.setdefault(name, []).append([1 << power, seconds / (1 << power) * 1e9])
-    fits: dict[str, list[tuple[float, float]]] = {}
+        yield made(settings, curves, {})
+    fits: Fits = {}
     for size in SIZES:
         if COUNT * size > settings.limit:
             break
@@ -36,6 +41,10 @@ def run(settings: Settings, say: Say) -> dict:
         shapes, _ = Equal("", COUNT, size).shapes(COUNT * size)
         for name, seconds in race(settings, shapes).items():
             fits.setdefault(name, []).append((COUNT * size, seconds))
+        yield made(settings, curves, fits)
+
+
+def made(settings: Settings, curves: Curves, fits: Fits) -> dict:
     return {
         "threads": settings.threads[0],
         "ns_per_parameter": curves,

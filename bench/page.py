@@ -21,10 +21,13 @@ def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
         ("step", "The step", step), ("growth", "Cost as size grows", growth), ("training", "Whole training steps", training),
         ("checkpoint", "Checkpoints", checkpoint), ("start", "Before training begins", start),
     ):  # fmt: skip
+        failed = result.get("failed", {}).get(key)
+        if key in result or failed:
+            parts.append(f"## {title}")
         if key in result:
-            parts += [f"## {title}", write(result[key])]
-        elif key in result.get("failed", {}):
-            parts += [f"## {title}", f"Failed: {result['failed'][key]}"]
+            parts.append(write(result[key]))
+        if failed:
+            parts.append(f"Failed: {failed}")
     return "\n\n".join(parts) + "\n"
 
 
