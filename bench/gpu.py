@@ -150,7 +150,7 @@ def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[St
 
     return [
         Stage("build", 240, install, env),
-        tests("cuda-tests", 150, *cuda_tests),
+        tests("cuda-tests", 200, *cuda_tests),
         bench("bench-step", 120, "step"),
         bench("bench-growth", 60, "growth"),
         checked("memcheck"),
