@@ -570,6 +570,19 @@ def test_low_rank_parameter_formats(make, param_format):
     assert twins.differing() == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_low_rank_steps_where_memory_is_not_aligned(dtype):
+    """Rows of a multiple of 8 values that do not begin on 16 bytes."""
+    twins = Twins(LOWRANK["apollo"], dtype, shapes=[(70, 640), (600, 264)])
+    for params in twins.params.values():
+        for p in params:
+            p.data = torch.cat([p.new_zeros(1), p.detach().view(-1)])[1:].view(p.shape)
+            assert p.data_ptr() % 16
+    for _ in range(3):
+        twins.step()
+    assert twins.differing() == []
+
+
 @pytest.mark.parametrize("make", LOWRANK.values(), ids=LOWRANK)
 def test_low_rank_steps_under_a_scaler(make):
     """Scaled gradients, a step that is left out, a learning rate on the device, and not finite gradients."""
