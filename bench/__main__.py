@@ -36,7 +36,7 @@ MARKS = ("<!-- python -m bench --quick --record -->", "<!-- end -->")
 
 
 def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | None = None) -> dict:
-    """All sections. One that fails is named under "failed", and the others go on; `file` has what there is after each."""
+    """All sections. One that fails is named under "failed", and the others go on; `file` has what there is at any time."""
     began = time.perf_counter()
 
     def say(text: str) -> None:
@@ -52,7 +52,10 @@ def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | Non
     for name in only:
         at = time.perf_counter()
         try:
-            result[name] = SECTIONS[name].run(chosen, say)
+            for found in SECTIONS[name].run(chosen, say):
+                result[name] = found
+                result["seconds"]["all"] = time.perf_counter() - began
+                write(file, json.dumps(result, indent=1))
         except Exception as error:
             result["failed"][name] = f"{type(error).__name__}: {str(error)[:500]}"
             say(f"{name} failed: {result['failed'][name]}")
@@ -65,7 +68,11 @@ def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | Non
 def write(file: pathlib.Path | None, text: str) -> None:
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
+        part = file.with_name(
+            file.name + ".part"
+        )  # whoever is killed while writing leaves the one before
+        part.write_text(text + "\n")
+        part.replace(file)
 
 
 def keep(result: dict, root: pathlib.Path = ROOT) -> None:

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator
 
 import torch
 
@@ -20,7 +21,7 @@ from bench.step import Params, Say
 SHAPE = (1024, 1024)
 
 
-def run(settings: Settings, say: Say) -> dict:
+def run(settings: Settings, say: Say) -> Iterator[dict]:
     """Of as many parameters as have `settings.gib` of float32 state."""
     torch.set_num_threads(max(settings.threads))
     count = max(1, int(settings.gib * 2**30 / 8) // (SHAPE[0] * SHAPE[1]))
@@ -34,7 +35,7 @@ def run(settings: Settings, say: Say) -> dict:
     tool = shutil.which("lowbit-ckpt")
     say("lowbit-ckpt beside cp" if tool else "lowbit-ckpt is not on PATH")
     files = ckpt.compare(settings.gib, min(settings.rounds, 3), None, tool) if tool else None
-    return {"parameters": params.shapes[0][0] * SHAPE[1] * count, "rows": rows, "tool": files}
+    yield {"parameters": params.shapes[0][0] * SHAPE[1] * count, "rows": rows, "tool": files}
 
 
 def saved_and_loaded(entry: Contestant, folder: pathlib.Path, settings: Settings) -> dict:

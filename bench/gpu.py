@@ -27,7 +27,8 @@ from bench.page import summary, table
 from bench.stage import Stage, junit, sanitizer
 
 ROOT = pathlib.Path(__file__).parent.parent
-ALL = 9.5 * 60  # seconds for everything
+BEGAN = time.perf_counter()  # before torch is imported, which takes its seconds on a fresh machine
+ALL = 9.5 * 60  # seconds for everything, from then on
 # Tests that end in seconds under a tool that is fifty times slower, and make every kernel run: short blocks, odd ends, misaligned memory, all formats.
 SMALL = "test_blocks_and_shards or test_values_at_the_edges or test_a_thousand_tensors or (test_encode_decode and 64)"
 MODULES = ("scikit_build_core", "pathspec", "pytest", "numpy", "yaml")
@@ -92,8 +93,9 @@ def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[St
     architecture = f"{capability.replace('.', '')}-real"
     env = {"CUDACXX": nvcc() or "nvcc"}
     install = [python, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check", "-e", ".", *options,
-               "-C", "cmake.define.LOWBIT_CUDA=ON", "-C", f"cmake.define.LOWBIT_CUDA_ARCHS={architecture}"]  # fmt: skip
-    pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+               "-C", "cmake.define.LOWBIT_CUDA=ON", "-C", "cmake.define.LOWBIT_CUDA_STRICT=OFF", "-C", f"cmake.define.LOWBIT_CUDA_ARCHS={architecture}"]  # fmt: skip
+    # -vv: a line for each test, which is what is left of a run that is killed (the project's own options have a -q).
+    pytest = [python, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "--continue-on-collection-errors"]  # fmt: skip
     cuda_tests = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("test_cuda*.py"))
     many = (
         ["--numprocesses", str(min(8, os.cpu_count() or 1)), "--dist", "loadfile"]
@@ -108,7 +110,7 @@ def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[St
         report = folder / f"{tool}.txt"
         report.unlink(missing_ok=True)
         command = [checker, "--tool", tool, "--error-exitcode", "99", "--log-file", str(report), "--kernel-regex", "kns=lowbit",
-                   *pytest, "-v", "-k", SMALL, *cuda_tests] if checker else "compute-sanitizer was not found (it is part of the CUDA toolkit)"  # fmt: skip
+                   *pytest, "-k", SMALL, *cuda_tests] if checker else "compute-sanitizer was not found (it is part of the CUDA toolkit)"  # fmt: skip
         return Stage(tool, 90, command, uncached, sanitizer(report), after="build")
 
     def bench(name: str, limit: float, *sections: str) -> Stage:
@@ -148,7 +150,7 @@ def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[St
 
     return [
         Stage("build", 240, install, env),
-        tests("cuda-tests", 120, "-v", *cuda_tests),
+        tests("cuda-tests", 200, *cuda_tests),
         bench("bench-step", 120, "step"),
         bench("bench-growth", 60, "growth"),
         checked("memcheck"),
@@ -171,15 +173,19 @@ def describe() -> dict:
         }
     import torch
 
-    said = subprocess.run([nvcc() or "nvcc", "--version"], capture_output=True, text=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
-    )
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"), "gpu": gpu, "python": platform.python_version(),
-        "torch": torch.__version__, "cuda": torch.version.cuda, "commit": commit.stdout.strip() or "unknown", "cores": os.cpu_count(),
-        "nvcc": next((line for line in said.stdout.splitlines() if "release" in line), "unknown").strip(),
+        "torch": torch.__version__, "cuda": torch.version.cuda, "commit": printed("git", "rev-parse", "--short", "HEAD").strip() or "unknown", "cores": os.cpu_count(),
+        "nvcc": next((line for line in printed(nvcc() or "nvcc", "--version").splitlines() if "release" in line), "unknown").strip(),
     }  # fmt: skip
+
+
+def printed(*command: str) -> str:
+    """What a tool prints; nothing where it is not there (a copy of the sources may have come without git)."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def page(report: dict) -> str:
@@ -202,7 +208,7 @@ def page(report: dict) -> str:
         trouble = [*s.get("failures", []), *s.get("errors", [])]
         if trouble:
             parts += [f"### {s['name']}: what failed", "\n".join(f"* `{line}`" for line in trouble)]
-        if s["status"] in ("failed", "timed out"):
+        if s["status"].startswith(("failed", "timed out")):
             parts += [
                 f"### {s['name']}: the end of its log",
                 f"```\n{s['tail'][-2000:].replace('```', chr(39) * 3)}\n```",
@@ -251,16 +257,16 @@ def write(report: dict, path: pathlib.Path) -> None:
 def run(options: list[str], out: pathlib.Path) -> int:
     from bench import machine
 
-    began, folder = time.perf_counter(), out / "gpu"
+    folder = out / "gpu"
     folder.mkdir(parents=True, exist_ok=True)
     report: dict = {"machine": describe(), "stages": [], "seconds": 0.0}
     passed: set[str] = set()
     print(", ".join(f"{k} {v}" for k, v in report["machine"]["gpu"].items()), flush=True)
     for stage in stages(folder, options, report["machine"]["gpu"].get("compute_cap", "9.0")):
-        said = stage.run(folder, ALL - (time.perf_counter() - began), passed)
+        said = stage.run(folder, ALL - (time.perf_counter() - BEGAN), passed)
         passed |= {stage.name} if said["status"] == "passed" else set()
         report["stages"].append(said)
-        report["seconds"] = time.perf_counter() - began
+        report["seconds"] = time.perf_counter() - BEGAN
         report["clocks_after"] = machine.gpu_clocks()
         write(report, out / "gpu.json")
         print(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,9 +26,11 @@ class SmallFour(ours.Four):
     options: ClassVar = {**ours.Four.options, "min_numel": 0}
 
 
-def run(settings: Settings, say: Say) -> dict:
+def run(settings: Settings, say: Say) -> Iterator[dict]:
+    """What there is after each size."""
     torch.set_num_threads(settings.threads[0])
-    curves: dict[str, list[list[float]]] = {}
+    curves: dict[str, list[list[float]]] = {}  # of a name: elements, nanoseconds for each
+    made: dict[str, Any] = {"threads": settings.threads[0], "ns_per_parameter": curves}
     limit = int(machine.free_memory(settings.device) * 0.8) // (BYTES // 2)
     for power in range(10, settings.largest + 1, 2):
         if 1 << power > limit:
@@ -37,14 +40,10 @@ def run(settings: Settings, say: Say) -> dict:
         shapes, _ = Equal("", 1, 1 << power).shapes(1 << power)
         for name, seconds in race(settings, shapes).items():
             curves.setdefault(name, []).append([1 << power, seconds / (1 << power) * 1e9])
+        yield made
     say(f"{COUNT} tensors of {ROWS} x {COLS}")
-    return {
-        "threads": settings.threads[0],
-        "ns_per_parameter": curves,
-        "tensors": COUNT,
-        "shape": [ROWS, COLS],
-        "us_per_tensor": each_tensor(settings),
-    }
+    each = each_tensor(settings)
+    yield made | {"tensors": COUNT, "shape": [ROWS, COLS], "us_per_tensor": each}
 
 
 def race(settings: Settings, shapes: Shapes) -> dict[str, float]:

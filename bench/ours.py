@@ -55,6 +55,14 @@ class Factored(Lowbit):
     rule = "Adafactor"
 
 
+class Unpopular(Lowbit):
+    """As many bytes as Eight, by the kernel that serves what has none of its own."""
+
+    name = "lowbit 8-bit Adam, bf16 stochastic"
+    rule = "Adam"
+    devices = ("cuda",)
+
+
 class Pinned(Eight):
     """Codes in the host's memory, stepped over the bus."""
 

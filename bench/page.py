@@ -21,10 +21,13 @@ def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
         ("step", "The step", step), ("growth", "Cost as size grows", growth), ("training", "Whole training steps", training),
         ("checkpoint", "Checkpoints", checkpoint), ("start", "Before training begins", start),
     ):  # fmt: skip
+        failed = result.get("failed", {}).get(key)
+        if key in result or failed:
+            parts.append(f"## {title}")
         if key in result:
-            parts += [f"## {title}", write(result[key])]
-        elif key in result.get("failed", {}):
-            parts += [f"## {title}", f"Failed: {result['failed'][key]}"]
+            parts.append(write(result[key]))
+        if failed:
+            parts.append(f"Failed: {failed}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -91,14 +94,12 @@ def growth(g: dict) -> str:
             ],
         ),
     ]
-    parts += [
-        f"Microseconds for each of {g['tensors']:,} tensors of {' x '.join(map(str, g['shape']))}, their elements' own work included: steps one after another, and "
-        "a step that finds nothing in the caches.",
-        table(
-            ["", "again", "cold"],
-            [[n, number(t["again"]), number(t["cold"])] for n, t in g["us_per_tensor"].items()],
-        ),
-    ]
+    if "us_per_tensor" in g:
+        parts += [
+            f"Microseconds for each of {g['tensors']:,} tensors of {' x '.join(map(str, g['shape']))}, their elements' own work included: steps one after another, and "
+            "a step that finds nothing in the caches.",
+            table(["", "again", "cold"], [[n, number(t["again"]), number(t["cold"])] for n, t in g["us_per_tensor"].items()]),
+        ]  # fmt: skip
     return "\n\n".join(parts)
 
 

@@ -12,6 +12,7 @@ from bench.ours import (
     Managed,
     Pinned,
     Split,
+    Unpopular,
 )
 from bench.peers import (
     Adafactor8bit,
@@ -28,7 +29,7 @@ from bench.peers import (
 
 # The first is what ratios are to; the copy is the other measure.
 ALL: tuple[type[Contestant], ...] = (
-    Torch, Eight, Four, Floats, Kahan, Split, EightWide, Factored, Avx2, Pinned, Managed,
+    Torch, Eight, Four, Floats, Kahan, Split, EightWide, Factored, Unpopular, Avx2, Pinned, Managed,
     TorchBfloat16, DeepSpeed, Torchao, Bitsandbytes, FlashOptim, Adafactor8bit, Torchastic, Eager, Copy,
 )  # fmt: skip
 GROWING = (Torch, TorchBfloat16, Eight, Four, Copy)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+PATIENCE = 10  # seconds for a killed stage to be gone
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Stage:
     after: str = ""
 
     def run(self, folder: pathlib.Path, left: float, passed: set[str]) -> dict:
-        """{"name", "status", "seconds", "command", "tail", ...}; status is passed, failed, timed out, missing or left out."""
+        """{"name", "status", "seconds", "command", "tail", ...}; status is passed, failed, timed out (and cannot be killed), missing or left out."""
         said = {"name": self.name, "seconds": 0.0}
         if isinstance(self.command, str):
             return {**said, "status": "missing", "tail": self.command}
@@ -59,9 +62,7 @@ class Stage:
                 code = process.wait(limit)
                 status = "passed" if code == 0 else "failed"
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # its own session: nobody else is in it
-                process.wait()
-                code, status = None, "timed out"
+                code, status = None, ended(process)
         text = log.read_text(errors="replace")
         said |= {
             "status": status,
@@ -77,6 +78,16 @@ class Stage:
         }
 
 
+def ended(process: subprocess.Popen) -> str:
+    """Kills a stage and its children; who hangs inside of a driver does not die, and is not waited for."""
+    os.killpg(process.pid, signal.SIGKILL)  # its own session: nobody else is in it
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        return "timed out, and cannot be killed"
+    return "timed out"
+
+
 def guarded(read: Callable[[str], dict], text: str) -> dict:
     """A page with a hole is better than none."""
     try:
@@ -85,16 +96,16 @@ def guarded(read: Callable[[str], dict], text: str) -> dict:
         return {"unread": f"{type(error).__name__}: {error}"}
 
 
+# As pytest -v says it while it runs ("FILE::TEST FAILED [ 3%]"), pytest-xdist ("[gw0] [ 3%] FAILED FILE::TEST"), and both in the end ("FAILED FILE::TEST").
+FAILED = re.compile(r"(\S+::.*?(?= (?:FAILED|ERROR)\b)|(?<=FAILED )\S+::\S+|(?<=ERROR )\S+::\S+)")
+
+
 def junit(path: pathlib.Path) -> Callable[[str], dict]:
     """Counts and the names of failed tests; where pytest did not live to write its report, of what it printed."""
 
     def read(text: str) -> dict:
         if not path.exists():
-            failed = [
-                line.split(" ", 1)[1][:200]
-                for line in text.splitlines()
-                if line.startswith(("FAILED ", "ERROR "))
-            ]
+            failed = list(dict.fromkeys(name[:200] for name in FAILED.findall(text)))
             return {
                 "tests": {"passed": text.count(" PASSED"), "failed": len(failed)},
                 "failures": failed[:50],

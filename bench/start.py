@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bench.child import Child, answer
 from bench.settings import Settings
@@ -20,7 +20,7 @@ SHAPES: Shapes = [(512, 512)] * 8
 STARTED = ("Torch", "Eight", "Torchao", "Bitsandbytes")
 
 
-def run(settings: Settings, say: Callable[[str], None]) -> dict:
+def run(settings: Settings, say: Callable[[str], None]) -> Iterator[dict]:
     times: dict[str, list[float]] = {}
     missing: dict[str, str] = {}
     for number in range(max(1, settings.rounds // 2 if settings.device == "cpu" else 2)):
@@ -52,7 +52,7 @@ def run(settings: Settings, say: Callable[[str], None]) -> dict:
             missing[kind] = str(error)
     imports = {name: statistics.median(t) for name, t in times.items()}
     beside = {name: t - imports["torch"] for name, t in imports.items() if name != "torch"}
-    return {"import_seconds": imports, "beside_torch": beside, "steps": steps, "missing": missing}
+    yield {"import_seconds": imports, "beside_torch": beside, "steps": steps, "missing": missing}
 
 
 def start(kind: str, device: str) -> tuple[dict, dict]:

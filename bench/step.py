@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -18,8 +18,8 @@ Say = Callable[[str], None]
 BYTES = 80
 
 
-def run(settings: Settings, say: Say) -> list[dict]:
-    """Results of each workload and number of threads."""
+def run(settings: Settings, say: Say) -> Iterator[list[dict]]:
+    """Results of each workload and number of threads, all that there are after each workload."""
     results = []
     slow = too_slow(settings, say)
     for workload in settings.workloads:
@@ -34,9 +34,9 @@ def run(settings: Settings, say: Say) -> list[dict]:
                 "missing": {"all": f"{type(error).__name__}: {str(error)[:300]}"},
             })  # fmt: skip
             gc.collect()
+        yield results
     if not any(r["rows"] for r in results):
         raise RuntimeError("; ".join(r["missing"].get("all", "nobody could race") for r in results))
-    return results
 
 
 def too_slow(settings: Settings, say: Say) -> dict[str, float]:

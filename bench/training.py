@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ TRAINED: dict[str, tuple[torch.dtype, Any]] = {
 }  # fmt: skip
 
 
-def run(settings: Settings, say: Say) -> dict:
+def run(settings: Settings, say: Say) -> Iterator[dict]:
     width, depth, batch, steps = settings.model
     missing: dict[str, str] = {}
     numbers = [str(n) for n in (max(settings.threads), width, depth, batch)]
@@ -59,7 +60,7 @@ def run(settings: Settings, say: Say) -> dict:
         for child in children.values():
             child.close()
     reference = times.get("torch fused, float32")
-    return {
+    yield {
         "width": width, "depth": depth, "batch": batch, "context": CONTEXT, "threads": max(settings.threads), "missing": missing,
         "parameters": parameters,
         "rows": [

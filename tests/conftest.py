@@ -19,6 +19,14 @@ def processes():
     pool.close()
 
 
+@pytest.fixture
+def ckpt():
+    """Where lowbit reads files itself; a machine without the libraries of lowbit-ckpt builds the package without that."""
+    from lowbit import checkpoint
+
+    need("ckpt", checkpoint._checkpoint is not None, "lowbit was built without its checkpoint module")  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def pool(processes):
     """`pool.run(ranks, module, function, *arguments)`, and a folder for the cases of this file."""

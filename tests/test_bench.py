@@ -161,6 +161,25 @@ def test_a_result_has_everything_and_a_page(result):
         assert there in text, there
 
 
+def test_what_was_measured_before_a_section_ended_is_kept(tmp_path, monkeypatch):
+    """On a machine that is there for minutes: of a bench that is killed, or of which a part fails."""
+    file, seen = tmp_path / "out" / "x.json", []
+
+    class Section:
+        @staticmethod
+        def run(chosen, say):
+            yield {"threads": 1, "ns_per_parameter": {"a": [[1024, 2.0]]}, "overhead": {}}
+            seen.append(json.loads(file.read_text()))
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr(command, "SECTIONS", {"growth": Section})
+    made = command.measure(settings.TINY, ["growth"], file)
+    assert seen[0]["growth"] == made["growth"] and not seen[0]["failed"]
+    text = page.page(made, "x")
+    assert "2^10" in text and "Failed: RuntimeError: no memory" in text
+    assert [p.name for p in file.parent.iterdir()] == ["x.json"]
+
+
 def test_what_record_writes(result, tmp_path):
     command.keep(result, tmp_path)
     assert json.loads((tmp_path / "bench" / "results" / "cpu.json").read_text()) == result
@@ -215,14 +234,85 @@ def test_what_pytest_and_the_sanitizers_say(tmp_path):
     found = junit(report)("")
     assert found["tests"] == {"tests": 3, "failures": 1, "errors": 0, "skipped": 1, "passed": 1}
     assert "test_b" in found["failures"][0] and found["skipped"] == {"no card": 1}
-    killed = junit(tmp_path / "none.xml")("test_x.py::test_a PASSED\nFAILED test_x.py::test_b - x\n")  # fmt: skip
-    assert killed["tests"] == {"passed": 1, "failed": 1}
 
     log = tmp_path / "memcheck.txt"
     log.write_text("========= COMPUTE-SANITIZER\n========= Invalid __global__ write of size 4 bytes\n=========     at k+0x90\n========= ERROR SUMMARY: 1 error\n")  # fmt: skip
     found = sanitizer(log)("a PASSED\n")
     assert found["summary"] == "ERROR SUMMARY: 1 error" and len(found["errors"]) == 1
     assert "did not live" in sanitizer(tmp_path / "none.txt")("")["summary"]
+
+
+@pytest.mark.parametrize("many", [[], ["--numprocesses", "1"]], ids=["one", "xdist"])
+def test_what_is_known_of_tests_that_were_killed(tmp_path, many):
+    """The options of the stages, beside the project's own, print a line for each test, before it is too late."""
+    if many:
+        pytest.importorskip("xdist")
+    (tmp_path / "test_x.py").write_text(
+        "import os, signal, pytest\ndef test_a(): pass\n@pytest.mark.parametrize('x', ['a b'])\ndef test_b(x): assert 1 == 2\n"
+        "def test_c(): os.kill(os.getppid() if 'PYTEST_XDIST_WORKER' in os.environ else os.getpid(), signal.SIGKILL)\n"
+    )
+    stage = next(s for s in gpu.stages(tmp_path, [], "9.0") if s.name == "cuda-tests")
+    options = [word for word in stage.command[3:] if word.startswith("-") and "junit" not in word and word != "-p"]  # fmt: skip
+    run = [sys.executable, "-m", "pytest", "-q", "-rs", *options, *many, str(tmp_path)]
+    text = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path).stdout
+    found = junit(tmp_path / "none.xml")(text)
+    assert found["tests"] == {"passed": 1, "failed": 1}, text
+    assert "test_x.py::test_b[a" in found["failures"][0]
+
+
+class Undead:
+    """A process that hangs inside of a driver."""
+
+    pid = -1
+
+    def wait(self, limit):
+        raise subprocess.TimeoutExpired("it", limit)
+
+
+def test_a_stage_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Undead())
+    killed = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: killed.append(pid))
+    said = Stage("stuck", 20, ["x"], read=lambda text: {"word": "known"}).run(tmp_path, 100, set())
+    assert killed == [-1] and "cannot be killed" in said["status"] and said["word"] == "known"
+
+
+def test_make_gpu_goes_on_behind_what_fails(result, tmp_path, monkeypatch, capsys):
+    """The JSON and the page are there after every stage, and the exit status says that not all passed."""
+    seen = []
+
+    def stage(name, code, **options):
+        before = f"import json; print(len(json.load(open({str(tmp_path / 'gpu.json')!r}))['stages'])); " if seen else ""  # fmt: skip
+        seen.append(name)
+        return Stage(name, 20, [sys.executable, "-c", before + code], **options)
+
+    stages = [
+        stage("build", "print('built')"),
+        stage("tests", "raise SystemExit('one differs')", after="build"),
+        stage("bench", "print(1)", read=lambda text: {"result": result}, after="build"),
+        stage("behind", "pass", after="tests"),
+        Stage("memcheck", 20, "compute-sanitizer was not found"),
+    ]
+    monkeypatch.setattr(gpu, "stages", lambda *_: stages)
+    monkeypatch.setattr(gpu, "BEGAN", gpu.time.perf_counter())
+    monkeypatch.setattr(gpu, "describe", lambda: {
+        "date": "2026-11-21T10:00+00:00", "gpu": {"name": "NVIDIA H200"}, "python": "3.12", "torch": "2.11.0", "cuda": "13.0", "commit": "a", "cores": 16, "nvcc": "13.0",
+    })  # fmt: skip
+    assert gpu.run([], tmp_path) == 1
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert [s["status"] for s in report["stages"]] == ["passed", "failed", "passed", "left out", "missing"]  # fmt: skip
+    assert [s["tail"].split("\n")[0] for s in report["stages"][1:3]] == ["1", "2"]
+    text = (tmp_path / "gpu.md").read_text()
+    assert "Not passed: tests, behind, memcheck" in text and "one differs" in text and Eight.name in text  # fmt: skip
+    monkeypatch.setattr(
+        gpu, "BEGAN", gpu.time.perf_counter() - gpu.ALL
+    )  # nothing is begun that has no time
+    assert gpu.run([], tmp_path) == 1
+    assert "no time left" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_machine_without_git():
+    assert gpu.printed("no-such-tool", "--version") == ""
 
 
 def test_the_page_of_make_gpu(result, tmp_path):

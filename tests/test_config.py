@@ -217,6 +217,7 @@ def test_saved_and_loaded_settings_stay_this_optimizers():
 
 
 @pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.usefixtures("ckpt")
 def test_distributed_checkpoints_keep_state_of_overridden_formats(tmp_path, flat):
     overrides = lowbit.override("body.0.weight", state_format={"exp_avg": "bfloat16"}, wide=False)
     net, options = model(), StateDictOptions(flatten_optimizer_state_dict=flat)

@@ -13,6 +13,7 @@ import time
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from conftest import need
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
@@ -24,6 +25,7 @@ from lowbit import presets
 TOOL = shutil.which("lowbit-ckpt") or str(
     pathlib.Path(__file__).parents[1] / "build/tool/tools/lowbit-ckpt"
 )
+need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
 SHAPES = {
     "wide.weight": (16, 64), "wide.bias": (64,), "up.weight": (96, 130), "odd.weight": (67, 131),
     "conv.weight": (32, 8, 5, 7), "scale": (), "empty": (0, 32), "long": (5000,),

@@ -22,6 +22,7 @@ def test_the_float32_view_round_trips(pool, wrapper, kind):
 
 
 @BOTH
+@pytest.mark.usefixtures("ckpt")
 def test_checkpoints_are_read_directly(pool, wrapper):
     folder, names = pool.folder, ["8bit", "4bit", "Adafactor"]
     pool.run(1, "flat_worker", "save_alone", folder, names)

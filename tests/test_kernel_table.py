@@ -58,6 +58,8 @@ def test_local_memory_is_an_error(tmp_path):
     run = table(tmp_path, LOCAL)
     assert run.returncode == 1
     assert "k.sm_90.cubin: local keeps 1024 bytes in local memory" in run.stderr
+    lenient = subprocess.run([sys.executable, SCRIPT, tmp_path, "--lenient"], capture_output=True, text=True)  # fmt: skip
+    assert lenient.returncode == 0 and (lenient.stdout, lenient.stderr) == (run.stdout, run.stderr)
 
 
 def test_no_cubins_are_an_error(tmp_path):

@@ -116,6 +116,7 @@ def test_saving_streams(saved, verb):
     assert peak < 0.2 * size, f"{peak} bytes above a state of {size}"
 
 
+@pytest.mark.usefixtures("ckpt")
 @pytest.mark.parametrize("verb", ["state.pt", "dcp", "wide.pt", "dcp.load"])
 def test_loading_holds_one_copy(saved, verb):
     """The optimizer's own state, which exists before, and less than a fifth of it beside."""

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 import lowbit
 
+pytestmark = pytest.mark.usefixtures("ckpt")
 CONTEXT, STEPS = 16, 100
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import lowbit
 
 
+@pytest.mark.usefixtures("ckpt")
 def test_tensor_parallelism(pool):
     """Gradients that are sums yet to be taken were stepped by their local part; column shards did not load from a directory."""
     found = pool.run(2, "tensor_parallel_worker", "found", pool.folder)[0]
@@ -95,6 +96,7 @@ def test_amsgrad_by_torchaos_name_is_8_bit_too():
     assert lowbit.AdamW8bit([q], block_size=128).state[q]["exp_avg_dynamic8_scale"].shape == (64, 2)
 
 
+@pytest.mark.usefixtures("ckpt")
 def test_load_optimizer_keeps_every_setting(tmp_path):
     p = nn.Parameter(torch.randn(64, 256))
     saved = lowbit.Adafactor([("w", p)], beta1=0.9, d=2.0, decay_by="rho")

@@ -30,6 +30,7 @@ def test_every_sharding_gives_the_same_bits(pool, single, mode, ranks):
     print(f"{mode} on {ranks} ranks: {len(got)} digests equal those of one process")
 
 
+@pytest.mark.usefixtures("ckpt")
 def test_checkpoints_cross_between_shardings(pool, tmp_path):
     def run(ranks):
         found = pool.run(ranks, "distributed_worker", "run_checkpoint", "fsdp", ranks, tmp_path)

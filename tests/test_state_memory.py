@@ -277,6 +277,7 @@ def tensors(opt):
     return [t for values in opt.state.values() for t in values.values() if t.ndim > 1]
 
 
+@pytest.mark.usefixtures("ckpt")
 def test_files_are_read_into_the_state_that_is_there(outside, tmp_path):
     of, opt = trained()
     torch.save(opt.state_dict(), tmp_path / "opt.pt")

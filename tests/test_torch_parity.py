@@ -141,6 +141,7 @@ def test_one_cycle_gives_sgd_a_momentum():
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
+@pytest.mark.usefixtures("ckpt")
 def test_load_optimizer_takes_torchs_sgd(kind, tmp_path):
     """Which counts no steps: its directory is known by the momentum."""
     import torch.distributed.checkpoint as dcp

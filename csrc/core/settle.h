@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/bits.h"
 #include "core/exact_sum.h"
 #include "core/layout.h"
 #include "core/update/rule.h"
@@ -24,7 +25,7 @@ LB_HD void settle_round(int round, const int64_t* totals, int64_t numel, float* 
     float number[kMaxNumbers] = {};
     for (int k = 0; k < numbers_of<U>(); ++k) number[k] = numbers[k];
     U::settle(round, sum, static_cast<double>(numel), number, coef);
-    for (int k = 0; keep && k < numbers_of<U>(); ++k) numbers[k] = number[k];
+    for (int k = 0; keep && k < numbers_of<U>(); ++k) numbers[k] = canonical(number[k]);
   }
 }
 
@@ -44,7 +45,7 @@ LB_HD FactorMove factor_move(int k, const typename U::Coef& coef) {
 
 /// A mean that moves by `weight` towards another, in float32.
 LB_HD float moved(float mean, double to, float weight) {
-  return mean + weight * (static_cast<float>(to) - mean);
+  return canonical(mean + weight * (static_cast<float>(to) - mean));
 }
 
 /// The mean of the rows, from that of the old rows and that of all that was added.

@@ -124,4 +124,20 @@ struct Pack8 {
   static constexpr uint32_t kMask = kBits == 32 ? ~0u : (1u << (kBits % 32)) - 1;
 };
 
+template <class P>
+constexpr bool kHasExtra = !__is_same(typename P::Extra, None);
+
+/// What is kept beside 8 values of a parameter.
+template <class P>
+struct ExtraPack : Pack8<typename P::Extra> {
+  __device__ __forceinline__ void read(const void* at) {
+    Pack8<typename P::Extra>::operator=(Pack8<typename P::Extra>::load(at));
+  }
+};
+template <class P>
+  requires(!kHasExtra<P>)
+struct ExtraPack<P> {
+  __device__ __forceinline__ void clear() {}
+};
+
 }  // namespace lowbit::cuda

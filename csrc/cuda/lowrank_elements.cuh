@@ -6,15 +6,12 @@
 
 namespace lowbit::cuda {
 
-template <class P>
-constexpr bool kKeepsBeside = !__is_same(typename P::Extra, None);
-
 /// Loads a parameter, steps it by u and stores it; random16: of its element.
 template <class P>
 __device__ __forceinline__ void step_element(const LowRankJob& job, int64_t at, float u,
                                              uint32_t random16) {
   auto* param = static_cast<typename P::Storage*>(job.param) + at;
-  if constexpr (kKeepsBeside<P>) {
+  if constexpr (kHasExtra<P>) {
     auto* extra = static_cast<typename P::Extra*>(job.extra) + at;
     typename P::Extra beside = *extra;
     const float p = job.scaling.applied(P::load(*param, beside), u);
@@ -65,6 +62,48 @@ __global__ void __launch_bounds__(kLowRankThreads) lowrank_norm(LB_ARGUMENT(LowR
   if (before >= 0) sum.flush(batch.jobs[before].words + kSquaresOfUpdate * ExactSum::kWords, lane);
 }
 
+/// Whether a lane's 8 neighbours are always all there, aligned for 16-byte accesses, and share random
+/// bits.
+__device__ __forceinline__ bool by_eights(const LowRankJob& job) {
+  const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
+  return job.cols % 8 == 0 && job.first % 8 == 0 && aligned(job.param) && aligned(job.grad) &&
+         aligned(job.extra);
+}
+
+/// Steps the 8 elements of a row from `col` on, by one lane.
+__device__ __forceinline__ void step_eight(const LowRankJob& job, int64_t row, int64_t col) {
+  const int64_t at = row * job.cols + col;
+  float u[8];
+  visit(job.grad_format, GradFormats{}, [&](auto format) {
+    using Stored = typename decltype(format)::Storage;
+    const auto grad = Pack8<Stored>::load(static_cast<const Stored*>(job.grad) + at);
+    LB_UNROLL(8)
+    for (int e = 0; e < 8; ++e)
+      u[e] = job.scaling.limited(decltype(format)::load(grad.get(e)) * job.g_scale,
+                                 scale_at(job, row, col + e));
+  });
+  visit(job.param_format, ParamFormats{}, [&](auto format) {
+    using P = decltype(format);
+    auto* to = static_cast<typename P::Storage*>(job.param) + at;
+    auto param = Pack8<typename P::Storage>::load(to);
+    ExtraPack<P> extra;
+    if constexpr (kHasExtra<P>) extra.read(static_cast<const typename P::Extra*>(job.extra) + at);
+    Random8 random{};
+    if constexpr (P::kRandom)
+      random = random8(job.random, static_cast<uint64_t>(job.first + at) / 8);
+    LB_UNROLL(8)
+    for (int e = 0; e < 8; ++e) {
+      typename P::Extra beside{};
+      if constexpr (kHasExtra<P>) beside = extra.get(e);
+      const float p = job.scaling.applied(P::load(param.get(e), beside), u[e]);
+      param.set(e, P::store(p, random.bits16(e), beside));
+      if constexpr (kHasExtra<P>) extra.set(e, beside);
+    }
+    param.store(to);
+    if constexpr (kHasExtra<P>) extra.store(static_cast<typename P::Extra*>(job.extra) + at);
+  });
+}
+
 LB_HD int64_t step_units(const LowRankJob& job) { return job.fira ? 0 : job.rows * row_tiles(job); }
 struct StepShared {
   float u[kLowRankWarps][kTile];  // a lane has every 32nd, and nobody else looks at it
@@ -87,6 +126,10 @@ __global__ void __launch_bounds__(kLowRankThreads, 2)
     const int64_t tiles = row_tiles(job), row = divide(unit.number, tiles);
     const int64_t col = (unit.number - row * tiles) * kTile, first = row * job.cols + col;
     const int n = static_cast<int>(job.cols - col < kTile ? job.cols - col : kTile);
+    if (by_eights(job)) {
+      if (8 * lane < n) step_eight(job, row, col + 8 * lane);
+      continue;
+    }
     visit(job.grad_format, GradFormats{}, [&](auto format) {
       LB_UNROLL(8)
       for (int e = lane; e < n; e += kLanes)

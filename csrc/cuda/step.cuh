@@ -110,19 +110,6 @@ __device__ __forceinline__ void encode8(const float (&x)[kEach], const StateSlot
   pack.store(state_at<F>(slot, at));
 }
 
-/// What is kept beside 8 values of a parameter.
-template <class P>
-struct ExtraPack : Pack8<typename P::Extra> {
-  __device__ __forceinline__ void read(const void* at) {
-    Pack8<typename P::Extra>::operator=(Pack8<typename P::Extra>::load(at));
-  }
-};
-template <class P>
-  requires(!kHasExtra<P>)
-struct ExtraPack<P> {
-  __device__ __forceinline__ void clear() {}
-};
-
 /// Rule, parameter, gradient, and one state format for each slot of the rule.
 template <class U, class P, class G, class S0, class S1>
 __global__ void __launch_bounds__(kFastWarps* kLanes) step_fast(const Batch batch) {

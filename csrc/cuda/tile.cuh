@@ -6,9 +6,6 @@
 
 namespace lowbit::cuda {
 
-template <class P>
-constexpr bool kHasExtra = !__is_same(typename P::Extra, None);
-
 __device__ __forceinline__ int slots_of(int rule) {
   int slots = 0;
   visit(rule, UpdateRules{}, [&](auto r) { slots = decltype(r)::kSlots; });

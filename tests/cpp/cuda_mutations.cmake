@@ -158,6 +158,10 @@ mutate(lowrank_elements.cuh "the norm goes to the next matrix" [=[unit.job != be
 mutate(lowrank_elements.cuh "the whole begins here" [=[static_cast<uint64_t>(job.first + first)]=] [=[static_cast<uint64_t>(first)]=])
 mutate(lowrank_elements.cuh "the next group of random bits" [=[index / 8 + static_cast<uint64_t>(group)]=] [=[index / 8 + static_cast<uint64_t>(group + 1)]=])
 mutate(lowrank_elements.cuh "elements of the first group are not skipped" [=[static_cast<int>(index & 7)]=] [=[0]=])
+mutate(lowrank_elements.cuh "the next 8 elements' random bits" [=[static_cast<uint64_t>(job.first + at) / 8]=] [=[static_cast<uint64_t>(job.first + at) / 8 + 1]=])
+mutate(lowrank_elements.cuh "the last 8 of a row" [=[8 * lane < n]=] [=[8 * lane + 8 < n]=])
+mutate(lowrank_elements.cuh "the update of a neighbour" [=[job.scaling.applied(P::load(param.get(e), beside), u[e])]=]
+       [=[job.scaling.applied(P::load(param.get(e), beside), u[e ^ 1])]=])
 mutate(lowrank_elements.cuh "the last group of a tile" [=[group * 8 < skip + n]=] [=[group * 8 < n]=])
 mutate(lowrank_product.cuh "the first columns of a row again" [=[(first + i) * job.cols + col + lane]=] [=[(first + i) * job.cols + lane]=])
 mutate(lowrank_product.cuh "a row of P late" [=[job.p[(col + c) * rank + k]]=] [=[job.p[(col + (c + 1) % deep) * rank + k]]=])

@@ -1,10 +1,12 @@
-// Exact sums of rows and of columns by vectors are those of terms that are added one by one.
+// Exact sums of rows and of columns by vectors are those of terms that are added one by one; what
+// is kept of sums is the one NaN of all processors, whatever theirs is.
 #include <cstdio>
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "core/column_sums.h"
+#include "core/settle.h"
 #include "usable.h"
 
 namespace {
@@ -80,6 +82,30 @@ void columns(int rows, int n, int spread, bool odd) {
   check(same(row_sum, row_slow), "a row", rows, n, spread);
 }
 
+/// A rule whose number is a NaN with a payload, as a GPU makes them.
+struct Odd {
+  static constexpr int kRounds = 1, kNumbers = 1;
+  struct Coef {};
+  static constexpr int totals(int) { return 0; }
+  static void settle(int, const double*, double, float* numbers, Coef&) {
+    numbers[0] = lowbit::bits_float(0x7fffffffu);
+  }
+};
+
+void nans() {
+  const float infinity = lowbit::bits_float(lowbit::kInfinityBits);
+  const auto is_canonical = [](float x, const char* what) {
+    check(lowbit::float_bits(x) == lowbit::kCanonicalNan, what, 0, 0, 0);
+  };
+  is_canonical(lowbit::moved(infinity, 1.0, 0.5f), "a mean without a limit");
+  is_canonical(lowbit::moved(lowbit::bits_float(0xffc00000u), 1.0, 0.5f), "a negative NaN");
+  is_canonical(lowbit::moved(lowbit::bits_float(0x7fffffffu), 1.0, 0.5f), "a NaN of a GPU");
+  float number = 1.0f;
+  Odd::Coef coef;
+  lowbit::settle_round<Odd>(0, nullptr, 1, &number, true, nullptr, coef);
+  is_canonical(number, "a number that is a NaN");
+}
+
 }  // namespace
 
 int main() {
@@ -87,6 +113,7 @@ int main() {
     std::printf("0 passed, 0 failed: not this processor's instruction set\n");
     return 0;
   }
+  nans();
   for (const int spread : {0, 5, 20, 21, 22, 41, 42, 43, 80, 250}) {
     for (const int rows : {1, 2, 255, 256, 257, 700}) {
       for (const int n : {1, 7, 8, 33, 256}) {
