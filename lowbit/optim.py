@@ -282,5 +282,10 @@ class LowbitOptimizer(StateKeeper):
 
 
 def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
-    """What is here of a tensor of one number, on the device."""
-    return None if number is None else shard.local(number).to(device)
+    """What is here of a tensor of one number, on the device. What the host knows is filled in there: a copy would wait for the device."""
+    if number is None:
+        return None
+    number = shard.local(number)
+    if number.device.type == "cpu" != device.type and not torch.compiler.is_compiling():
+        return torch.full((), float(number), dtype=number.dtype, device=device)
+    return number.to(device)

@@ -7,9 +7,11 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowbit
 from lowbit import clip, ops
+from lowbit.optim import on_device
 
 SHAPES = [(70, 300), (4096,), (3, 5, 7), (1, 1), ()]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -251,3 +253,20 @@ def test_with_torchs_grad_scaler():
     for p, q in zip(ours, theirs, strict=True):
         assert torch.equal(p, q)
         assert float(one.state[p]["step"]) == float(two.state[q]["step"]) == (3 if p.grad is not None else 0)  # fmt: skip
+
+
+def test_a_number_that_the_host_knows_is_not_copied_to_a_gpu():
+    """A copy would wait for all that the GPU has to do; a device without memory stands for it."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    number = torch.tensor(3.0)
+    with Watch():
+        there = on_device(number, torch.device("meta"))
+    assert (there.device.type, there.dtype, there.dim()) == ("meta", torch.float32, 0)
+    assert "aten.full.default" in seen and not any("copy" in name for name in seen), seen
+    assert on_device(number, torch.device("cpu")) is number and on_device(None, "cpu") is None

@@ -425,6 +425,18 @@ def test_optimizer_trains_the_same_on_both():
             assert torch.equal(states[DEVICE][i][key].cpu(), value), f"parameter {i}: {key}"
 
 
+def test_a_scale_that_the_host_knows_does_not_wait():
+    p = torch.nn.Parameter(torch.randn(256, 256, device=DEVICE).bfloat16())
+    p.grad = torch.randn_like(p)
+    opt = lowbit.AdamW([p])
+    opt.step(grad_scale=2.0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        opt.step(grad_scale=3.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_second_device():
     cuda = make_run(shapes=[[64, 256], [600]], device="cuda:1")
