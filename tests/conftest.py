@@ -22,9 +22,9 @@ def processes():
 @pytest.fixture
 def ckpt():
     """Where lowbit reads files itself; a machine without the libraries of lowbit-ckpt builds the package without that."""
-    from lowbit import checkpoint
+    from lowbit import reader
 
-    need("ckpt", checkpoint._checkpoint is not None, "lowbit was built without its checkpoint module")  # fmt: skip
+    need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
