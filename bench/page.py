@@ -97,7 +97,7 @@ def growth(g: dict) -> str:
     if "us_per_tensor" in g:
         parts += [
             f"Microseconds for each of {g['tensors']:,} tensors of {' x '.join(map(str, g['shape']))}, their elements' own work included: steps one after another, and "
-            "a step that finds nothing in the caches.",
+            "a step that finds nothing in the processor's caches.",
             table(["", "again", "cold"], [[n, number(t["again"]), number(t["cold"])] for n, t in g["us_per_tensor"].items()]),
         ]  # fmt: skip
     return "\n\n".join(parts)

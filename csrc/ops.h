@@ -53,19 +53,15 @@ inline int extra_width(const ParamInfo& info) {
   return std::strcmp(info.extra_dtype, "uint8") == 0 ? info.extra_bytes : 1;
 }
 
-/// Asked for every tensor of a step, so told by as little as tells the dtypes of formats apart.
+/// Those of state first: this is asked for every tensor of a step.
 inline torch::headeronly::ScalarType scalar_type(const char* dtype) {
   using torch::headeronly::ScalarType;
-  switch (dtype[0]) {
-    case 'f':
-      return dtype[5] == '3' ? ScalarType::Float : ScalarType::Half;
-    case 'b':
-      return ScalarType::BFloat16;
-    case 'i':
-      return ScalarType::Char;
-    default:
-      return ScalarType::Byte;
-  }
+  if (std::strcmp(dtype, "uint8") == 0) return ScalarType::Byte;
+  if (std::strcmp(dtype, "float32") == 0) return ScalarType::Float;
+  if (std::strcmp(dtype, "bfloat16") == 0) return ScalarType::BFloat16;
+  if (std::strcmp(dtype, "float16") == 0) return ScalarType::Half;
+  STD_TORCH_CHECK(std::strcmp(dtype, "int8") == 0, "lowbit has no tensors of dtype '", dtype, "'");
+  return ScalarType::Char;
 }
 
 /// The index into GradFormats, -1 where the dtype is none of them.

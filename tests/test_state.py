@@ -608,14 +608,6 @@ struct Toy3 {
 """
 
 
-def test_dtypes_of_formats():
-    """Those that csrc/ops.h tells apart."""
-    found = lowbit.catalog()
-    dtypes = {entry[key] for entry in found["state"] for key in ("dtype", "scale_dtype")}
-    dtypes |= {entry[key] for entry in found["param"] for key in ("dtype", "extra")}
-    assert dtypes - {""} == {"float32", "float16", "bfloat16", "int8", "uint8"}
-
-
 @pytest.mark.skipif(bool(ONLY), reason="this is the build that it makes")
 def test_a_format_of_one_file(tmp_path):
     """A header and its name in the registry are all that a new format needs: built beside, and held by the tests of this file."""

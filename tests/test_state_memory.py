@@ -310,3 +310,8 @@ def test_shards_of_it_are_saved_and_loaded_on_other_numbers_of_ranks(pool, tmp_p
     for ranks, kind, begin, end in ((2, "pinned", 0, 2), (3, "device", 2, 4), (2, "managed", 4, 6)):
         got = pool.run(ranks, "state_memory_worker", "go_on", str(tmp_path), kind, begin, end)
         assert got[0] == content(*trained(end)), (ranks, kind)
+
+
+def test_a_dtype_that_no_format_has():
+    with pytest.raises(RuntimeError, match="no tensors of dtype 'float64'"):
+        torch.ops.lowbit.allocate([4], "float64", 0, "pinned")

@@ -42,7 +42,11 @@ struct Cells {
   LB_HD constexpr uint32_t key(float z) const {
     const float a = kSigned ? bits_float(magnitude_bits(z)) : z;
     const float raised = a > lowest ? a : lowest, kept = raised < highest ? raised : highest;
-    const uint32_t up = float_bits(kept) - float_bits(lowest), below = z < zero ? ~0u : 0;
+    // Unsigned maps compare words, which a processor that takes the least floats for zero does too.
+    const bool under =
+        kSigned ? z < zero
+                : static_cast<int32_t>(float_bits(z)) < static_cast<int32_t>(float_bits(zero));
+    const uint32_t up = float_bits(kept) - float_bits(lowest), below = under ? ~0u : 0;
     return (kSigned ? up ^ below : up | below) + first;
   }
   LB_HD constexpr uint8_t code(uint32_t key) const {
@@ -108,22 +112,24 @@ LB_HD void encode_turn(const Cells& cells, const float* x, float inverse, uint8_
 }
 
 #if defined(__clang__)
-#define LB_SHARED __attribute__((noinline)) static
+#define LB_APART __attribute__((noinline)) static
 #else
-#define LB_SHARED __attribute__((noinline, noclone)) static
+#define LB_APART __attribute__((noinline, noclone)) static
 #endif
 
 /// codes[i] = the code of x[i] * inverse; NaN, which no block with codes has, takes some code. One
 /// function for all maps of a width: were the limits constants, g++ would make more of them than a
 /// maximum and a minimum.
 template <int kBits, bool kSigned>
-LB_SHARED void encode_cells(const float* x, float inverse, const Cells<kBits, kSigned>& shared,
-                            uint8_t* codes, int n) {
+LB_APART void encode_cells(const float* x, float inverse, const Cells<kBits, kSigned>& shared,
+                           uint8_t* codes, int n) {
   const Cells<kBits, kSigned> cells = shared;  // what is written below is not the cells
   int i = 0;
   for (; i + 64 <= n; i += 64) encode_turn(cells, x + i, inverse, codes + i, 64);
   if (i < n) encode_turn(cells, x + i, inverse, codes + i, n - i);
 }
+
+#undef LB_APART
 
 #endif
 
