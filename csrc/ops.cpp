@@ -1,5 +1,5 @@
-// The library of operators, and what is asked of it as a whole. Each other ops_*.cpp adds the schemas
-// of its subject. They are the only C++ that includes torch, through the LibTorch stable ABI, so one
+// The library of operators, and what is asked of it as a whole. The other ops_*.cpp add the schemas
+// of their subjects, or are what several of them share. They are the only C++ that includes torch, through the LibTorch stable ABI, so one
 // binary serves torch 2.11 and later.
 #include "ops.h"
 

@@ -143,7 +143,7 @@ class LowbitOptimizer(StateKeeper):
         scale = getattr(self, "grad_scale", None)
         if given is None or scale is None:
             return scale if given is None else given
-        return scale * shard.local(given).to(scale.device)
+        return scale * on_device(given, scale.device)
 
     def _step_again(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
         """A step over the parameters of the last one. False, and nothing done, where they are not as they were."""
@@ -282,10 +282,18 @@ class LowbitOptimizer(StateKeeper):
 
 
 def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
-    """What is here of a tensor of one number, on the device. What the host knows is filled in there: a copy would wait for the device."""
+    """What is here of a tensor of one number, on the device. What the host knows is filled in there: a copy would wait for the device.
+
+    RuntimeError while a CUDA graph is captured, which would keep what the host says now for all its replays.
+    """
     if number is None:
         return None
     number = shard.local(number)
     if number.device.type == "cpu" != device.type and not torch.compiler.is_compiling():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"a step that a CUDA graph captures was given a number on the CPU ({float(number)}), which every replay would use again; give a tensor "
+                f"on {device}"
+            )
         return torch.full((), float(number), dtype=number.dtype, device=device)
     return number.to(device)

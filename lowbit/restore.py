@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def restore(opt: StateKeeper, state_dict: dict[str, Any]) -> None:
-    """`LowbitOptimizer.load_state_dict`. Nothing is changed before all of it is known to fit."""
+    """`StateKeeper.load_state_dict`. Nothing is changed before all of it is known to fit."""
     state_dict = state_dict.copy()
     for hook in opt._optimizer_load_state_dict_pre_hooks.values():
         changed = hook(opt, state_dict)

@@ -22,7 +22,7 @@ class StateKeeper(Optimizer):
     """An optimizer as far as it keeps state; `LowbitOptimizer` steps with it.
 
     State is plain tensors (DTensors placed as the parameter where that is one), created at construction for every parameter that requires
-    a gradient; see docs/formats.md for the keys.
+    a gradient; see docs/formats.md for the keys. `defaults` are what `lowbit.options.shared` makes of a constructor's arguments, and checks.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:

@@ -270,3 +270,10 @@ def test_a_number_that_the_host_knows_is_not_copied_to_a_gpu():
     assert (there.device.type, there.dtype, there.dim()) == ("meta", torch.float32, 0)
     assert "aten.full.default" in seen and not any("copy" in name for name in seen), seen
     assert on_device(number, torch.device("cpu")) is number and on_device(None, "cpu") is None
+
+
+def test_a_number_that_the_host_knows_is_not_captured(monkeypatch):
+    """A graph would step with it for ever."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=r"number on the CPU \(3.0\).*every replay"):
+        on_device(torch.tensor(3.0), torch.device("cuda"))

@@ -17,11 +17,16 @@ INCLUDES = [
         r"(?!core/|cstdint$|immintrin\.h$|cstring$)",
         "#include <vector>",
     ),
-    ("cpu knows neither torch nor Python", "csrc/cpu/*", TORCH, "#include <torch/all.h>"),
     (
-        "cuda knows neither torch nor Python",
+        "cpu knows neither torch, Python nor the operators",
+        "csrc/cpu/*",
+        rf"({TORCH}|ops(_\w+)?\.h)",
+        '#include "ops_plan.h"',
+    ),
+    (
+        "cuda knows neither torch, Python nor the operators",
         "csrc/cuda/*",
-        TORCH,
+        rf"({TORCH}|ops(_\w+)?\.h)",
         "#include <ATen/cuda/CUDAContext.h>",
     ),
     (
@@ -33,7 +38,7 @@ INCLUDES = [
     (
         "the front end in C++ knows the kernels by one header without torch",
         "cpp/**/*.h",
-        r"(core/|cpu/|cuda/|catalog\.h|job\.h|ops\.h)",
+        r"(core/|cpu/|cuda/|catalog\.h|job\.h|ops(_\w+)?\.h)",
         '#include "cpu/step.h"',
     ),
     (

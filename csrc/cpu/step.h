@@ -25,7 +25,7 @@ const char* refused_isa();
 void lengthen_tiles(Job& job);
 constexpr int kLongTile = 512;
 
-/// Asks memory for what `step` reads first of the job.
+/// Asks memory for the first values of the job that `step` will read: gradient, parameter, codes.
 void fetch_first_tile(const Job& job);
 
 /// Steps the tiles [begin, end) of the job, counted row by row.

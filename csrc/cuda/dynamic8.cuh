@@ -30,12 +30,6 @@ struct CodeTables {
   Lines lines[16];   // by the low bits of exponent / 2: below the power of ten, and above
 };
 
-/// The smallest float at or above x.
-constexpr float at_or_above(double x) {
-  const float f = static_cast<float>(x);
-  return f >= x ? f : bits_float(float_bits(f) + (f < 0.0f ? -1 : 1));
-}
-
 template <int kExtra>
 constexpr CodeTables<kExtra> make_code_tables() {
   constexpr Dynamic8Tables<kExtra> core;
@@ -44,10 +38,8 @@ constexpr CodeTables<kExtra> make_code_tables() {
   for (int code = 0; code < 256; ++code) {
     t.value[code] = code < kZero ? -core.magnitude[kZero - code] : core.magnitude[code - kZero];
     t.from[code] =
-        code == 0 ? -bits_float(kInfinityBits)
-                  : at_or_above((static_cast<double>(t.value[code - 1]) + t.value[code]) / 2.0);
+        code == 0 ? -bits_float(kInfinityBits) : first_of_entry(t.value, code, kExtra == 0);
   }
-  if (kExtra) t.from[1] = bits_float(1);  // a positive value never becomes zero
   for (int e = 48; e < 64; ++e) {         // values in [2^(2 e - 127), 2^(2 e - 125))
     const float low = bits_float(static_cast<uint32_t>(e) << 24);
     int i = 0;

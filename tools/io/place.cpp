@@ -47,14 +47,16 @@ bool is_partial(const std::string& path) {
 }
 
 std::string final_path(const std::string& path) {
-  const size_t mark = path.rfind(kPartial);
-  if (mark == std::string::npos) return path;
-  const size_t end = mark + kPartial.size() + kUnique.size();
-  const std::string temporary = path.substr(0, end);
-  if (!is_partial(temporary)) return path;
-  const std::string parent = parent_of(temporary);
-  const size_t name = parent.size() + 1;  // behind the dot
-  return parent + path.substr(name, mark - name) + path.substr(end);
+  for (size_t mark = path.rfind(kPartial); mark != std::string::npos && mark > 0;
+       mark = path.rfind(kPartial, mark - 1)) {
+    const size_t end = mark + kPartial.size() + kUnique.size();
+    const std::string temporary = path.substr(0, end);
+    if (!is_partial(temporary) || (end < path.size() && path[end] != '/')) continue;
+    const std::string parent = parent_of(temporary);
+    const size_t name = parent.size() + 1;  // behind the dot
+    return parent + path.substr(name, mark - name) + path.substr(end);
+  }
+  return path;
 }
 
 Error unwritten(const std::string& path) {

@@ -14,20 +14,9 @@
 #include <cstdint>
 
 #include "core/bits.h"
+#include "core/state/boundary.h"
 
 namespace lowbit {
-
-/// The smallest float that belongs to entry k >= 1 of an ascending map, or to one above: a tie goes
-/// to the larger value, and a positive value never becomes an unsigned map's zero. The sums of two
-/// entries are exact in double.
-constexpr float first_of_entry(const float* value, int k, bool is_signed) {
-  if (k == 1 && !is_signed && value[0] == 0.0f) return bits_float(1);
-  const double middle = (static_cast<double>(value[k - 1]) + value[k]) / 2;
-  const float f = static_cast<float>(middle);
-  return f >= middle ? f : bits_float(float_bits(f) + (f < 0.0f ? -1 : 1));
-}
-
-#if !defined(__CUDACC__)
 
 /// The cells of a map of this width, whose values lie between -1 and 1.
 template <int kBits, bool kSigned>
@@ -130,7 +119,5 @@ LB_APART void encode_cells(const float* x, float inverse, const Cells<kBits, kSi
 }
 
 #undef LB_APART
-
-#endif
 
 }  // namespace lowbit

@@ -17,7 +17,7 @@
 
 #include "core/bits.h"
 #include "core/scale/block.h"
-#include "core/state/cells.h"
+#include "core/state/boundary.h"
 
 #if !defined(LB_TABLE)
 #if defined(__CUDACC__)

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/state/cells.h"
 #include "core/state/codebook.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)

@@ -18,6 +18,7 @@
 
 #include "core/bits.h"
 #include "core/scale/block.h"
+#include "core/state/boundary.h"
 
 namespace lowbit {
 
@@ -47,10 +48,10 @@ struct Dynamic8Tables {
       last[i] = m - 1;
       slope[i] = static_cast<float>(n / (0.9 * ten));
       offset[i] = static_cast<float>(first - n / 9.0);
-      from[i] = first_above(magnitude[first - 1], magnitude[first]);
+      from[i] = first_beyond(magnitude[first - 1], magnitude[first]);
     }
     magnitude[m] = 1.0f;
-    from[kDecades] = first_above(magnitude[m - 1], magnitude[m]);
+    from[kDecades] = first_beyond(magnitude[m - 1], magnitude[m]);
     if (kExtra) from[0] = bits_float(1);  // every positive value
   }
 
@@ -61,12 +62,6 @@ struct Dynamic8Tables {
     const float h = (1.0f - 0.1f) / static_cast<float>(n);
     return 2 * j < (n + 1) / 2 * 2 ? static_cast<float>(static_cast<double>(h) * j + 0.1f)
                                    : static_cast<float>(1.0 - static_cast<double>(h) * (n - j));
-  }
-  /// The smallest float at least as far from a as from b, a < b.
-  static constexpr float first_above(float a, float b) {
-    const double middle = (static_cast<double>(a) + b) / 2.0;
-    const float f = static_cast<float>(middle);
-    return f < middle ? bits_float(float_bits(f) + 1) : f;
   }
 };
 

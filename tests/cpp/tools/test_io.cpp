@@ -28,6 +28,7 @@ void test_temporary_names() {
   expect(final_path(".out.pt.partial-Xy12Zw") == "out.pt", "of one in the current folder");
   expect(final_path(partial + "/__0_0.distcp") == "/a/out.pt/__0_0.distcp",
          "of a file in a folder");
+  expect(final_path(partial + "/x.partial-1") == "/a/out.pt/x.partial-1", "a file of the user's");
   expect(final_path("/a.partial-1/out.pt") == "/a.partial-1/out.pt", "a folder of the user's");
 }
 
