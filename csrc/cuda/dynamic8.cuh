@@ -40,7 +40,7 @@ constexpr CodeTables<kExtra> make_code_tables() {
     t.from[code] =
         code == 0 ? -bits_float(kInfinityBits) : first_of_entry(t.value, code, kExtra == 0);
   }
-  for (int e = 48; e < 64; ++e) {         // values in [2^(2 e - 127), 2^(2 e - 125))
+  for (int e = 48; e < 64; ++e) {  // values in [2^(2 e - 127), 2^(2 e - 125))
     const float low = bits_float(static_cast<uint32_t>(e) << 24);
     int i = 0;
     for (double end = 1e-6; i + 1 < core.kDecades && low >= end; end *= 10.0) ++i;
