@@ -49,28 +49,30 @@ def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | Non
         "failed": {},
         "seconds": {},
     }
+
+    def keep_so_far() -> None:
+        result["seconds"]["all"] = time.perf_counter() - began
+        write(file, json.dumps(result, indent=1))
+
     for name in only:
         at = time.perf_counter()
         try:
             for found in SECTIONS[name].run(chosen, say):
                 result[name] = found
-                result["seconds"]["all"] = time.perf_counter() - began
-                write(file, json.dumps(result, indent=1))
+                keep_so_far()
         except Exception as error:
             result["failed"][name] = f"{type(error).__name__}: {str(error)[:500]}"
             say(f"{name} failed: {result['failed'][name]}")
         result["seconds"][name] = time.perf_counter() - at
-        result["seconds"]["all"] = time.perf_counter() - began
-        write(file, json.dumps(result, indent=1))
+        keep_so_far()
     return result
 
 
 def write(file: pathlib.Path | None, text: str) -> None:
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(
-            file.name + ".part"
-        )  # whoever is killed while writing leaves the one before
+        # Who is killed while writing leaves the file of before.
+        part = file.with_name(file.name + ".part")
         part.write_text(text + "\n")
         part.replace(file)
 
