@@ -132,14 +132,14 @@ def state_of(model: nn.Module, opt: torch.optim.Optimizer, flat: bool) -> dict:
     }
 
 
-def run_checkpoint(mode: str, ranks: int, path: pathlib.Path) -> dict[str, str]:
-    """Saves where there is no checkpoint yet, else loads; then five more steps. Nested, flattened, and saved asynchronously."""
+def run_checkpoint(mode: str, ranks: int, path: pathlib.Path, save: bool) -> dict[str, str]:
+    """Saves, or loads what was saved before; then five more steps. Nested, flattened, and saved asynchronously."""
     out = {}
     alone = not dist.is_initialized()
     for kind in ("nested", "flat", "async"):
         flat, target = kind == "flat", path / kind
-        model, opt = build(torch.bfloat16, mode, ranks, seed=0 if not target.exists() else 1)
-        if not target.exists():
+        model, opt = build(torch.bfloat16, mode, ranks, seed=0 if save else 1)
+        if save:
             for step in range(5):
                 set_grads(model, step)
                 opt.step()
