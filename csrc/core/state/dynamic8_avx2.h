@@ -54,15 +54,16 @@ struct Dynamic8Halves8 : Dynamic8Steps<kExtra> {
   using Steps = Dynamic8Steps<kExtra>;
   using Lines = Dynamic8Lines8<kExtra>;
   static constexpr int kLines = Lines::kLines;
-  alignas(16) uint8_t begins[16] = {};     // the line where exponent / 2 begins, by 4 bits
-  alignas(32) int32_t below[kLines] = {};  // the largest key of a line
+  static constexpr float kLeast = 0x1p-29f;  // the first of kLowest
+  alignas(16) uint8_t begins[16] = {};       // the line where exponent / 2 begins, by 4 bits
+  alignas(32) int32_t below[kLines] = {};    // the largest key of a line, signed ones less one
   alignas(32) float slope[kLines] = {}, offset[kLines] = {}, last[kLines] = {};
 
   constexpr explicit Dynamic8Halves8(const Lines& lines) {
     // Unsigned lines have what rounding adds; signed ones stay ordinals, for a sign to turn around.
     const float more = kExtra ? Steps::kRound - 32768 : -32768;
     for (int i = 0; i < kLines; ++i) {
-      below[i] = i + 1 < kLines ? lines.threshold[i + 1] - 1 : 0x7fffffff;
+      below[i] = i + 1 < kLines ? lines.threshold[i + 1] - 2 + kExtra : 0x7fffffff;
       slope[i] = bits_float(lines.slope[i]) * Steps::kOne;
       offset[i] = bits_float(lines.offset[i]) * Steps::kOne + more;
       last[i] = bits_float(lines.last[i]) * Steps::kOne + more;
@@ -102,19 +103,16 @@ struct Dynamic8EncoderAvx2 {
   /// Codes of eight values in steps of 2^-16; there is no code -1, which packing turns to 0.
   LB_HD __m256i operator()(const float* x) const {
     const __m256 z = _mm256_mul_ps(_mm256_loadu_ps(x), inverse);
-    const __m256 a = Format::kSigned ? _mm256_andnot_ps(_mm256_set1_ps(-0.0f), z)
-                                     : _mm256_max_ps(z, _mm256_setzero_ps());
-    const __m256i negative = _mm256_srai_epi32(_mm256_castps_si256(z), 31);
-    __m256i key = _mm256_castps_si256(a);
-    if constexpr (Format::kSigned) {  // twice, plus one where z is positive
-      key = _mm256_add_epi32(_mm256_add_epi32(key, key), _mm256_add_epi32(negative, all(1)));
-    }
-    const __m256i half = _mm256_srli_epi32(
-        _mm256_max_epi32(key, all(static_cast<int>(Halves::kLowest << Halves::kShift))),
-        Halves::kShift);
-    // The upper three bytes of a word find nothing.
-    __m256i line =
-        _mm256_shuffle_epi8(begins, _mm256_or_si256(half, all(static_cast<int>(0x80808000u))));
+    const __m256i bits = _mm256_castps_si256(z);
+    // What is below the lowest binades has their code.
+    const __m256 lowest = _mm256_set1_ps(Halves::kLeast);
+    const __m256 a =
+        _mm256_max_ps(Format::kSigned ? _mm256_andnot_ps(_mm256_set1_ps(-0.0f), z) : z, lowest);
+    // The first byte of a value is half its exponent; what the others find is shifted out.
+    __m256i line = _mm256_srli_epi32(_mm256_shuffle_epi8(begins, _mm256_castps_si256(a)), 24);
+    __m256i key = bits;
+    if constexpr (Format::kSigned)  // twice the magnitude, less one where z is negative
+      key = _mm256_add_epi32(_mm256_add_epi32(bits, bits), _mm256_srai_epi32(bits, 31));
     line =
         _mm256_sub_epi32(line, _mm256_cmpgt_epi32(key, _mm256_permutevar8x32_epi32(below, line)));
     __m256 u = _mm256_fmadd_ps(a, _mm256_permutevar8x32_ps(slope, line),
@@ -122,8 +120,7 @@ struct Dynamic8EncoderAvx2 {
     u = _mm256_min_ps(u, _mm256_permutevar8x32_ps(last, line));
     const __m256i k = _mm256_cvtps_epi32(u);
     if constexpr (Format::kSigned) {
-      const __m256i turned = _mm256_sub_epi32(_mm256_xor_si256(k, negative), negative);
-      return _mm256_add_epi32(turned, all((127 << 16) + Halves::kRound));
+      return _mm256_add_epi32(_mm256_sign_epi32(k, bits), all((127 << 16) + Halves::kRound));
     } else {
       const __m256 positive = _mm256_cmp_ps(z, _mm256_setzero_ps(), _CMP_GT_OQ);
       return _mm256_castps_si256(
