@@ -52,10 +52,11 @@ wheel: setup
 	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir out $(PACKAGE) .
 
 # A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
-# says at once what is missing.
+# says at once what is missing. WHEELS=folder: wheels of peers for the bench (docs/bench.md).
+WHEELS ?=
 gpu: override CUDA_ARCHS :=
 gpu:
-	@$(PY) -m bench.gpu $(PACKAGE)
+	@$(PY) -m bench.gpu $(if $(WHEELS),--wheels "$(WHEELS)") $(PACKAGE)
 
 # Writes docs/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores. `make bench-quick` writes the README's table: 3 minutes.
 bench: setup
