@@ -2,7 +2,7 @@
 #
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
-.PHONY: run test programs wheel sanitize gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries
+.PHONY: run test programs wheel sanitize races gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -45,6 +45,13 @@ sanitize: setup
 	  -DLOWBIT_OPS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_SANITIZE=address,undefined >$(VENV)/cmake-sanitize.log || { cat $(VENV)/cmake-sanitize.log; exit 1; }
 	@$(BIN)/cmake --build build/sanitize --target cpp_tests
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
+
+# The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
+races: setup
+	@$(BIN)/cmake -S . -B build/races -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=OFF -DLOWBIT_CUDA=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_RACES=ON >$(VENV)/cmake-races.log || { cat $(VENV)/cmake-races.log; exit 1; }
+	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races
+	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
 
 # A wheel in out/, with the kernels of every architecture.
 wheel: override CUDA_ARCHS := release
