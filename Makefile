@@ -2,7 +2,7 @@
 #
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
-.PHONY: run test programs wheel sanitize gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries
+.PHONY: run test programs wheel sanitize races gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -46,16 +46,24 @@ sanitize: setup
 	@$(BIN)/cmake --build build/sanitize --target cpp_tests
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
+# The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
+races: setup
+	@$(BIN)/cmake -S . -B build/races -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=OFF -DLOWBIT_CUDA=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_RACES=ON >$(VENV)/cmake-races.log || { cat $(VENV)/cmake-races.log; exit 1; }
+	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races
+	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
+
 # A wheel in out/, with the kernels of every architecture.
 wheel: override CUDA_ARCHS := release
 wheel: setup
 	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir out $(PACKAGE) .
 
 # A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
-# says at once what is missing.
+# says at once what is missing. WHEELS=folder: wheels of peers for the bench (docs/bench.md).
+WHEELS ?=
 gpu: override CUDA_ARCHS :=
 gpu:
-	@$(PY) -m bench.gpu $(PACKAGE)
+	@$(PY) -m bench.gpu $(if $(WHEELS),--wheels "$(WHEELS)") $(PACKAGE)
 
 # Writes docs/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores. `make bench-quick` writes the README's table: 3 minutes.
 bench: setup

@@ -1,6 +1,7 @@
 """Everything that one run on a GPU can tell, inside ten minutes and without a network: builds, tests, sanitizers, bench. What `make gpu` runs.
 
     python -m bench.gpu [-C cmake.define.NAME=VALUE ...]      writes out/gpu.json, out/gpu.md and logs in out/gpu/
+    python -m bench.gpu --wheels FOLDER ...                   installs the wheels of peers first, for the bench alone
     python -m bench.gpu --page out/gpu.json                   writes the page again
 
 The stages do not depend on each other, but for the build: one that fails is a line of the page, and the exit status is 1 at the end. Where nothing can be
@@ -20,8 +21,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from datetime import datetime, timezone
+from importlib.metadata import distributions
 
+from bench import asked
 from bench.page import page as bench_page
 from bench.page import summary, table
 from bench.stage import Stage, junit, sanitizer
@@ -88,7 +94,26 @@ def found_tool(name: str, first: str = "") -> str | None:
     return next((p for p in places if p and os.access(p, os.X_OK) and os.path.isfile(p)), None)
 
 
-def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[Stage]:
+def peers(folder: pathlib.Path, wheels: pathlib.Path | None) -> tuple[list[Stage], dict[str, str]]:
+    """The stage that installs the wheels of peers where nobody but the bench finds them, and what the bench's environment then has."""
+    if wheels is None:
+        return [], {}
+    target = folder / "peers"
+    shutil.rmtree(target, ignore_errors=True)
+    found = sorted(str(w) for w in wheels.glob("*.whl"))
+    install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "--target", str(target), *found]  # fmt: skip
+
+    def read(text: str) -> dict:
+        return {"peers": {d.metadata["Name"]: d.version for d in distributions(path=[str(target)])}}
+
+    path = os.pathsep.join(p for p in (str(target), os.environ.get("PYTHONPATH", "")) if p)
+    command = install if found else f"there are no wheels in {wheels}"
+    return [Stage("peers", 60, command, {}, read)], {"PYTHONPATH": path}
+
+
+def stages(
+    folder: pathlib.Path, options: list[str], capability: str, wheels: pathlib.Path | None = None
+) -> list[Stage]:
     python, require = sys.executable, {"LOWBIT_REQUIRE": "cuda"}
     architecture = f"{capability.replace('.', '')}-real"
     env = {"CUDACXX": nvcc() or "nvcc"}
@@ -103,6 +128,7 @@ def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[St
         else []
     )
     checker = found_tool("compute-sanitizer")
+    installs, with_peers = peers(folder, wheels)
     # Every tensor in memory of its own, so that a step past its end is seen.
     uncached = {**require, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
@@ -111,7 +137,7 @@ def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[St
         report.unlink(missing_ok=True)
         command = [checker, "--tool", tool, "--error-exitcode", "99", "--log-file", str(report), "--kernel-regex", "kns=lowbit",
                    *pytest, "-k", SMALL, *cuda_tests] if checker else "compute-sanitizer was not found (it is part of the CUDA toolkit)"  # fmt: skip
-        return Stage(tool, 90, command, uncached, sanitizer(report), after="build")
+        return Stage(tool, 120, command, uncached, sanitizer(report), after="build")
 
     def bench(name: str, limit: float, *sections: str) -> Stage:
         out = folder / f"{name}.json"
@@ -131,7 +157,7 @@ def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[St
             name,
             limit,
             command,
-            {},
+            with_peers,
             lambda text: {"result": json.loads(out.read_text())},
             after="build",
         )
@@ -148,16 +174,29 @@ def stages(folder: pathlib.Path, options: list[str], capability: str) -> list[St
             after="build",
         )
 
+    # What must be shown comes first. Sanitizers and the rest of the tests time nothing, so they share the machine.
     return [
         Stage("build", 240, install, env),
+        *installs,
         tests("cuda-tests", 200, *cuda_tests),
-        bench("bench-step", 120, "step"),
-        bench("bench-growth", 60, "growth"),
+        bench("bench-step", 180, "step"),
         checked("memcheck"),
-        checked("racecheck"),
-        bench("bench-rest", 90, "training", "checkpoint", "start"),
-        tests("all-tests", 300, *many, "tests", *[f"--ignore={f}" for f in cuda_tests]),
+        replace(checked("racecheck"), beside=True),
+        replace(tests("all-tests", 160, *many, "tests", *[f"--ignore={f}" for f in cuda_tests]), beside=True),
+        bench("bench-growth", 60, "growth"),
+        bench("bench-rest", 100, "training", "checkpoint", "start"),
     ]  # fmt: skip
+
+
+def together(made: Iterable[Stage]) -> list[list[Stage]]:
+    """One after another, but for those that run beside the one before."""
+    groups: list[list[Stage]] = []
+    for stage in made:
+        if stage.beside and groups:
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return groups
 
 
 def describe() -> dict:
@@ -202,6 +241,9 @@ def page(report: dict) -> str:
             "* after: " + ", ".join(f"{k} {v}" for k, v in report.get("clocks_after", {}).items()),
             f"* Python {machine['python']}, torch {machine['torch']}, CUDA {machine['cuda']}, {machine['nvcc']}, {machine['cores']} cores",
         ]),
+        *(["## Asked, measured, met", asked.page(report["asked"])] if report.get("asked") else []),
+        "## Stages",
+        peers_line(report["stages"]),
         table(["stage", "status", "seconds", ""], [[s["name"], s["status"], f"{s['seconds']:.0f}", note(s)] for s in report["stages"]]),
     ]  # fmt: skip
     for s in report["stages"]:
@@ -234,6 +276,15 @@ def page(report: dict) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def peers_line(stages: list[dict]) -> str:
+    """Who was installed for the bench."""
+    stage = next((s for s in stages if s["name"] == "peers"), None)
+    if stage is None:
+        return "No wheels of peers were given (`make gpu WHEELS=folder`): those that the interpreter does not have sit out."
+    found = ", ".join(f"{name} {version}" for name, version in sorted(stage.get("peers", {}).items()))  # fmt: skip
+    return f"Peers of the bench, from wheels: {found or 'none'}."
+
+
 def note(stage: dict) -> str:
     if stage["status"] in ("missing", "left out"):
         return stage["tail"]
@@ -247,6 +298,10 @@ def note(stage: dict) -> str:
 
 def write(report: dict, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        report["asked"] = asked.lines(report)
+    except Exception as error:  # of a result that nobody foresaw
+        print(f"what was asked could not be looked up: {type(error).__name__}: {error}", file=sys.stderr)  # fmt: skip
     path.write_text(json.dumps(report, indent=1) + "\n")
     try:
         path.with_suffix(".md").write_text(page(report))
@@ -254,7 +309,7 @@ def write(report: dict, path: pathlib.Path) -> None:
         print(f"the page could not be written: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def run(options: list[str], out: pathlib.Path) -> int:
+def run(options: list[str], out: pathlib.Path, wheels: pathlib.Path | None = None) -> int:
     from bench import machine
 
     folder = out / "gpu"
@@ -262,16 +317,19 @@ def run(options: list[str], out: pathlib.Path) -> int:
     report: dict = {"machine": describe(), "stages": [], "seconds": 0.0}
     passed: set[str] = set()
     print(", ".join(f"{k} {v}" for k, v in report["machine"]["gpu"].items()), flush=True)
-    for stage in stages(folder, options, report["machine"]["gpu"].get("compute_cap", "9.0")):
-        said = stage.run(folder, ALL - (time.perf_counter() - BEGAN), passed)
-        passed |= {stage.name} if said["status"] == "passed" else set()
-        report["stages"].append(said)
-        report["seconds"] = time.perf_counter() - BEGAN
-        report["clocks_after"] = machine.gpu_clocks()
-        write(report, out / "gpu.json")
-        print(
-            f"[{report['seconds']:5.0f} s] {stage.name}: {said['status']} {note(said)}", flush=True
-        )
+    made = stages(folder, options, report["machine"]["gpu"].get("compute_cap", "9.0"), wheels)
+    for group in together(made):
+        with ThreadPoolExecutor(len(group)) as pool:
+            left = ALL - (time.perf_counter() - BEGAN)
+            running = {pool.submit(stage.run, folder, left, passed): stage for stage in group}
+            for done in as_completed(running):
+                stage, said = running[done], done.result()
+                passed |= {stage.name} if said["status"] == "passed" else set()
+                report["stages"].append(said)
+                report["seconds"] = time.perf_counter() - BEGAN
+                report["clocks_after"] = machine.gpu_clocks()
+                write(report, out / "gpu.json")
+                print(f"[{report['seconds']:5.0f} s] {stage.name}: {said['status']} {note(said)}", flush=True)  # fmt: skip
     print(f"{out / 'gpu.md'} and {out / 'gpu.json'}; logs in {folder}")
     return 0 if all(s["status"] == "passed" for s in report["stages"]) else 1
 
@@ -293,6 +351,7 @@ def main() -> int:
         metavar="KEY=VALUE",
         help="for pip install",
     )
+    parser.add_argument("--wheels", type=pathlib.Path, metavar="FOLDER", help="wheels of peers, for the bench: docs/bench.md")  # fmt: skip
     given = parser.parse_args()
     if given.page:
         write(json.loads(given.page.read_text()), given.page)
@@ -302,8 +361,9 @@ def main() -> int:
             "make gpu cannot run here:", *[f"  - {r}" for r in reasons], sep="\n", file=sys.stderr
         )
         return 2
+    wheels = given.wheels.resolve() if given.wheels else None
     os.chdir(ROOT)
-    return run([x for option in given.options for x in ("-C", option)], given.out)
+    return run([x for option in given.options for x in ("-C", option)], given.out, wheels)
 
 
 if __name__ == "__main__":

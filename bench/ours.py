@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 import lowbit
-from bench.contestant import Contestant
+from bench.contestant import Contestant, InGraph
 from lowbit import ops
 
 
@@ -23,6 +23,10 @@ class Lowbit(Contestant):
 
 class Eight(Lowbit):
     name = "lowbit 8-bit, bf16 stochastic"
+
+
+class EightInGraph(InGraph, Eight):
+    name = "lowbit 8-bit, bf16 stochastic, in a CUDA graph"
 
 
 class EightWide(Lowbit):

@@ -6,7 +6,7 @@ import pathlib
 
 import torch
 
-from bench.contestant import Contestant
+from bench.contestant import Contestant, InGraph
 
 
 class Torch(Contestant):
@@ -15,6 +15,13 @@ class Torch(Contestant):
 
     def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(params, fused=True)
+
+
+class TorchInGraph(InGraph, Torch):
+    name = "torch fused, float32, in a CUDA graph"
+
+    def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, fused=True, capturable=True)
 
 
 class TorchBfloat16(Torch):

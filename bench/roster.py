@@ -4,6 +4,7 @@ from bench.contestant import Contestant
 from bench.ours import (
     Avx2,
     Eight,
+    EightInGraph,
     EightWide,
     Factored,
     Floats,
@@ -25,11 +26,12 @@ from bench.peers import (
     Torchao,
     Torchastic,
     TorchBfloat16,
+    TorchInGraph,
 )
 
 # The first is what ratios are to; the copy is the other measure.
 ALL: tuple[type[Contestant], ...] = (
-    Torch, Eight, Four, Floats, Kahan, Split, EightWide, Factored, Unpopular, Avx2, Pinned, Managed,
+    Torch, TorchInGraph, Eight, EightInGraph, Four, Floats, Kahan, Split, EightWide, Factored, Unpopular, Avx2, Pinned, Managed,
     TorchBfloat16, DeepSpeed, Torchao, Bitsandbytes, FlashOptim, Adafactor8bit, Torchastic, Eager, Copy,
 )  # fmt: skip
 GROWING = (Torch, TorchBfloat16, Eight, Four, Copy)

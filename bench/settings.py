@@ -64,10 +64,11 @@ def chosen(name: str, device: str, threads: list[int] | None) -> Settings:
         if name == "full":
             settings = replace(
                 settings,
-                workloads=(BILLION, *settings.workloads),
+                # What must be shown first: a run may be ended early. Who is launched for each tensor takes half a second a step of MANY.
+                workloads=(BILLION, MANY, THOUSAND, LLAMA_1B, GPT2, ONE, LLAMA_8B),
                 limit=5 << 28,
                 rounds=15,
-                budget=4,
+                budget=2.5,
             )
         elif name == "quick":
             settings = replace(settings, limit=1 << 28, rounds=11, largest=26)

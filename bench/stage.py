@@ -25,6 +25,7 @@ class Stage:
         env: beside the process's own environment.
         read: what else the page shows, from the log's text.
         after: name of a stage that must have passed, or nothing can be learnt from this one.
+        beside: whether it runs at the same time as the stage before it, which times nothing.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Stage:
     env: dict[str, str] = field(default_factory=dict)
     read: Callable[[str], dict] = lambda text: {}
     after: str = ""
+    beside: bool = False
 
     def run(self, folder: pathlib.Path, left: float, passed: set[str]) -> dict:
         """{"name", "status", "seconds", "command", "tail", ...}; status is passed, failed, timed out (and cannot be killed), missing or left out."""
@@ -100,8 +102,12 @@ def guarded(read: Callable[[str], dict], text: str) -> dict:
 FAILED = re.compile(r"(\S+::.*?(?= (?:FAILED|ERROR)\b)|(?<=FAILED )\S+::\S+|(?<=ERROR )\S+::\S+)")
 
 
+GRAPH = "graph"  # in the names of tests that capture one
+
+
 def junit(path: pathlib.Path) -> Callable[[str], dict]:
-    """Counts and the names of failed tests; where pytest did not live to write its report, of what it printed."""
+    """Counts and the names of failed tests, and counts of those that have to do with graphs; where pytest did not live to write its report, of what it
+    printed."""
 
     def read(text: str) -> dict:
         if not path.exists():
@@ -109,6 +115,13 @@ def junit(path: pathlib.Path) -> Callable[[str], dict]:
             return {
                 "tests": {"passed": text.count(" PASSED"), "failed": len(failed)},
                 "failures": failed[:50],
+                "graphs": {
+                    "passed": sum(
+                        " PASSED" in line and GRAPH in line.split("::")[-1]
+                        for line in text.splitlines()
+                    ),
+                    "failed": sum(GRAPH in name.split("::")[-1] for name in failed),
+                },
             }
         suites = list(ET.parse(path).getroot().iter("testsuite"))
         count = {
@@ -117,17 +130,21 @@ def junit(path: pathlib.Path) -> Callable[[str], dict]:
         }
         failed: list[str] = []
         skipped: dict[str, int] = {}
+        graphs = {"passed": 0, "failed": 0}
         for case in ET.parse(path).getroot().iter("testcase"):
             for kind in ("failure", "error"):
                 if (found := case.find(kind)) is not None:
                     failed.append(
                         f"{case.get('classname')}::{case.get('name')}: {(found.get('message') or '')[:160]}"
                     )
+            bad = any(case.find(kind) is not None for kind in ("failure", "error"))
+            if GRAPH in (case.get("name") or "") and case.find("skipped") is None:
+                graphs["failed" if bad else "passed"] += 1
             if (found := case.find("skipped")) is not None:
                 reason = (found.get("message") or "")[:160]
                 skipped[reason] = skipped.get(reason, 0) + 1
         passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
-        return {"tests": {**count, "passed": passed}, "failures": failed[:50], "skipped": skipped}
+        return {"tests": {**count, "passed": passed}, "failures": failed[:50], "skipped": skipped, "graphs": graphs}  # fmt: skip
 
     return read
 

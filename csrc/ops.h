@@ -22,6 +22,29 @@ using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 using MaybeTensor = std::optional<Tensor>;
 
+/// Where the tensors of a call are: the CPU, or one GPU of several. What lies on another GPU is as
+/// little to be read by a kernel as what lies on the host.
+struct Device {
+  bool cpu;
+  int32_t index;
+  explicit Device(const Tensor& t) : cpu(t.is_cpu()), index(t.get_device_index()) {}
+  bool has(const Tensor& t) const {
+    return t.is_cpu() == cpu && (cpu || t.get_device_index() == index);
+  }
+  std::string name() const { return cpu ? "the CPU" : "cuda:" + std::to_string(index); }
+};
+
+/// One float32 that kernels read, which must be on that GPU; null where none is given.
+inline const float* one_float(const MaybeTensor& t, const char* op, const char* what,
+                              const Device& device) {
+  if (!t) return nullptr;
+  STD_TORCH_CHECK(device.has(*t), op, ": ", what, " is on ", Device(*t).name(),
+                  " and the parameters are on ", device.name(), "; it must be where they are");
+  STD_TORCH_CHECK(t->numel() == 1 && t->scalar_type() == torch::headeronly::ScalarType::Float, op,
+                  ": ", what, " must be one float32 on the parameters' device");
+  return t->const_data_ptr<float>();
+}
+
 /// What the operator `step` takes.
 struct StepArgs {
   const std::string& rule;

@@ -88,7 +88,8 @@ Tensor decode(Tensor codes, Tensor scales, std::string name, int64_t block, int6
   const int64_t rows = codes.size(0);
   check_matrix(op, "scales", scales, scalar_type(info.scale_dtype), rows,
                blocks * info.scale_numbers);
-  STD_TORCH_CHECK(scales.is_cpu() == codes.is_cpu(), op, ": codes and scales are on two devices");
+  STD_TORCH_CHECK(Device(codes).has(scales), op, ": codes are on ", Device(codes).name(),
+                  " and scales on ", Device(scales).name());
   const int64_t row_bytes = code_bytes(cols, info.bits), scale_bytes = blocks * info.scale_bytes;
   Tensor x = torch::stable::new_empty(codes, {rows, cols}, ScalarType::Float);
   auto* values = static_cast<float*>(x.data_ptr());

@@ -72,15 +72,17 @@ void accumulate(Tensors held, Tensors beside, Tensors grads, Tensor plan, std::s
     const int64_t numel = job.rows * job.cols;
     job.grad_format = checked_grad(op, grads[i], i);
     STD_TORCH_CHECK(held[i].scalar_type() == scalar_type(info.dtype) && held[i].is_contiguous() &&
-                        held[i].is_cpu() == grads[i].is_cpu() && held[i].numel() == numel &&
-                        grads[i].numel() == numel,
+                        held[i].numel() == numel && grads[i].numel() == numel,
                     op, ": buffer ", i, " must be a contiguous tensor of ", info.dtype, " with ",
                     numel, " elements, as its gradient has");
-    STD_TORCH_CHECK(
-        !extra || (beside[i].scalar_type() == scalar_type(info.extra_dtype) &&
-                   beside[i].is_contiguous() && beside[i].is_cpu() == held[i].is_cpu() &&
-                   beside[i].numel() == numel * extra_width(info)),
-        op, ": '", name, "' wants a contiguous ", info.extra_dtype, " tensor beside buffer ", i);
+    const Device device(held[i]);
+    STD_TORCH_CHECK(device.has(grads[i]), op, ": buffer ", i, " is on ", device.name(),
+                    " and its gradient on ", Device(grads[i]).name());
+    STD_TORCH_CHECK(!extra || (beside[i].scalar_type() == scalar_type(info.extra_dtype) &&
+                               beside[i].is_contiguous() && device.has(beside[i]) &&
+                               beside[i].numel() == numel * extra_width(info)),
+                    op, ": '", name, "' wants a contiguous ", info.extra_dtype,
+                    " tensor beside buffer ", i, ", on its device");
     job.held = held[i].mutable_data_ptr();
     job.beside = extra ? beside[i].mutable_data_ptr() : nullptr;
     job.grad = grads[i].const_data_ptr();

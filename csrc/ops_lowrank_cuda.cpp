@@ -64,26 +64,19 @@ constexpr const char* kOp = "lowbit::lowrank_pass";
 /// A contiguous tensor on the device, of so many numbers of a dtype.
 template <class T>
 T* checked(const Tensor& t, const char* what, size_t i, ScalarType dtype, int64_t numel,
-           int device) {
-  STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == device && t.is_contiguous() &&
-                      t.scalar_type() == dtype && t.numel() == numel,
-                  kOp, ": ", what, " of matrix ", i, " must be ", numel,
+           const Device& device) {
+  STD_TORCH_CHECK(device.has(t), kOp, ": ", what, " of matrix ", i, " is on ", Device(t).name(),
+                  " and the table is on ", device.name());
+  STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == dtype && t.numel() == numel, kOp, ": ",
+                  what, " of matrix ", i, " must be ", numel,
                   " contiguous numbers of its dtype on the parameters' device, and has ",
                   t.numel());
   return numel > 0 ? static_cast<T*>(t.mutable_data_ptr()) : nullptr;
 }
 
-const float* one_float(const MaybeTensor& t, const char* what, int device) {
-  if (!t) return nullptr;
-  STD_TORCH_CHECK(t->is_cuda() && t->get_device_index() == device && t->numel() == 1 &&
-                      t->scalar_type() == ScalarType::Float,
-                  kOp, ": ", what, " must be one float32 on the parameters' device");
-  return t->const_data_ptr<float>();
-}
-
 /// The i-th matrix.
 LowRankJob job_of(size_t i, const Tensors& read, const Tensors& written, const int64_t* row,
-                  const double* hyper, int device) {
+                  const double* hyper, const Device& device) {
   const Tensor* const in = &read[i * kReads];
   const Tensor* const out = &written[i * kWrites];
   for (const Column c : {kTall, kFira, kDraws, kByTensor, kLimits, kMaximize})
@@ -110,7 +103,7 @@ LowRankJob job_of(size_t i, const Tensors& read, const Tensors& written, const i
                   " must be float32, bfloat16 or float16");
   job.grad = checked<void>(in[kGrad], "the gradient", i, in[kGrad].scalar_type(), size, device);
   job.step = checked<float>(in[kStep], "the step", i, ScalarType::Float, 1, device);
-  if (in[kLr].numel() > 0) job.lr = one_float(in[kLr], "lr", device);
+  if (in[kLr].numel() > 0) job.lr = one_float(in[kLr], kOp, "lr", device);
 
   const auto floats = [&](Written w, int64_t numel) {
     return checked<float>(out[w], kWhat[w], i, ScalarType::Float, numel, device);
@@ -156,22 +149,22 @@ void lowrank_pass(int64_t pass, Tensors read, Tensors written, Tensor plan, Tens
                       table.is_contiguous() && table.numel() >= room,
                   kOp, ": the table must hold ", room, " bytes on the parameters' device");
   if (count == 0) return;
-  const int device = table.get_device_index();
+  const Device device(table);
   std::vector<LowRankJob> jobs;
   for (size_t i = 0; i < static_cast<size_t>(count); ++i)
     jobs.push_back(job_of(i, read, written, plan.const_data_ptr<int64_t>() + i * kColumns,
                           hyper.const_data_ptr<double>() + i * kHypers, device));
-  const cuda::Library& library = cuda::library();
-  STD_TORCH_CHECK(library.error == nullptr, kOp, " on CUDA: ", library.error);
   CudaLowRank call{};
-  call.device = device;
+  call.device = device.index;
   call.jobs = jobs.data(), call.count = count;
   call.pass = static_cast<LowRankPass>(pass);
   call.table = static_cast<LowRankJob*>(table.mutable_data_ptr());
-  call.grad_scale = one_float(grad_scale, "grad_scale", device);
-  call.found_inf = one_float(found_inf, "found_inf", device);
-  torch::stable::accelerator::DeviceGuard guard(device);
-  call.stream = library.current_stream(device);
+  call.grad_scale = one_float(grad_scale, kOp, "grad_scale", device);
+  call.found_inf = one_float(found_inf, kOp, "found_inf", device);
+  const cuda::Library& library = cuda::library();
+  STD_TORCH_CHECK(library.error == nullptr, kOp, " on CUDA: ", library.error);
+  torch::stable::accelerator::DeviceGuard guard(device.index);
+  call.stream = library.current_stream(device.index);
   const char* error = library.lowrank(&call);
   STD_TORCH_CHECK(error == nullptr, kOp, " on CUDA: ", error);
 }

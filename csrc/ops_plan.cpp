@@ -12,16 +12,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
-/// Where the tensors of a step are.
-struct Device {
-  bool cpu;
-  int32_t index;
-  explicit Device(const Tensor& t) : cpu(t.is_cpu()), index(t.get_device_index()) {}
-  bool has(const Tensor& t) const {
-    return t.is_cpu() == cpu && (cpu || t.get_device_index() == index);
-  }
-};
-
 void check_tensor(const Tensor& t, const char* what, size_t i, ScalarType dtype, int64_t numel,
                   const Device& device, const char* elsewhere = "") {
   STD_TORCH_CHECK(t.scalar_type() == dtype, "lowbit::step: ", what, " of parameter ", i,
@@ -31,7 +21,8 @@ void check_tensor(const Tensor& t, const char* what, size_t i, ScalarType dtype,
   STD_TORCH_CHECK(t.is_contiguous(), "lowbit::step: ", what, " of parameter ", i,
                   " is not contiguous");
   STD_TORCH_CHECK(device.has(t), "lowbit::step: ", what, " of parameter ", i,
-                  " is on another device than the parameter", elsewhere);
+                  " is on another device than the parameter (", Device(t).name(), " and ",
+                  device.name(), ")", elsewhere);
 }
 
 /// Brings what the tensor knows of itself into the caches.
@@ -208,7 +199,7 @@ Plan make_plan(const StepArgs& args) {
   }
   STD_TORCH_CHECK(next == state.size(), "lowbit::step: ", state.size(), " state tensors, ", next,
                   " wanted");
-  check_scratch_size(workspace, size);
+  check_scratch(workspace, size, device);
   made.phases = info.rounds + made.measures_scales;
   STD_TORCH_CHECK(phase >= 0 && phase <= made.phases, "lowbit::step: there is no phase ", phase,
                   " of ", name);

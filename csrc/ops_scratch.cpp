@@ -25,7 +25,7 @@ Scratch checked_scratch(const Tensors& tensors) {
   return s;
 }
 
-void check_scratch_size(const Tensors& tensors, const ScratchSize& size) {
+void check_scratch(const Tensors& tensors, const ScratchSize& size, const Device& device) {
   const std::array<int64_t, 7> want = size.list();
   const ScalarType dtype[] = {ScalarType::Long, ScalarType::Long, ScalarType::Long, ScalarType::Int,
                               ScalarType::Int,  ScalarType::Int,  ScalarType::Float};
@@ -39,6 +39,8 @@ void check_scratch_size(const Tensors& tensors, const ScratchSize& size) {
                         tensors[i].is_contiguous(),
                     "lowbit::step: scratch tensor ", i, " has ", tensors[i].numel(),
                     " elements, expected ", want[i]);
+    STD_TORCH_CHECK(device.has(tensors[i]), "lowbit::step: scratch tensor ", i, " is on ",
+                    Device(tensors[i]).name(), " and the parameters are on ", device.name());
   }
 }
 

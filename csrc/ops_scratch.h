@@ -26,8 +26,8 @@ struct ScratchSize {
 
 /// The parts of the workspace that is given; no tensor is none.
 Scratch checked_scratch(const Tensors& tensors);
-/// Refuses a workspace that is shorter than its jobs need.
-void check_scratch_size(const Tensors& tensors, const ScratchSize& size);
+/// Refuses a workspace that is shorter than its jobs need, or elsewhere.
+void check_scratch(const Tensors& tensors, const ScratchSize& size, const Device& device);
 /// Gives a job its part of the workspace, and counts it. `row`: the job's row of the plan.
 void place(Job& job, const RuleInfo& rule, const int64_t* row, const Scratch& s, ScratchSize& at);
 

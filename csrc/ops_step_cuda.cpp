@@ -46,27 +46,26 @@ void step_cuda(StepArgs args) {
   Plan made = make_plan(args);
   std::vector<Job>& jobs = made.jobs;
   const RuleInfo info = rule_info(made.rule);
-  const cuda::Library& library = cuda::library();
-  STD_TORCH_CHECK(library.error == nullptr, "lowbit::step on CUDA: ", library.error);
+  const Device device(params[0]);
+  const char* op = "lowbit::step";
   CudaStep call{};
   if (lr && lr->is_cpu()) {
     hyper[0] = number(*lr, "lr");
     lr.reset();
   }
-  const auto device_float = [](const MaybeTensor& t, const char* what) -> const float* {
-    if (!t) return nullptr;
-    STD_TORCH_CHECK(t->is_cuda() && t->numel() == 1 && t->scalar_type() == ScalarType::Float,
-                    "lowbit::step: ", what, " must be one float32 on the parameters' device");
-    return t->const_data_ptr<float>();
-  };
+  call.lr = one_float(lr, op, "lr", device);
+  call.grad_scale = one_float(grad_scale, op, "grad_scale", device);
+  call.found_inf = one_float(found_inf, op, "found_inf", device);
   std::vector<float*> step_pointers(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
-    STD_TORCH_CHECK(steps[i].is_cuda(), "lowbit::step: the step of parameter ", i,
-                    " must be on the parameter's device");
+    STD_TORCH_CHECK(device.has(steps[i]), op, ": the step of parameter ", i, " is on ",
+                    Device(steps[i]).name(), " and the parameter is on ", device.name());
     step_pointers[i] = static_cast<float*>(steps[i].mutable_data_ptr());
   }
+  const cuda::Library& library = cuda::library();
+  STD_TORCH_CHECK(library.error == nullptr, op, " on CUDA: ", library.error);
   const std::vector<CudaScale> scales = cuda_scales(made, plan, info.slots);
-  call.device = params[0].get_device_index();
+  call.device = device.index;
   torch::stable::accelerator::DeviceGuard guard(call.device);
   const Tensor workspace = torch::stable::new_empty(
       params[0], {library.workspace(jobs.data(), static_cast<int64_t>(jobs.size()))},
@@ -79,9 +78,6 @@ void step_cuda(StepArgs args) {
   call.steps = step_pointers.data();
   call.hyper = hyper.data();
   call.hypers = static_cast<int>(hyper.size());
-  call.lr = device_float(lr, "lr");
-  call.grad_scale = device_float(grad_scale, "grad_scale");
-  call.found_inf = device_float(found_inf, "found_inf");
   call.maximize = maximize;
   call.scales = scales.data();
   call.scale_count = static_cast<int64_t>(scales.size());
@@ -93,7 +89,7 @@ void step_cuda(StepArgs args) {
   call.workspace = workspace.data_ptr();
   const char* error = phase == 0 ? library.prefetch(call.device, call.stream) : nullptr;
   if (error == nullptr) error = library.step(&call);
-  STD_TORCH_CHECK(error == nullptr, "lowbit::step on CUDA: ", error);
+  STD_TORCH_CHECK(error == nullptr, op, " on CUDA: ", error);
 }
 
 }  // namespace lowbit

@@ -226,7 +226,7 @@ class LowbitOptimizer(StateKeeper):
         group = batch.group
         lr = group["lr"]
         return self.hyper(group, batch.rule), {
-            "lr": shard.local(lr) if isinstance(lr, Tensor) else None,
+            "lr": lr_beside(shard.local(lr), device) if isinstance(lr, Tensor) else None,
             "grad_scale": on_device(grad_scale, device),
             "found_inf": on_device(found_inf, device),
             "maximize": group["maximize"],
@@ -279,6 +279,11 @@ class LowbitOptimizer(StateKeeper):
         for group in groups:
             shard.reduce_over([(some, group, "max")])
         return not bool(some)
+
+
+def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
+    """A learning rate as the operator takes it: on the CPU, or on the parameters' own GPU where it is on another one."""
+    return lr.to(device) if lr.device.type == device.type else lr
 
 
 def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:

@@ -15,10 +15,18 @@
 namespace lowbit::cuda {
 namespace {
 
-/// The managed blocks of a device by address, and where the last hints ended.
+/// The managed blocks of a device by address, and how far hints for them have come.
 struct Managed {
   std::map<uintptr_t, int64_t> bytes;
-  uintptr_t next = 0;
+  uintptr_t next = 0;  // where the last hint ended
+  int64_t left = 0;    // bytes of this round that had none yet
+  int calls = 0;       // since the round ended
+
+  void begin_round() {
+    left = 0;
+    for (const auto& block : bytes) left += block.second;
+    calls = 0;
+  }
 };
 struct Registry {
   std::mutex mutex;
@@ -85,7 +93,9 @@ const char* manage(CudaBlock& block) {
   }
   Registry& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
-  r.of[block.device].bytes[reinterpret_cast<uintptr_t>(block.at)] = block.bytes;
+  Managed& managed = r.of[block.device];
+  managed.bytes[reinterpret_cast<uintptr_t>(block.at)] = block.bytes;
+  managed.begin_round();
   return nullptr;
 }
 
@@ -101,7 +111,9 @@ const char* release(const CudaBlock& block) {
   if (block.memory == kManaged) {
     Registry& r = registry();
     const std::lock_guard<std::mutex> lock(r.mutex);
-    r.of[block.device].bytes.erase(reinterpret_cast<uintptr_t>(block.at));
+    Managed& managed = r.of[block.device];
+    managed.bytes.erase(reinterpret_cast<uintptr_t>(block.at));
+    managed.begin_round();
   }
   cudaError_t error = cudaSetDevice(block.device);
   // A kernel may still step it: this memory is not of torch's allocator, which knows streams.
@@ -113,18 +125,26 @@ const char* release(const CudaBlock& block) {
 }
 
 constexpr int kHints = 64;           // a call
+constexpr int kCalls = 128;          // from one round of hints to the next
 constexpr int kSpare = 16;           // one part of the device's memory in so many is left alone
 constexpr int64_t kPage = 64 << 10;  // what hints are rounded to
 
 /// Hints for the blocks that come after those of the last call, as far as the device has free
-/// memory: so none pushes another out, over some calls all come that fit, and where nothing is free
-/// nothing is asked for. Nothing while a graph is captured, which cannot hold hints.
+/// memory: so none pushes another out, and over some calls all come that fit. When each byte had one,
+/// or nothing more is free, that is a round: then the driver is asked nothing for many calls, since
+/// each question takes a call tens of microseconds, until another round brings back what was pushed
+/// out. A block that is taken or freed begins one too. Nothing while a graph is captured, which
+/// cannot hold hints.
 const char* prefetch(int device, void* stream) {
   Registry& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
   const auto found = r.of.find(device);
   if (found == r.of.end() || found->second.bytes.empty()) return nullptr;
   Managed& managed = found->second;
+  if (managed.left == 0 && managed.calls < kCalls - 1) {
+    ++managed.calls;
+    return nullptr;
+  }
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (const char* error =
           explain(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture),
@@ -135,8 +155,9 @@ const char* prefetch(int device, void* stream) {
   size_t free = 0, total = 0;
   if (const char* error = explain(cudaMemGetInfo(&free, &total), "asking for free memory"))
     return error;
-  int64_t room = static_cast<int64_t>(free) - static_cast<int64_t>(total / kSpare), left = 0;
-  for (const auto& block : managed.bytes) left += block.second;
+  if (managed.left == 0) managed.begin_round();
+  int64_t room = static_cast<int64_t>(free) - static_cast<int64_t>(total / kSpare);
+  int64_t& left = managed.left;
   for (int i = 0; i < kHints && left > 0 && room >= kPage; ++i) {
     auto block = managed.bytes.upper_bound(managed.next);
     if (block != managed.bytes.begin() &&
@@ -155,6 +176,7 @@ const char* prefetch(int device, void* stream) {
     managed.next += static_cast<uintptr_t>(bytes);
     left -= bytes, room -= bytes;
   }
+  if (room < kPage) left = 0;
   return nullptr;
 }
 

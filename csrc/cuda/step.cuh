@@ -169,6 +169,8 @@ __global__ void __launch_bounds__(kFastWarps* kLanes) step_fast(const Batch batc
       param.store(static_cast<typename P::Storage*>(job.param) + at);
       if constexpr (kHasExtra<P>) extra.store(static_cast<typename P::Extra*>(job.extra) + at);
     }
+    if constexpr (S0::kScaled || S1::kScaled)
+      __syncwarp();  // memory order: no lane still reads a scale that the first of its block writes
     encode8<S0>(s0, job.state[0], at, block0, here, lane, shared.table0);
     encode8<S1>(s1, job.state[1], at, block1, here, lane, shared.table1);
   }

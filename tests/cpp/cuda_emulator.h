@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda_races.h"
+
 namespace emulator {
 
 struct Dim3 {
@@ -25,7 +27,7 @@ struct Dim3 {
 
 /// The compiler's own jumps: a change of contexts is a system call, and under the address sanitizer
 /// so is every longjmp of the library, which clears a stack that nobody leaves here.
-#define LB_JUMPS __attribute__((noinline, no_sanitize("address")))
+#define LB_JUMPS __attribute__((noinline, no_sanitize("address", "thread")))
 using Place = void* [5];
 [[noreturn]] LB_JUMPS inline void jump(Place& to) { __builtin_longjmp(to, 1); }
 
@@ -33,6 +35,7 @@ struct Fiber {
   ucontext_t context;
   Place place;  // where it waits
   std::unique_ptr<char[]> stack;
+  void* seen = nullptr;  // by the thread sanitizer
   bool started = false, done = false;
 };
 
@@ -40,15 +43,18 @@ struct Warp {
   uint32_t value[2][32];
   int arrived = 0;
   int64_t generation = 0;
+  char order[2];  // what barriers order, of two that follow each other
 };
 
 struct Machine {
-  static constexpr size_t kStack = 64 << 10, kShared = 64 << 10;
+  static constexpr size_t kStack = races::kSeen ? 512 << 10 : 64 << 10, kShared = 64 << 10;
   Dim3 thread, block, blocks, threads;
   bool backwards = false;  // the last lane and the last warp run first
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Place scheduler;
+  void* seen = nullptr;  // by the thread sanitizer
+  char begun, ended, order[2];
   unsigned running = 0;
   int block_arrived = 0;
   int64_t block_generation = 0, progress = 0;
@@ -56,11 +62,14 @@ struct Machine {
   alignas(16) unsigned char shared[kShared];
 
   LB_JUMPS void yield() {
-    if (__builtin_setjmp(fibers[running].place) == 0) jump(scheduler);
+    if (__builtin_setjmp(fibers[running].place) != 0) return;
+    races::enter(seen);
+    jump(scheduler);
   }
   /// Runs the fiber until it yields or ends.
   LB_JUMPS void resume(Fiber& fiber) {
     if (__builtin_setjmp(scheduler) != 0) return;
+    races::enter(fiber.seen);
     if (fiber.started) jump(fiber.place);
     fiber.started = true;
     getcontext(&fiber.context);
@@ -78,29 +87,35 @@ struct Machine {
 
   /// Waits for all threads of the block.
   void block_barrier() {
+    const races::Unseen unseen;
     const int64_t mine = block_generation;
+    races::before(&order[mine & 1]);
     ++progress;
     if (++block_arrived == static_cast<int>(fibers.size())) {
       block_arrived = 0;
       ++block_generation;
     }
     while (block_generation == mine) yield();
+    races::after(&order[mine & 1]);
   }
 
   /// Hands a value to the other lanes of the warp, and waits for theirs. Two buffers: a lane may be
-  /// one exchange ahead.
-  const uint32_t* exchange(uint32_t mask, uint32_t value) {
+  /// one exchange ahead. orders: whether it orders memory, too.
+  const uint32_t* exchange(uint32_t mask, uint32_t value, bool orders = false) {
+    const races::Unseen unseen;
     if (mask != 0xffffffffu) fail("only whole warps are emulated");
     Warp& warp = warps[running / 32];
     const int64_t mine = warp.generation;
     uint32_t* values = warp.value[mine & 1];
     values[running % 32] = value;
+    if (orders) races::before(&warp.order[mine & 1]);
     ++progress;
     if (++warp.arrived == 32) {
       warp.arrived = 0;
       ++warp.generation;
     }
     while (warp.generation == mine) yield();
+    if (orders) races::after(&warp.order[mine & 1]);
     return values;
   }
 
@@ -110,12 +125,14 @@ struct Machine {
     block_arrived = 0;
     for (Warp& warp : warps) warp = Warp{};
     for (Fiber& fiber : fibers) fiber.done = false;
+    races::before(&begun);
     for (size_t left = fibers.size(); left > 0;) {
       const int64_t before = progress;
       for (size_t w = 0; w < warps.size(); ++w)
         left -= run_warp(backwards ? warps.size() - 1 - w : w);
       if (progress == before) fail("threads wait for each other at different barriers");
     }
+    races::after(&ended);
   }
 
   /// Runs a warp's threads until all of them have ended or wait for other warps; how many ended.
@@ -135,13 +152,17 @@ struct Machine {
   }
 
   void launch(Dim3 grid, Dim3 size, std::function<void()> body) {
+    const races::Unseen unseen;
     if (size.x % 32 != 0) fail("a block must be whole warps");
+    seen = races::here();
     kernel = std::move(body);
     blocks = grid, threads = size;
     warps.assign(size.x / 32, Warp{});
     fibers.resize(size.x);
     for (Fiber& fiber : fibers) {
-      if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStack);
+      if (fiber.stack) continue;
+      fiber.stack = std::make_unique<char[]>(kStack);
+      fiber.seen = races::fiber();
     }
     for (block.x = 0; block.x < grid.x; ++block.x) run_block();
   }
@@ -152,7 +173,10 @@ inline Machine machine;
 /// A fiber serves one kernel after another.
 inline void Machine::enter() {
   for (;;) {
+    races::after(&machine.begun);
     machine.kernel();
+    races::before(&machine.ended);
+    const races::Unseen unseen;
     machine.fibers[machine.running].done = true;
     machine.yield();
   }
@@ -182,7 +206,7 @@ inline emulator::Dim3& blockIdx = emulator::machine.block;
 inline emulator::Dim3& gridDim = emulator::machine.blocks;
 
 inline void __syncthreads() { emulator::machine.block_barrier(); }
-inline void __syncwarp() { emulator::machine.exchange(0xffffffffu, 0); }
+inline void __syncwarp() { emulator::machine.exchange(0xffffffffu, 0, true); }
 inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int span) {
   return emulator::machine.exchange(
       mask, value)[(emulator::machine.running % 32) ^ static_cast<unsigned>(span)];
@@ -194,13 +218,11 @@ inline uint32_t __ballot_sync(uint32_t mask, bool yes) {
   return ballot;
 }
 inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
-  const unsigned long long old = *at;
-  *at = old + x;
-  return old;
+  return __atomic_fetch_add(at, x, __ATOMIC_RELAXED);
 }
 inline uint32_t atomicMax(uint32_t* at, uint32_t x) {
-  const uint32_t old = *at;
-  if (x > old) *at = x;
+  uint32_t old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  if (x > old) __atomic_store_n(at, x, __ATOMIC_RELAXED);
   return old;
 }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }

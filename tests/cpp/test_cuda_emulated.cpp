@@ -383,6 +383,40 @@ void test_once() {
 
 void test_accumulate() { check(wrong_sums() == 0, "gradients added on the device"); }
 
+struct PlantedShared {
+  int at[2][2 * cuda::kLanes];  // a place is reported once
+};
+/// Every thread reads what its neighbour in the warp, or of another warp, wrote: behind a barrier of
+/// all, of the warp, or none but a shuffle.
+template <bool kAcross, bool kAll, bool kWarp>  // each is reported once
+__global__ void planted(int* out) {
+  LB_SHARED(PlantedShared, shared);
+  const int thread = static_cast<int>(threadIdx.x);
+  shared.at[kAcross][thread] = thread;
+  if (kAll) __syncthreads();
+  if (kWarp) __syncwarp();
+  __shfl_xor_sync(cuda::kAllLanes, 0, 1);
+  out[thread] = shared.at[kAcross][thread ^ (kAcross ? cuda::kLanes : 1)];
+}
+
+/// Under the thread sanitizer alone: that it sees a race and takes none for one.
+void test_races() {
+  if (!emulator::races::kSeen) return;
+  int out[2 * cuda::kLanes];
+  const auto seen = [&](auto kernel) {
+    const int before = emulator::races::reports;
+    emulator::machine.launch({1}, {2 * cuda::kLanes}, [&] { kernel(out); });
+    const bool found = emulator::races::reports > before;
+    emulator::races::reports = before;
+    return found;
+  };
+  check(!seen(planted<false, true, false>) && !seen(planted<true, true, false>),
+        "a barrier of all orders all");
+  check(!seen(planted<false, false, true>), "a barrier of the warp orders the warp");
+  check(seen(planted<true, false, true>), "and not the next warp");
+  check(seen(planted<false, false, false>), "a shuffle orders nothing");
+}
+
 }  // namespace
 }  // namespace lowbit
 
@@ -395,10 +429,12 @@ int main(int argc, char** argv) {
                                                       {"many", lowbit::test_many},
                                                       {"options", lowbit::test_options},
                                                       {"once", lowbit::test_once},
-                                                      {"accumulate", lowbit::test_accumulate}};
+                                                      {"accumulate", lowbit::test_accumulate},
+                                                      {"races", lowbit::test_races}};
   for (const auto& [name, test] : tests) {
     if (argc < 2 || std::strcmp(argv[1], name) == 0) test();
   }
+  lowbit::check(emulator::races::reports == 0, "no two threads of a block race");
   std::printf("%d passed, %d failed\n", lowbit::passed, lowbit::failed);
   return lowbit::failed > 0 || lowbit::passed == 0 ? 1 : 0;
 }

@@ -96,6 +96,7 @@ int main() {
     lowbit::test_parts();
     lowbit::test_sizes();
   }
+  lowbit::check(emulator::races::reports == 0, "no two threads of a block race");
   std::printf("%d passed, %d failed\n", lowbit::passed, lowbit::failed);
   return lowbit::failed ? 1 : 0;
 }

@@ -1,5 +1,6 @@
 // Where state lies that is not in the device's own memory, against a runtime that only keeps a
 // diary: what is asked of CUDA, in which order, and never more than there is room for.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -180,6 +181,17 @@ void test_refusals() {
   check(fake.here.empty() && fake.diary == "Hshl", "it is freed all the same");
 }
 
+/// As many calls as lie between two rounds of hints; none of them may ask the driver anything.
+void wait_a_round(int device = 0) {
+  const std::string before = fake.diary;
+  const size_t hints = fake.hints.size();
+  bool good = true;
+  for (int i = 0; i + 1 < lowbit::cuda::kCalls; ++i)
+    good &= lowbit_cuda_prefetch(device, nullptr) == nullptr;
+  check(good && fake.diary == before && fake.hints.size() == hints,
+        "between rounds the driver is asked nothing");
+}
+
 void test_hints() {
   begin();
   std::vector<CudaBlock> blocks;
@@ -194,15 +206,21 @@ void test_hints() {
     return bytes;
   };
   check(hints(100 * kMiB) == 20 * kMiB && fake.hints.size() == 5, "all come where all fit");
+  wait_a_round();
   check(hints(0) == 0, "nothing is asked for where nothing is free");
+  wait_a_round();
   check(hints(static_cast<size_t>(6 * kMiB)) == 6 * kMiB, "no more than there is room for");
   check(fake.hints.size() == 2 && fake.hints[1].bytes == 2 * kMiB, "a block may come in parts");
+  wait_a_round();
   check(hints(static_cast<size_t>(6 * kMiB)) == 6 * kMiB &&
             fake.hints[0].at == reinterpret_cast<uintptr_t>(blocks[1].at) + 2 * kMiB,
         "the next call goes on where the last one ended");
-  fake.capturing = true;
-  check(hints(100 * kMiB) == 0, "a graph holds no hints");
+  wait_a_round();
+  fake.capturing = true, fake.diary.clear();
+  check(hints(100 * kMiB) == 0 && fake.diary.empty(),
+        "a graph holds no hints, and nobody asks for memory while it is captured");
   fake.capturing = false;
+  check(hints(100 * kMiB) == 20 * kMiB, "they come behind it");
   given(blocks[3]);
   check(hints(100 * kMiB) == 16 * kMiB, "what is freed takes none");
   for (const Hint& hint : fake.hints)
@@ -211,6 +229,23 @@ void test_hints() {
   given(other);
   fake.diary.clear();
   check(hints(100 * kMiB) == 0 && fake.diary.empty(), "without blocks nothing is looked at");
+}
+
+/// More blocks than one call hints for: the round goes on in the calls behind it, and then ends.
+void test_a_round() {
+  begin();
+  std::vector<CudaBlock> blocks;
+  for (int i = 0; i < 150; ++i) blocks.push_back(taken(kManaged, kMiB));
+  fake.total = 0, fake.free = static_cast<size_t>(1000 * kMiB);
+  fake.diary.clear();
+  for (int i = 0; i < 3; ++i) check(lowbit_cuda_prefetch(0, nullptr) == nullptr, "a call");
+  check(fake.hints.size() == 150, "each block takes one hint in a round");
+  check(std::count(fake.diary.begin(), fake.diary.end(), 'i') == 3, "a question in each call");
+  wait_a_round();
+  blocks.push_back(taken(kManaged, kMiB));
+  check(lowbit_cuda_prefetch(0, nullptr) == nullptr && fake.hints.size() == 214,
+        "another block begins a round at once");
+  for (const CudaBlock& b : blocks) given(b);
 }
 
 /// Of any blocks and any room: hints lie in blocks, come to no more than there is room for, none
@@ -232,9 +267,12 @@ void test_any_blocks() {
     bool inside = true, few = true, once = true;
     int64_t hinted = 0;
     for (int call = 0; call < 400; ++call) {
-      fake.hints.clear();
+      fake.hints.clear(), fake.diary.clear();
       fake.total = 0, fake.free = 65536 + random() % static_cast<size_t>(all);
-      check(lowbit_cuda_prefetch(0, nullptr) == nullptr, "hints are taken");
+      bool taken = true;
+      for (int i = 0; i < lowbit::cuda::kCalls && fake.diary.empty(); ++i)
+        taken &= lowbit_cuda_prefetch(0, nullptr) == nullptr;
+      check(taken && !fake.diary.empty(), "hints are taken, sooner or later");
       std::map<uintptr_t, int64_t> now;
       int64_t bytes = 0;
       for (const Hint& hint : fake.hints) {
@@ -273,6 +311,7 @@ int main() {
   test_blocks();
   test_refusals();
   test_hints();
+  test_a_round();
   test_any_blocks();
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed != 0;
