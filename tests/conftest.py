@@ -8,6 +8,18 @@ from require import need
 
 __all__ = ["need"]
 
+try:
+    import hypothesis
+except ImportError:  # a machine with a GPU may have none, and no test that needs it
+    pass
+else:
+    # Every run looks at the same examples: what passed passes again. Others are drawn by pytest --hypothesis-profile=default, the option's word being the last.
+    hypothesis.settings.register_profile(
+        "same", derandomize=True, database=None, deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],  # the machine is, not the example
+    )  # fmt: skip
+    hypothesis.settings.load_profile("same")
+
 
 @pytest.fixture(scope="session")
 def processes():
