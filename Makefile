@@ -32,7 +32,7 @@ run: setup
 
 test: programs $(VENV)/frameworks
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2
-	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses=2 --dist=loadfile
+	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # The C++ tests and the C++ front end, beside the package.
 programs: setup

@@ -257,7 +257,7 @@ def make(folder: pathlib.Path, world: int, names: Iterable[str]) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, **said, "PYTHONPATH": path},
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, f"{world} ranks:\n{done.stderr[-4000:]}"
 

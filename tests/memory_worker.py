@@ -23,11 +23,11 @@ import lowbit
 
 
 class Net(nn.Module):
-    """16 matrices."""
+    """32 matrices: one of float32, of which a load may hold a copy, is a sixteenth of all state."""
 
     def __init__(self, rows, cols, dtype=torch.bfloat16):
         super().__init__()
-        self.layers = nn.ParameterList(p for _, p in named(rows, cols, 16, dtype))
+        self.layers = nn.ParameterList(p for _, p in named(rows, cols, 32, dtype))
         for p in self.layers:
             p.grad = torch.full_like(p, 1e-3)
 
@@ -98,8 +98,14 @@ def once(verb, folder, rows, cols):
 
 
 def main(verb, folder):
-    mmap_threshold = -3  # M_MMAP_THRESHOLD of malloc.h
+    mmap_threshold, thp_disable = (
+        -3,
+        41,
+    )  # M_MMAP_THRESHOLD of malloc.h, PR_SET_THP_DISABLE of sys/prctl.h
     ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17)  # large blocks are unmapped when freed
+    ctypes.CDLL(None).prctl(
+        thp_disable, 1, 0, 0, 0
+    )  # where pages are of 2 MiB, what is touched of one is all of it
     small = folder / "small"
     once(verb, small, 128, 128)
     print(json.dumps(once(verb, folder, 1024, 1024)))

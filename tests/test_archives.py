@@ -27,7 +27,7 @@ need(
 
 
 def run(*arguments, code=0):
-    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=600)
     assert done.returncode == code, f"{arguments}: exit {done.returncode}, {done.stderr}"
     return done
 

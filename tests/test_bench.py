@@ -206,7 +206,7 @@ def test_the_page_is_of_the_recorded_result():
 
 
 def test_stages_do_not_stop_each_other(tmp_path):
-    def stage(name, code, limit=20.0, **options):
+    def stage(name, code, limit=120.0, **options):
         return Stage(name, limit, [sys.executable, "-c", code], **options)
 
     stages = [
@@ -286,7 +286,7 @@ def test_make_gpu_goes_on_behind_what_fails(result, tmp_path, monkeypatch, capsy
     def stage(name, code, **options):
         before = f"import json; print(len(json.load(open({str(tmp_path / 'gpu.json')!r}))['stages'])); " if seen else ""  # fmt: skip
         seen.append(name)
-        return Stage(name, 20, [sys.executable, "-c", before + code], **options)
+        return Stage(name, 120, [sys.executable, "-c", before + code], **options)
 
     stages = [
         stage("build", "print('built')"),

@@ -38,7 +38,7 @@ def run(*arguments, code=0):
         [TOOL, "convert", *map(str, arguments), "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == code, (done.returncode, done.stderr, done.stdout[:500])
     return json.loads(done.stdout) if code == 0 else done.stderr
@@ -496,7 +496,10 @@ def test_killed_at_any_moment(tmp_path):
         process = subprocess.Popen([TOOL, "convert", source, target, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         time.sleep(moments.uniform(0, duration))
         process.kill()
-        killed += process.wait() != 0
+        was_killed = process.wait() != 0
+        killed += was_killed
+        # The first took longer than these do, or less long: one in four or five is to come to its end.
+        duration *= 1.03 if was_killed else 0.9
         for left in tmp_path.iterdir():
             if left in (source, whole):
                 continue

@@ -54,7 +54,7 @@ def launch(out, ranks, what, cases):
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
             str(WORKER), str(out / f"{ranks}.json"), str(out), what, *(":".join(case) for case in cases),
         ],
-        capture_output=True, text=True, env=environment, timeout=600,
+        capture_output=True, text=True, env=environment, timeout=1800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((out / f"{ranks}.json").read_text())

@@ -62,8 +62,8 @@ def judge(case: Case, done: dict, codes: frozenset[int] | None) -> None:
     assert 0 <= done["code"] <= 4, f"crashed or stopped: {said}"
     if codes is not None:
         assert done["code"] in codes, f"expected {sorted(codes)}: {said}"
-    # Processor time where the machine is shared: neither may be exceeded by the tool's own doing.
-    assert done["cpu"] < SECONDS and done["seconds"] < 5 * SECONDS, f"{done['seconds']} s: {said}"
+    # Processor time: the machine is shared. What waits for something that never comes was stopped.
+    assert done["cpu"] < SECONDS, f"{done['cpu']} s of {done['seconds']} s: {said}"
     assert done["bytes"] < BYTES, f"{done['bytes'] / 1e6} MB: {said}"
     text = done["err"]
     assert all(c == "\n" or (c.isprintable() and c.isascii()) for c in text), said

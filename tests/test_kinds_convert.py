@@ -68,7 +68,7 @@ def expected(table, kind, dialect):
 
 
 def convert(*arguments):
-    return subprocess.run([TOOL, "convert", *map(str, arguments), "--json"], capture_output=True, text=True, timeout=60)  # fmt: skip
+    return subprocess.run([TOOL, "convert", *map(str, arguments), "--json"], capture_output=True, text=True, timeout=600)  # fmt: skip
 
 
 def near(a, b, bound):

@@ -29,7 +29,7 @@ NASTY = "</script><img src=x onerror=\"document.title='owned'\">"
 
 def run(*arguments, code=0, cwd=None):
     done = subprocess.run(
-        [TOOL, *map(str, arguments)], capture_output=True, text=True, timeout=60, cwd=cwd
+        [TOOL, *map(str, arguments)], capture_output=True, text=True, timeout=600, cwd=cwd
     )
     assert done.returncode == code, f"{arguments}: exit {done.returncode}, {done.stderr}"
     return done.stdout
@@ -111,7 +111,7 @@ def test_every_example_in_help_runs(tmp_path):
     lines.sort(key=lambda line: (" diff " in line, "-8bit " in line and " convert " in line))
     for line in lines:
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**os.environ, "PATH": path},
-                              capture_output=True, text=True, timeout=60)  # fmt: skip
+                              capture_output=True, text=True, timeout=600)  # fmt: skip
         assert done.returncode == 0, f"{line}: exit {done.returncode}, {done.stderr}"
         if "--dry-run" in line:
             assert not (tmp_path / shlex.split(line)[3]).exists()
@@ -141,8 +141,8 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
 _lowbit_ckpt
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-    done = subprocess.run(["bash", "-c", program, "bash", TOOL, "lowbit-ckpt", *words],
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(["bash", "-c", program, "bash", TOOL, "lowbit-ckpt", *words], env={**os.environ, "LC_ALL": "C"},
+                          capture_output=True, text=True, timeout=600)  # fmt: skip
     assert done.returncode == 0 and not done.stderr, done.stderr
     return set(done.stdout.split("\n")) - {""}
 
@@ -188,15 +188,17 @@ def test_other_shells_take_their_script(shell, tmp_path):
     program = shutil.which(shell)
     need(shell, program is not None, f"{shell} is not installed, so its script was only read")
     assert program is not None
-    done = subprocess.run([program, "-n", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, "-n", script], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and not done.stderr, done.stderr
     if shell == "fish":
         ask = f"source {script}; complete -C 'lowbit-ckpt ver'; complete -C 'lowbit-ckpt verify --thr'"
-        out = subprocess.run([program, "-c", ask], capture_output=True, text=True, timeout=60)
+        out = subprocess.run([program, "-c", ask], capture_output=True, text=True, timeout=600)
         assert "verify" in out.stdout and "--threads" in out.stdout
     else:
         ask = f"autoload -U compinit; compinit -D -u; source {script}; print $_comps[lowbit-ckpt]"
-        out = subprocess.run([program, "-f", "-c", ask], capture_output=True, text=True, timeout=60)
+        out = subprocess.run(
+            [program, "-f", "-c", ask], capture_output=True, text=True, timeout=600
+        )
         assert out.stdout.strip() == "_lowbit_ckpt", out.stderr
 
 
@@ -221,7 +223,7 @@ def test_manual_page_renders_without_a_warning():
     need("groff", groff is not None, "groff is not installed: apt-get install groff-base")
     assert groff is not None
     done = subprocess.run([groff, "-man", "-Tutf8", "-ww", "-rHY=0"], input=run("man"),
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+                          capture_output=True, text=True, timeout=600)  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""
     text = re.sub(r"\x1b\[[\d;]*m|.\x08", "", done.stdout)
     for name in commands():
@@ -296,7 +298,7 @@ def browse(page, tmp_path, *, dark=False, picture=None):
                "--no-first-run", "--disable-extensions", "--disable-background-networking", "--force-device-scale-factor=1",
                f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,3000",
                f"--blink-settings=preferredColorScheme={0 if dark else 1}", *what, page.as_uri()]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -257,17 +257,30 @@ def start(*arguments) -> subprocess.Popen:
     return subprocess.Popen([TOOL, *map(str, arguments)], stderr=subprocess.PIPE, text=True, preexec_fn=heeds)  # fmt: skip
 
 
-def wait_for_partial(folder: Path, process: subprocess.Popen) -> None:
-    while not partials(folder) and process.poll() is None:
-        time.sleep(0.0005)
+def stopped(folder: Path, *more: object) -> subprocess.Popen:
+    """A reshard from a/ to b/ that is stopped before it has written half. Where the machine left this process waiting for so long that it was not, another."""
+    size = sum(file.stat().st_size for file in (folder / "a").iterdir())
+    for _ in range(100):
+        process = start("reshard", folder / "a", folder / "b", "--world-size", 3, *more)
+        while not partials(folder) and process.poll() is None:
+            time.sleep(0.0005)
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        found = [file for name in partials(folder) for file in (folder / name).iterdir()]
+        if found and sum(file.stat().st_size for file in found) < size // 2:
+            return process
+        process.send_signal(signal.SIGCONT)
+        error = process.communicate()[1]
+        assert process.returncode == 0, error
+        shutil.rmtree(folder / "b")
+    raise AssertionError("100 times it was not seen in the middle of its work")
 
 
 def test_a_source_that_changes_meanwhile_is_noticed(tmp_path):
     big(tmp_path / "a", 64)
     file = next((tmp_path / "a").glob("*.distcp"))
-    process = start("reshard", tmp_path / "a", tmp_path / "b", "--world-size", 3, "--threads", 1)
-    wait_for_partial(tmp_path, process)
-    process.send_signal(signal.SIGSTOP)
+    process = stopped(tmp_path, "--threads", 1)
     with file.open("r+b") as f:  # the last bytes: not read yet, and no tensor's
         f.seek(-1, os.SEEK_END)
         last = f.read(1)
@@ -282,9 +295,9 @@ def test_a_source_that_changes_meanwhile_is_noticed(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(tmp_path, number):
     big(tmp_path / "a", 64)
-    process = start("reshard", tmp_path / "a", tmp_path / "b", "--world-size", 3)
-    wait_for_partial(tmp_path, process)
+    process = stopped(tmp_path)
     process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
     error = process.communicate()[1]
     assert process.returncode == 1 and "interrupted" in error, error
     assert os.listdir(tmp_path) == ["a"]

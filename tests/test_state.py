@@ -338,6 +338,7 @@ def test_isas_agree_and_slices_commute(rows, cols, block, spread, seed, exponent
     count=st.integers(1, 31),
 )
 @example(seed=1, top=1.0, count=1)  # 9e-8, a scale that is a denormal of float16
+@example(seed=41609, top=1e-30, count=1)  # 9e-39, below the least logarithm
 def test_any_value_takes_the_nearest_code(seed, top, count):
     """Random blocks of random scale, by brute force in the format's domain."""
     rng = np.random.default_rng(seed)
@@ -350,7 +351,10 @@ def test_any_value_takes_the_nearest_code(seed, top, count):
         got = ops.decode(codes, scales, f["name"], 32, count)
         table = Table(f, scales)
         slack = table.slack + (1e-3 if f["scale_dtype"] == "float16" else 1e-6)
-        table.check(value.numpy(), got.numpy(), f["name"], slack)
+        meant = value.numpy()
+        if f["domain"] == "log2":
+            meant = np.copysign(np.where(meant == 0, 0, np.clip(np.abs(meant), 2.0**-126, 2.0**126)), meant)  # fmt: skip
+        table.check(meant, got.numpy(), f["name"], slack)
 
 
 # ---- rounding by chance ----
@@ -635,7 +639,7 @@ def test_a_format_of_one_file(tmp_path):
             env=os.environ | {"PATH": tool_path()} | environment,
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=1800,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
         return done.stdout
@@ -643,7 +647,7 @@ def test_a_format_of_one_file(tmp_path):
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=tool_path()) else []
     run(
         "cmake", "-S", ".", "-B", "build", *generator, f"-DPython_EXECUTABLE={sys.executable}",
-        "-DLOWBIT_TOOLS=OFF", "-DLOWBIT_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1",
+        "-DLOWBIT_TOOLS=OFF", "-DLOWBIT_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
     )  # fmt: skip
     run("cmake", "--build", "build", "--target", "_ops", "--parallel")
     shutil.copy(tmp_path / "build/csrc/_ops.so", tmp_path / "lowbit")

@@ -125,9 +125,11 @@ def mesh_of(wrapper: str):
 
 
 def global_gradient(name: str, step: int, shape, dtype: torch.dtype) -> torch.Tensor:
-    """Of a parameter's name and the step alone; not to be written to."""
-    made = _kept_gradient if math.prod(shape) < 1 << 17 else _kept_gradient.__wrapped__
-    return made(name, step, tuple(shape), dtype)
+    """Of a parameter's name and the step alone; not to be written to. Of the largest, one is drawn and moved on by each step: drawing takes longer than stepping."""
+    if math.prod(shape) < 1 << 17:
+        return _kept_gradient(name, step, tuple(shape), dtype)
+    drawn = _kept_gradient(name, 0, tuple(shape), dtype)
+    return drawn.reshape(-1).roll(7919 * step).reshape(shape)
 
 
 @functools.lru_cache(maxsize=512)
