@@ -77,7 +77,7 @@ struct Table {
 /// graph keeps its own copy. Kernel arguments end at 32764 bytes, and most of a job is like the one
 /// before, so of each only the words are here in which it differs from the first.
 struct Prepare {
-  static constexpr int kThreads = 128, kJobs = 256, kWords = 2300;
+  static constexpr int kWarps = 4, kJobs = 256, kWords = 2300;
   static constexpr int kJobWords =
       static_cast<int>(__builtin_offsetof(Job, coef) / sizeof(uint64_t));
   struct Item {
@@ -99,27 +99,28 @@ struct Prepare {
 static_assert(sizeof(Prepare) <= 32764);
 
 struct PrepareShared {
-  int64_t digit[Prepare::kThreads][ExactSum::kWords];
+  int64_t digit[Prepare::kWarps][ExactSum::kWords];
 };
 
-/// Counts the steps and computes what is constant over a tensor, in double, one thread for each
-/// job; in later phases with what the sums of the rounds before say. Nothing where found_inf is
-/// set.
-__global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare) call) {
+/// Counts the steps and computes what is constant over a tensor, in double, one warp for each job:
+/// its lanes write the job's words side by side, the first computes. In later phases with what the
+/// sums of the rounds before say. Nothing where found_inf is set.
+__global__ void __launch_bounds__(Prepare::kWarps* kLanes) prepare(LB_ARGUMENT(Prepare) call) {
   LB_SHARED(PrepareShared, shared);
-  const int i = static_cast<int>(blockIdx.x * Prepare::kThreads + threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+  const int i = static_cast<int>(warp_number<Prepare::kWarps>(thread));
   if (i >= call.count) return;
   if (call.found_inf != nullptr && *call.found_inf != 0.0f) return;
   const Prepare::Item& item = call.item[i];
   Job& job = call.table.jobs[i];
   auto* words = reinterpret_cast<Word*>(&job);
-  int next = item.at;
-  LB_UNROLL(1)
-  for (int w = 0; w < Prepare::kJobWords; ++w) {
-    const bool own = item.differs[w / 64] >> (w % 64) & 1;
-    words[w] = own ? call.words[next] : call.first[w];
-    next += own;
+  for (int w = lane; w < Prepare::kJobWords; w += kLanes) {
+    const uint64_t up_to = item.differs[w / 64] << (63 - w % 64);  // its own bit is the first
+    const int before = (w < 64 ? 0 : __popcll(item.differs[0])) + __popcll(up_to << 1);
+    words[w] = up_to >> 63 ? call.words[item.at + before] : call.first[w];
   }
+  __syncwarp();  // memory order: the first lane reads the job, and writes some of its words again
+  if (lane != 0) return;
   float step = *item.step;
   if (call.phase == 0) step += 1.0f;
   if (call.phase == 0 && item.counts) *item.step = step;
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(Prepare::kThreads) prepare(LB_ARGUMENT(Prepare
             call.table.moves[i] = factor_move<U>(U::grid_factor(kRound), coef);
         }
         settle_round<U>(kRound, job.totals, job.numel, job.numbers, call.phase == call.phases,
-                        shared.digit[threadIdx.x], coef);
+                        shared.digit[thread / kLanes], coef);
       };
       for_each_round<U>(settle);
     }

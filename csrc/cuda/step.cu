@@ -310,8 +310,8 @@ const char* launch_prepare(const CudaStep& call, const Table& table, const Order
     for (int i = 0; at + i < order.count(); ++i) {
       if (!add_item(p, order.items[at + i], rounds, &words)) break;
     }
-    if (const char* error = launch(prepare, ceil_div(p.count, Prepare::kThreads), Prepare::kThreads,
-                                   call.stream, "launching prepare", p))
+    if (const char* error = launch(prepare, ceil_div(p.count, Prepare::kWarps),
+                                   Prepare::kWarps * kLanes, call.stream, "launching prepare", p))
       return error;
   }
   std::vector<Steps> steps(order.shared.empty() ? 0 : 1);

@@ -226,6 +226,7 @@ inline uint32_t atomicMax(uint32_t* at, uint32_t x) {
   return old;
 }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __popcll(uint64_t x) { return __builtin_popcountll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
 struct alignas(8) uint2 {

@@ -87,6 +87,8 @@ mutate(step.cu "every launch takes the first scales" [=[call.scales[at + i]]=] [
 mutate(step.cu "every launch counts the first steps" [=[order.shared.begin() + at]=] [=[order.shared.begin()]=])
 mutate(step.cu "a kernel's batch begins with the first job" [=[table.jobs + part.begin]=] [=[table.jobs]=])
 mutate(step.cu "a kernel's batch counts the first tiles" [=[table.ends + part.begin]=] [=[table.ends]=])
+mutate(batch.cuh "a job's own words are shifted by one" [=[__popcll(up_to << 1)]=] [=[__popcll(up_to)]=])
+mutate(batch.cuh "own words of the second half begin again" [=[w < 64 ? 0 : __popcll(item.differs[0])]=] [=[0]=])
 mutate(batch.cuh "a job begins with the first tile" [=[i > 0 ? batch.ends[i - 1] : 0]=] [=[batch.ends[i] - batch.ends[i]]=])
 mutate(warp.cuh "a job after an empty one is not found" [=[batch.ends[low + last - 1] <= tile]=] [=[batch.ends[low + last - 1] < tile]=])
 
