@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Prepare::kWarps* kLanes) prepare(LB_ARGUMENT(P
     const int before = (w < 64 ? 0 : __popcll(item.differs[0])) + __popcll(up_to << 1);
     words[w] = up_to >> 63 ? call.words[item.at + before] : call.first[w];
   }
-  __syncwarp();  // memory order: the first lane reads the job, and writes some of its words again
+  __syncwarp();  // the first lane reads the job, and writes some of its words again
   if (lane != 0) return;
   float step = *item.step;
   if (call.phase == 0) step += 1.0f;
