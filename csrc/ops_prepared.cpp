@@ -16,6 +16,7 @@ struct Prepared {
   Tensors state, steps;
   Tensor plan;
   std::vector<int64_t> numel;
+  std::vector<torch::headeronly::ScalarType> dtypes;
   Tensors params, grads;  // from step_take to the end of the step
   void let_go() { params.clear(), grads.clear(); }
 };
@@ -42,7 +43,10 @@ std::shared_ptr<Prepared> find(int64_t id) {
 /// Of `step`'s lists those that stay; the step's number.
 int64_t step_prepare(std::string rule, Tensors params, Tensors state, Tensors steps, Tensor plan) {
   auto made = std::make_shared<Prepared>();
-  for (const Tensor& p : params) made->numel.push_back(p.numel());
+  for (const Tensor& p : params) {
+    made->numel.push_back(p.numel());
+    made->dtypes.push_back(p.scalar_type());
+  }
   made->rule = std::move(rule), made->state = std::move(state);
   made->steps = std::move(steps), made->plan = std::move(plan);
   Registry& r = registry();
@@ -69,7 +73,8 @@ bool step_take(int64_t id, Tensors params, Tensors grads) {
   if (params.size() != p->numel.size() || grads.size() != p->numel.size()) return false;
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!params[i].is_contiguous() || !grads[i].is_contiguous() ||
-        params[i].numel() != p->numel[i] || grads[i].numel() != p->numel[i])
+        params[i].scalar_type() != p->dtypes[i] || params[i].numel() != p->numel[i] ||
+        grads[i].numel() != p->numel[i])
       return false;
   }
   p->params = std::move(params), p->grads = std::move(grads);

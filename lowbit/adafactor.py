@@ -174,7 +174,7 @@ class CAME(LowbitOptimizer):
             raise ValueError(f"Invalid epsilon values: {eps}")
         if not clip_threshold > 0.0:
             raise ValueError(f"Invalid clip_threshold value: {clip_threshold}")
-        options.check_betas(betas)
+        options.check_betas(betas, 3)
         options.check_least(weight_decay=weight_decay)
         defaults |= {
             "eps": eps, "clip_threshold": clip_threshold, "betas": betas, "weight_decay": weight_decay

@@ -15,8 +15,8 @@ class Adam(LowbitOptimizer):
     """Adam (arXiv:1412.6980) with state in few bits and, for bfloat16 parameters, no master copy.
 
     Args:
-        params: parameters, (name, parameter) pairs, or group dicts. Names (`model.named_parameters()`, `lowbit.param_groups(model)`) make checkpoints and
-            random bits independent of parameter order.
+        params: parameters, (name, parameter) pairs, or group dicts. Names (`model.named_parameters()`, `lowbit.param_groups(model)`) make random bits,
+            `load_optimizer` and checkpoints of torch.distributed.checkpoint independent of parameter order; `load_state_dict` goes by order, as torch's.
         lr: learning rate, a float or a tensor of one element.
         betas: decay of the running averages of the gradient and of its square.
         eps: added to the denominator.

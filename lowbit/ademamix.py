@@ -52,7 +52,7 @@ class AdEMAMix(LowbitOptimizer):
             wide=wide, seed=seed, overrides=overrides, min_numel=min_numel,
             state_memory=state_memory,
         )  # fmt: skip
-        options.check_betas(betas)
+        options.check_betas(betas, 3)
         options.check_least(epsilon=eps, weight_decay=weight_decay, alpha=alpha)
         options.check_least(1, t_alpha=t_alpha or 1, t_beta3=t_beta3 or 1)
         defaults |= {

@@ -125,12 +125,15 @@ class Layout:
     stream: int
 
     # Derived, and looked at in every step:
+    dtype: torch.dtype = torch.float32  # of the parameter
     keys: tuple[str, ...] = ()  # state keys of entries()
     rounds: int = 0  # of sums that the rule measures before the update
     phases: int = 0  # of those, and of the maxima of measured scales
 
     def __post_init__(self) -> None:
         rounds = ops.rule(self.rule)["rounds"]
+        dtype = getattr(torch, ops.param_format(self.param_format)["dtype"])
+        object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "keys", tuple(entry.key for entry in self.entries()))
         object.__setattr__(self, "rounds", rounds)
         measured = self.part.cut or any(slot.measured for slot in self.slots)

@@ -12,6 +12,7 @@ from torch import Tensor
 from lowbit import layout, overrides, shard
 from lowbit.batch import Batch, reductions, run_phases
 from lowbit.holders import Holders
+from lowbit.layout import Layout
 from lowbit.state import StateKeeper
 from lowbit.stats import Stats, collect
 from lowbit.steady import Steady
@@ -183,6 +184,10 @@ class LowbitOptimizer(StateKeeper):
             holders.start()
         for number, p in params:
             value, lay = shard.local(p), self._layouts[p]
+            if value.dtype != lay.dtype or not (
+                value.shape == lay.part.local or isinstance(p, shard.Piece)
+            ):
+                raise self._changed(p, value, lay)
             if holders and isinstance(p, shard.Piece):
                 holders.steps(p)
                 if not value.numel():
@@ -199,6 +204,15 @@ class LowbitOptimizer(StateKeeper):
             for p in holders.stepped_elsewhere():
                 self._state_of(p)["step"] += 1.0
         return list(batches.values())
+
+    def _changed(self, p: Any, value: Tensor, lay: Layout) -> RuntimeError:
+        """What to say of a parameter that is another than when its state was laid out."""
+        name, number = next((name, index) for _, q, name, index in self._members() if q is p)
+        here, before = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, lay.dtype))
+        return RuntimeError(
+            f"parameter {number if name is None else repr(name)} is {here} {tuple(value.shape)} now, but its state was laid out for {before} "
+            f"{lay.part.local}: convert the model first, then build the optimizer, and load this one's state dict into that"
+        )
 
     def _agreed(self) -> Holders | None:
         """What the holders of flat shards agree on in a step; None where there are none."""

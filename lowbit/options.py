@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -80,6 +81,11 @@ def check_group(what: str, group: Mapping[str, Any]) -> None:
         raise ValueError(
             "state_memory is for a whole optimizer, not for a group of it: hand it to the optimizer"
         )
+    seed = group.get("seed", 0)
+    if not isinstance(seed, Integral):
+        raise TypeError(f"seed should be an int but is: {seed!r}")
+    if not -(1 << 63) <= int(seed) < 1 << 63:
+        raise ValueError(f"seed should fit into 64 bits with a sign but is: {seed}")
     wide = group.get("wide", ())
     if not isinstance(wide, bool | str | Sequence):
         raise TypeError(f"wide should be patterns of names, or a bool, but is: {wide!r}")
@@ -87,8 +93,10 @@ def check_group(what: str, group: Mapping[str, Any]) -> None:
     check_together(what, group)
 
 
-def check_betas(betas: Sequence[float | Tensor]) -> None:
-    """ValueError unless every beta is in [0, 1)."""
+def check_betas(betas: Sequence[float | Tensor], count: int = 2) -> None:
+    """TypeError unless there are `count` betas, ValueError unless every one is in [0, 1)."""
+    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != count:
+        raise TypeError(f"betas should be {count} numbers but is: {betas!r}")
     for i, beta in enumerate(betas):
         if not 0.0 <= float(beta) < 1.0:
             raise ValueError(f"Invalid beta parameter at index {i}: {beta}")

@@ -83,13 +83,24 @@ def effective(group: Mapping[str, Any], name: str | None, index: int) -> dict[st
 
 
 def check_matched(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raises ValueError for a pattern that no parameter has, where every group that has it names its parameters."""
+    """Raises ValueError for a pattern of `overrides` that no parameter has, and for patterns of `wide` where parameters have no names."""
     found: dict[str, bool] = {}
+    count, named = 0, False
     for group in groups:
-        names = group.get("param_names")
+        names, size = group.get("param_names"), len(group["params"])
+        known = [clean_name(n) for n in names] if names else [str(count + i) for i in range(size)]
+        count, named = count + size, named or bool(names)
         for pattern in group.get("overrides") or ():
-            found.setdefault(pattern, False)
-            if not names or any(fnmatch.fnmatch(clean_name(name), pattern) for name in names):
-                found[pattern] = True
+            hit = any(fnmatch.fnmatch(name, pattern) for name in known)
+            found[pattern] = found.get(pattern, False) or hit
+        wide = group.get("wide") or ()
+        if not (names or isinstance(wide, bool) or any(fnmatch.fnmatch("", p) for p in wide)):
+            for pattern in wide:
+                raise ValueError(
+                    f"wide={pattern!r} is held against names, and the optimizer was given none; hand it model.named_parameters()"
+                )
     if unmatched := [pattern for pattern, hit in found.items() if not hit]:
-        raise ValueError(f"overrides[{unmatched[0]!r}] matches the name of no parameter")
+        advice = f": there are only numbers, 0 to {count - 1}; hand the optimizer model.named_parameters()"
+        raise ValueError(
+            f"overrides[{unmatched[0]!r}] matches the name of no parameter{'' if named else advice}"
+        )

@@ -75,6 +75,10 @@ def _merge(
                 f"{section}.ENABLE is {keys['ENABLE']!r}: only optimizer state is quantized here"
             )
         if section not in merged:
+            if section not in ("P", "G", "BASE"):
+                raise ValueError(
+                    f"{section!r} is no section that means anything here; there are {', '.join(merged)}"
+                )
             continue
         for key, value in keys.items():
             if key in ("SCALE_TYPE", "QUANT_TYPE") and isinstance(value, Mapping):

@@ -400,6 +400,57 @@ def test_usage(tmp_path, source):
     run("inspect", source / "nothing", code=3)
 
 
+@pytest.mark.parametrize(
+    "command", [["inspect", "a"], ["inspect", "a", "--json"], ["completion", "bash"], ["--help"]]
+)
+def test_an_output_that_the_disk_does_not_take_is_an_error(source, command):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([TOOL, *command], cwd=source, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1 and b"cannot write" in done.stderr
+
+
+def test_force_replaces_no_file_but_a_checkpoint(source, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('three days of work')\n")
+    for command in (
+        ["convert", source / "a", script, "--container", "torch"],
+        ["inspect", source / "a", "--html", script],
+    ):
+        assert "neither a checkpoint nor a page" in run(*command, "--force", code=2).stderr
+    assert script.read_text().startswith("print")
+    for name in ("b.pt", "b.safetensors"):
+        (tmp_path / name).touch()
+        for _ in range(2):  # an empty file, then what it became
+            run("convert", source / "a", tmp_path / name, "--force")
+    for _ in range(2):
+        run("inspect", source / "a", "--html", tmp_path / "page.html", "--force")
+
+
+def test_a_damaged_item_is_said_with_its_file(source):
+    run("reshard", source / "a", source / "b", "--world-size", 3)
+    file = source / "b" / "__1_0.distcp"
+    whole = file.read_bytes()
+    for at in range(len(whole) // 2, len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        error = run("verify", source / "b", code=3).stderr
+        if "checksum" in error:
+            break
+    assert error.startswith("lowbit-ckpt: __1_0.distcp: ") and "the file is damaged" in error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_what_may_not_be_read_is_no_damage(source):
+    os.chmod(source, 0o700)
+    for path in (source, source / "a", source / "nothing"):
+        try:
+            done = subprocess.run(
+                [TOOL, "verify", path], user=65534, capture_output=True, text=True
+            )
+        except PermissionError:
+            pytest.skip("another user may not run lowbit-ckpt here")
+        assert done.returncode == 1 and "Permission denied" in done.stderr
+
+
 def test_a_killed_reshard_leaves_the_old_folder_whole(tmp_path):
     saved(
         tmp_path / "a",

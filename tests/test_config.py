@@ -192,7 +192,8 @@ def test_overrides_of_groups_and_of_numbers():
     opt = lowbit.AdamW(net.parameters(), overrides=lowbit.override("1", wide=True))
     wide = [not any(slot.coded for slot in lay.slots) for _, _, lay in opt._laid_out()]
     assert wide == [False, True, True, False, True, False]  # the biases by their shape
-    lowbit.AdamW(net.parameters(), overrides=lowbit.override("some.name", wide=True))  # who knows
+    with pytest.raises(ValueError, match=r"'some.name'.*there are only numbers, 0 to 5"):
+        lowbit.AdamW(net.parameters(), overrides=lowbit.override("some.name", wide=True))
 
 
 def test_saved_and_loaded_settings_stay_this_optimizers():
@@ -326,7 +327,7 @@ def test_lpmms_threshold_is_strict():
         ({"M": {"GROUP_SIZE": 100}}, "M.GROUP_SIZE is 100"), ({"M": {"SIGNED": False}}, "M.SIGNED is False"),
         ({"M": {"ENABLE": "yes"}}, "M.ENABLE is 'yes'"), ({"M": {"THRESHOLD": -1}}, "M.THRESHOLD is -1"),
         ({"M": {"BITTS": 4}}, "M.BITTS is 4"), ({"P": {"ENABLE": True}}, "P.ENABLE is True"),
-        ({"M": {"ROUND_TYPE": ["up"]}}, "M.ROUND_TYPE is"),
+        ({"M": {"ROUND_TYPE": ["up"]}}, "M.ROUND_TYPE is"), ({"SQMM": {"BITS": 8}}, "'SQMM' is no section.* M, SQM"),
     ],
 )  # fmt: skip
 def test_lpmm_settings_that_cannot_be_expressed(config, words):

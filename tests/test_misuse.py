@@ -77,6 +77,61 @@ def test_a_learning_rate_in_quotes_is_refused():
         lowbit.AdamW([torch.nn.Parameter(torch.ones(3))], lr="1e-3")
 
 
+@pytest.mark.parametrize("seed", [1.5, "3", None, 1 << 64])
+def test_a_seed_that_is_none_is_refused_at_once(seed):
+    _, opt = stepped()
+    group = {"params": [torch.nn.Parameter(torch.ones(3))], "seed": seed}
+    for build in (lambda: stepped(seed=seed), lambda: opt.add_param_group(group)):
+        with pytest.raises((TypeError, ValueError), match="seed should"):
+            build()
+
+
+@pytest.mark.parametrize("make", [lowbit.AdamW, lowbit.Lion, lowbit.LAMB, lowbit.AdEMAMix, lowbit.CAME, lowbit.APOLLO])  # fmt: skip
+@pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, 0.99, 0.999, 0.9999), "bb"])
+def test_another_number_of_betas_is_refused_at_once(make, betas):
+    with pytest.raises(TypeError, match=r"betas should be [23] numbers but is"):
+        make([torch.nn.Parameter(torch.ones(3))], betas=betas)
+
+
+def test_patterns_of_names_without_names_are_refused():
+    params = [torch.nn.Parameter(torch.ones(64, 96)) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"embed.* is held against names.*named_parameters"):
+        lowbit.AdamW(params, wide=["*embed*"])
+    with pytest.raises(ValueError, match=r"attn.* only numbers, 0 to 1; hand.*named_parameters"):
+        lowbit.AdamW(params, overrides=lowbit.override("*.attn.*", state_format="4bit"))
+    lowbit.AdamW(params, wide=["*"], overrides=lowbit.override("1", state_format="4bit"))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_model_that_is_converted_behind_the_optimizer_is_named(named):
+    model = torch.nn.Linear(96, 64)
+    opt = lowbit.AdamW(model.named_parameters() if named else model.parameters())
+    for _ in range(2):  # the second from what the first prepared
+        model(torch.ones(2, 96)).sum().backward()
+        opt.step()
+    before = {k: v.clone() for k, v in opt.state[model.weight].items()}
+    model.bfloat16()
+    model(torch.ones(2, 96).bfloat16()).sum().backward()
+    what = "'weight'" if named else "0"
+    with pytest.raises(RuntimeError, match=rf"parameter {what} is bfloat16 \(64, 96\) now, but .* for float32"):  # fmt: skip
+        opt.step()
+    model.float()
+    model.weight.data = torch.ones(32, 96)
+    model.weight.grad = torch.ones(32, 96)
+    with pytest.raises(RuntimeError, match=rf"parameter {what} is float32 \(32, 96\) now"):
+        opt.step()
+    assert all(torch.equal(before[k], v) for k, v in opt.state[model.weight].items())
+
+
+def test_messages_do_not_tell_where_the_package_was_built():
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = lowbit.AdamW([p], lr=torch.tensor(1))
+    p.grad = torch.ones(3)
+    with pytest.raises(RuntimeError, match="lr must be float32 or float64") as raised:
+        opt.step()
+    assert " csrc/" in str(raised.value) and "/csrc/" not in str(raised.value)
+
+
 def test_a_group_may_be_taken_out():
     ps = [torch.nn.Parameter(torch.ones(64, 96)) for _ in range(2)]
     opt = lowbit.AdamW([{"params": [p]} for p in ps])

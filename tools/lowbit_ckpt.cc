@@ -2,6 +2,11 @@
 // executing anything that is in them.
 #include <fmt/core.h>
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+
 #include "command/command.h"
 #include "command/examples.h"
 #include "command/signals.h"
@@ -15,6 +20,20 @@ std::string help_for(const CLI::App& app) {
   return chosen.empty() ? "; lowbit-ckpt --help has the commands, with examples"
                         : fmt::format("; lowbit-ckpt {} --help has the options and examples",
                                       chosen.front()->get_name());
+}
+
+/// What was printed, handed to whoever reads it: a full disk shows only here.
+lowbit::ckpt::Status flush_output() {
+  if (std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0)
+    return lowbit::ckpt::fine();
+  return lowbit::ckpt::failed(std::string("cannot write the output: ") + std::strerror(errno));
+}
+
+/// The exit code, and the line on standard error where something went wrong.
+int ended(const lowbit::ckpt::Status& done) {
+  if (done.ok()) return 0;
+  fmt::print(stderr, "lowbit-ckpt: {}\n", done.error().text);
+  return static_cast<int>(done.error().code);
 }
 
 /// What to say where the first argument is no command; empty where it is one, or there is none.
@@ -58,14 +77,12 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
-    return code == 0 ? 0 : static_cast<int>(Exit::kUsage);
+    return code == 0 ? ended(flush_output()) : static_cast<int>(Exit::kUsage);
   }
   watch_signals();
   try {
     const Status done = chosen();
-    if (done.ok()) return 0;
-    fmt::print(stderr, "lowbit-ckpt: {}\n", done.error().text);
-    return static_cast<int>(done.error().code);
+    return ended(done.ok() ? flush_output() : done);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "lowbit-ckpt: not enough memory\n");
   } catch (const std::exception& error) {

@@ -45,8 +45,7 @@ Result<Manifest> read_file(const std::string& path) {
 
 Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
   struct stat info;
-  if (::stat(path.c_str(), &info) != 0)
-    return bad("cannot open " + printable(path) + ": " + std::strerror(errno));
+  if (::stat(path.c_str(), &info) != 0) return not_opened("cannot open " + printable(path));
   if (is_partial(path))
     return bad(printable(path) +
                ": was left by a program that was killed while it wrote; delete it");

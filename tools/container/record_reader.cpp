@@ -104,10 +104,12 @@ Status RecordReader::add_rest(Progress& p) {
 
 Status RecordReader::compare(Progress& p) {
   p.done = true;
-  if (p.parts[0].crc != p.record.crc)
-    return bad(p.what + ": the checksum of its record " + printable(p.record.name) +
+  if (p.parts[0].crc != p.record.crc) {
+    const std::string file = files_.name(p.record.file), name = printable(p.record.name);
+    return bad(file + ": " + p.what + ": the checksum of its record " + name +
                " is wrong: the file is damaged")
-        .at("", files_.name(p.record.file), printable(p.record.name));
+        .at("", file, name);
+  }
   const std::lock_guard held(lock_);
   begun_[{p.record.file, p.record.offset}] = nullptr;
   return fine();

@@ -32,6 +32,14 @@ FileIdentity identity_of(const struct stat& info) {
 
 }  // namespace
 
+Error not_opened(const std::string& what) {
+  const int why = errno;
+  for (const int refusal : {EACCES, EPERM, EMFILE, ENFILE, ENOMEM, EIO}) {
+    if (why == refusal) return failed(what + ": " + std::strerror(why));
+  }
+  return bad(what + ": " + std::strerror(why));
+}
+
 File::~File() { ::close(fd_); }
 
 Result<std::shared_ptr<File>> File::of_bytes(std::string_view bytes, std::string name) {
@@ -110,7 +118,7 @@ Directory::~Directory() { ::close(fd_); }
 
 Result<std::shared_ptr<Directory>> Directory::open(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return bad("cannot open the folder " + printable(path) + ": " + reason());
+  if (fd < 0) return not_opened("cannot open the folder " + printable(path));
   return std::shared_ptr<Directory>(new Directory(fd, path));
 }
 
@@ -141,9 +149,7 @@ Result<std::shared_ptr<File>> Directory::file(const std::string& name) const {
   // O_NONBLOCK: a pipe of that name must not hang us before it is found to be no regular file.
   const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0 && errno == ELOOP) return bad(what + ": is a link, which is not followed");
-  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
-    return failed(what + ": cannot be opened: " + reason());
-  if (fd < 0) return bad(what + ": cannot be opened: " + reason());
+  if (fd < 0) return not_opened(what + ": cannot be opened");
   struct stat info;
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd);

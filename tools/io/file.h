@@ -22,6 +22,9 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
+/// The error of what could not be opened, by `errno`: bad input, unless the machine refused.
+Error not_opened(const std::string& what);
+
 /// A regular file, open for reading.
 class File {
  public:

@@ -4,10 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
+#include "io/file.h"
 #include "io/place.h"
 #include "io/text.h"
 
@@ -15,6 +18,23 @@ namespace lowbit::ckpt {
 namespace {
 
 std::string reason() { return std::strerror(errno); }
+
+/// Whether a file may be replaced: it is empty, or starts like what is read or written here: a zip,
+/// a pickle, the length and the JSON of safetensors, a page.
+bool replaceable(const std::string& path) {
+  const std::string parent = parent_of(path);
+  const auto folder = Directory::open(parent.empty() ? "." : parent);
+  if (!folder.ok()) return false;
+  const auto file = folder.value()->file(path.substr(parent.size()));
+  if (!file.ok()) return false;
+  char head[9];
+  const uint64_t size = std::min<uint64_t>(sizeof head, file.value()->size());
+  if (!file.value()->read(0, head, size).ok()) return false;
+  const std::string_view text(head, size);
+  return text.empty() || text.starts_with("PK") || text.starts_with("\x80") ||
+         text.starts_with("<!doctype") ||
+         (text.size() == sizeof head && text[6] == 0 && text[7] == 0);
+}
 
 }  // namespace
 
@@ -29,6 +49,10 @@ Status NewFile::check(const std::string& path, bool replace,
     return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
   if (exists && !S_ISREG(info.st_mode))
     return Error{Exit::kUsage, printable(path) + " exists and is not a regular file"};
+  if (exists && !replaceable(path))
+    return Error{Exit::kUsage, printable(path) +
+                                   " exists and is neither a checkpoint nor a page, "
+                                   "which --force does not replace"};
   for (const std::string& source : sources) {
     struct stat other;
     if (exists && ::stat(source.c_str(), &other) == 0 && other.st_dev == info.st_dev &&

@@ -14,7 +14,8 @@ namespace lowbit::ckpt {
 /// `.NAME.partial-XXXXXX`.
 class NewFile {
  public:
-  /// Refuses a place that exists, unless `replace`, and always one that is no regular file.
+  /// Refuses a place that exists, unless `replace`, and always one that is no regular file, or one
+  /// that is neither empty nor a checkpoint nor a page of this program.
   /// Never a file of `sources`, which are being read.
   static Status check(const std::string& path, bool replace,
                       const std::vector<std::string>& sources = {});
