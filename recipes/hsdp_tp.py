@@ -25,6 +25,8 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 if device == "cuda":
     torch.cuda.set_device(rank % torch.cuda.device_count())
 
+if ranks % (SHARDS * TENSOR):
+    raise SystemExit(f"{ranks} ranks: the number of ranks must be a multiple of {SHARDS * TENSOR}")
 sizes = (ranks // (SHARDS * TENSOR), SHARDS, TENSOR)
 mesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard", "tensor"))
 model = make_model().to(device)

@@ -34,6 +34,9 @@ def _work(rank: int, pipe) -> None:
             pipe.send(("done", getattr(sys.modules[module], function)(*arguments)))
         except BaseException:  # torch's CheckpointException is one
             pipe.send(("failed", traceback.format_exc()))
+        else:
+            if dist.is_initialized():
+                dist.barrier()  # a rank that ends first would close what another one still connects
         finally:
             gc.collect()  # gloo aborts where a sharded tensor outlives it
             # DTensor's caches keep meshes, which compare equal to later ones though their groups are gone.
