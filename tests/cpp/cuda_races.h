@@ -20,14 +20,14 @@ void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 inline int reports = 0;
-// Called by the sanitizer.
-__attribute__((used)) inline void __tsan_on_report(void*) { ++reports; }
-__attribute__((used)) inline const char* __tsan_default_options() {
-  return "exitcode=0:report_thread_leaks=0";
-}
+// Called by the sanitizer, which is a library of its own: it must see them.
+#define LB_CALLED __attribute__((used, visibility("default")))
+LB_CALLED inline void __tsan_on_report(void*) { ++reports; }
+LB_CALLED inline const char* __tsan_default_options() { return "exitcode=0:report_thread_leaks=0"; }
 // Volatile reads are of words that other threads raise by atomic operations at the same time: as
 // good as atomic on a GPU, if they are of one word (--param=tsan-distinguish-volatile=1).
-__attribute__((used)) inline void __tsan_volatile_read4(void*) {}
+LB_CALLED inline void __tsan_volatile_read4(void*) {}
+#undef LB_CALLED
 }
 
 constexpr bool kSeen = true;
