@@ -2,7 +2,8 @@
 #
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
-.PHONY: run test programs wheel sanitize races gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries
+.DEFAULT_GOAL := help
+.PHONY: help run check test programs wheel sanitize races gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -25,29 +26,52 @@ HAVE_LIBRARIES = $(shell for h in $(HEADERS); do printf '$(HASH)if !__has_includ
 debian = { sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; command -v apt-get >/dev/null && $$sudo true 2>/dev/null && echo "installing $(1)" && \
   $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }
 
-SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc tools -type f 2>/dev/null)
+SOURCES := CMakeLists.txt $(shell find csrc tools -type f 2>/dev/null)
 
-run: setup
+help:  ## these lines
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+run: setup  ## the demonstration: trains, inspects, reshards, resumes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) recipes/demo.py
 
-test: programs $(VENV)/frameworks
+PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest
+TWO_AT_A_TIME := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+# What is told within a minute once built: no framework, no C++ test, and of the Python tests those not in SLOW of tests/conftest.py.
+check: setup lint  ## before a commit: format, lint, types, layering, the fast tests
+	@$(PYTEST) $(TWO_AT_A_TIME) -m "not slow"
+
+# make test T=tests/optim/test_update.py::test_x runs a file or a test of it, make test T=test_io those C++ tests that have such a name;
+# make test MARK=slow what `make check` leaves out.
+ifeq ($(T),)
+test: programs $(VENV)/frameworks  ## builds and runs all tests; T=FILE[::NAME] or T=C++_TEST: some
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2
-	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+	@$(PYTEST) $(TWO_AT_A_TIME) $(if $(MARK),-m "$(MARK)")
+else ifneq ($(wildcard $(firstword $(subst ::, ,$(T)))),)
+test: setup
+	@$(PYTEST) $(T)
+else ifneq ($(findstring /,$(T))$(findstring .py,$(T)),)
+test:
+	@echo "$(firstword $(subst ::, ,$(T))): no such file; T names a file of tests, FILE::TEST, or a part of a C++ test's name"; exit 1
+else
+test: programs
+	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2 --no-tests=error --tests-regex "$(T)"
+endif
 
 # The C++ tests and the C++ front end, beside the package.
-programs: setup
+programs: setup  ## the C++ tests and the C++ front end, built
 	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DLOWBIT_CPP=ON -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
 	@$(BIN)/cmake --build $(CMAKE_BUILD)
 
 # The C++ tests under address and undefined-behaviour sanitizers.
-sanitize: setup
+sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitizers
 	@$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
 	  -DLOWBIT_OPS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_SANITIZE=address,undefined >$(VENV)/cmake-sanitize.log || { cat $(VENV)/cmake-sanitize.log; exit 1; }
 	@$(BIN)/cmake --build build/sanitize --target cpp_tests
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
 # The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
-races: setup
+races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 	@$(BIN)/cmake -S . -B build/races -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Release \
 	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=OFF -DLOWBIT_CUDA=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_RACES=ON >$(VENV)/cmake-races.log || { cat $(VENV)/cmake-races.log; exit 1; }
 	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races
@@ -55,55 +79,55 @@ races: setup
 
 # A wheel in out/, with the kernels of every architecture.
 wheel: override CUDA_ARCHS := release
-wheel: setup
+wheel: setup  ## a wheel in out/
 	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir out $(PACKAGE) .
 
 # A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
-# says at once what is missing. WHEELS=folder: wheels of peers for the bench (docs/bench.md).
+# says at once what is missing. WHEELS=folder: wheels of baselines for the bench (docs/bench.md).
 WHEELS ?=
 gpu: override CUDA_ARCHS :=
-gpu:
+gpu:  ## builds, tests and measures on a machine with a GPU
 	@$(PY) -m bench.gpu $(if $(WHEELS),--wheels "$(WHEELS)") $(PACKAGE)
 
-# Writes docs/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores. `make bench-quick` writes the README's table: 3 minutes.
-bench: setup
+# Writes docs/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores. `make bench-quick` writes the table of docs/bench.md: 3 minutes.
+bench: setup  ## docs/bench-cpu.md, measured: 12 minutes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --record
 
-bench-quick: setup
+bench-quick: setup  ## the table of docs/bench.md, measured: 3 minutes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --quick --record
 
-# Every parser under libFuzzer with address and undefined-behaviour sanitizers, going on from tests/corpus and from earlier runs:
+# Every parser under libFuzzer with address and undefined-behaviour sanitizers, going on from tests/ckpt/corpus and from earlier runs:
 #   make fuzz                                     FUZZ_SECONDS=60 for each target
 #   make fuzz TARGET=zip FUZZ_SECONDS=1800        one for longer
 FUZZ_SECONDS ?= 60
 FUZZ_CXX ?= clang++
 FUZZ_BUILD := build/fuzz
-fuzz: setup
+fuzz: setup  ## every parser under libFuzzer; TARGET=, FUZZ_SECONDS=
 	@command -v $(FUZZ_CXX) >/dev/null || { echo "make fuzz needs clang with libFuzzer: apt-get install clang libclang-rt-dev, or FUZZ_CXX=..."; exit 1; }
 	@$(BIN)/cmake -S . -B $(FUZZ_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DLOWBIT_OPS=OFF -DLOWBIT_CUDA=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_FUZZ=ON -DLOWBIT_SANITIZE=fuzzer-no-link,address,undefined >$(VENV)/cmake-fuzz.log || { cat $(VENV)/cmake-fuzz.log; exit 1; }
 	@$(BIN)/cmake --build $(FUZZ_BUILD) --target fuzz_ckpt
 	@tools/fuzz/run.sh $(FUZZ_BUILD)/tests/cpp/fuzz_ckpt $(FUZZ_BUILD)/corpus $(FUZZ_SECONDS) $(TARGET)
 
-lint: $(VENV)/dev
+lint: $(VENV)/dev  ## ruff, mypy, clang-format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@git ls-files '*.cpp' '*.h' '*.inl' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 
-format: $(VENV)/dev
+format: $(VENV)/dev  ## formats Python and C++
 	@$(BIN)/ruff format .
 	@git ls-files '*.cpp' '*.h' '*.inl' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
-ci:
+ci:  ## what a change must pass
 	@.ci/run
 
-clean:
+clean:  ## removes .venv, build and out
 	rm -rf $(VENV) build out
 
 # From here on: what the verbs need.
 
-setup: libraries $(VENV)/installed
+setup: libraries $(VENV)/built  ## the package and lowbit-ckpt in .venv, with what they need
 
 libraries:
 	@[ "$(HAVE_LIBRARIES)" = ON ] || $(call debian,$(LIBRARIES)) || { \
@@ -111,12 +135,13 @@ libraries:
 	  echo "***   sudo apt-get install $(LIBRARIES)"; \
 	  echo "*** Type that line and run make again. The Python package builds without them, but for lowbit.checkpoint and lowbit.load_optimizer."; }
 
-# What tests/test_processors.py compiles for ARM64 and emulates it with; it skips, and says so, where they are missing.
+# What tests/optim/test_processors.py compiles for ARM64 and emulates it with; it skips, and says so, where they are missing.
 arm64:
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null || $(call debian,g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)
 
 # torch: the interpreter's own where it has one (seen through a .pth, since a virtual environment made from a virtual environment does not inherit), else $(TORCH).
 $(VENV)/torch:
+	@echo "creating $(VENV)"
 	@$(PY) -m venv $(VENV)
 	@site=$$($(PY) -c "import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))" 2>/dev/null); \
 	if [ -n "$$site" ]; then \
@@ -126,22 +151,35 @@ $(VENV)/torch:
 	  echo "installing $(TORCH)"; \
 	  $(PYTHON) -m pip install --quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "pybind11>=2.13" "cmake>=3.25" "ninja>=1.11"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11" "pybind11>=2.13"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --ignore-installed "cmake>=3.25" "ninja>=1.11"  # also where PY has them: $(BIN)/cmake is called
 	@touch $@
 
-$(VENV)/installed: $(VENV)/torch $(SOURCES)
-	@echo "building lowbit"
+# The names of Python's modules: the editable install knows them one by one.
+$(VENV)/modules: FORCE
+	@mkdir -p $(VENV) && find lowbit -name '*.py' | LC_ALL=C sort >$@.$$$$ && if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
+
+$(VENV)/installed: $(VENV)/torch $(VENV)/modules pyproject.toml
+	@echo "building lowbit: minutes the first time"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[test]"
+	@touch $@ $(VENV)/built
+
+# An edited source: what depends on it is compiled in the same folder, and copied to where pip has put it. pip names a folder of its own at every turn.
+$(VENV)/built: $(VENV)/installed $(SOURCES)
+	@echo "building what changed"
+	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DSKBUILD_SCRIPTS_DIR=$(CURDIR)/$(BIN) -DSKBUILD_DATA_DIR=$(CURDIR)/$(VENV) >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
+	@$(BIN)/cmake --build $(CMAKE_BUILD) --target package_files >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
+	@$(BIN)/cmake --install $(CMAKE_BUILD) --component package --strip --prefix $$($(PYTHON) -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")/lowbit >$(VENV)/build.log
 	@touch $@
 
 # `lowbit[...]`: it is installed, so that only what it names is, and nothing is built again.
 # Frameworks that tests train through, without those dependencies of torchtitan (it needs Python 3.11) and torchtune that their optimizers do not use.
-$(VENV)/frameworks: $(VENV)/installed
+$(VENV)/frameworks: pyproject.toml | $(VENV)/installed
 	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[frameworks]"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'" "torchtune==0.6.1"
 	@touch $@
 
-$(VENV)/dev: $(VENV)/installed
+$(VENV)/dev: pyproject.toml | $(VENV)/installed
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[dev]"
 	@touch $@

@@ -1,14 +1,14 @@
-"""Everything that can be timed, in one command: the step beside its peers, cost as size grows, whole training steps, checkpoints, start.
+"""All benchmarks in one command: the step against baselines, cost by size, training steps, checkpoints, start-up.
 
-    python -m bench                        all of it, some 12 minutes on two cores; prints the summary
-    python -m bench --quick                the same at smaller sizes, at most 3 minutes
-    python -m bench --tiny                 does it run?
+    python -m bench                        all sections, about 12 minutes on two cores; prints the summary
+    python -m bench --quick                smaller sizes, at most 3 minutes
+    python -m bench --tiny                 smoke test
     python -m bench --only step growth     some sections
-    python -m bench --record               keeps the result: bench/results/NAME.json, docs/bench-NAME.md and its pictures; NAME is cpu, cuda, or the
-                                           quick result, which is the README's table
-    python -m bench --page FILE.json       measures nothing: writes the pages of a kept result again
+    python -m bench --record               saves the result: bench/results/NAME.json, docs/bench-NAME.md and its pictures. NAME is cpu or cuda; with
+                                           --quick it is quick, the table of docs/bench.md
+    python -m bench --page FILE.json       measures nothing: rewrites the pages of a saved result
 
-Times of two runs are not to be compared, ratios are. docs/bench.md has the details.
+Compare ratios between two runs, never times. docs/bench.md has the details.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MARKS = ("<!-- python -m bench --quick --record -->", "<!-- end -->")
 
 
 def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | None = None) -> dict:
-    """All sections. One that fails is named under "failed", and the others go on; `file` has what there is at any time."""
+    """Runs the sections. A failed one is listed under "failed" and the others continue; `file` always has the results so far."""
     began = time.perf_counter()
 
     def say(text: str) -> None:
@@ -71,14 +71,14 @@ def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | Non
 def write(file: pathlib.Path | None, text: str) -> None:
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
-        # Who is killed while writing leaves the file of before.
+        # A process killed while writing leaves the previous file.
         part = file.with_name(file.name + ".part")
         part.write_text(text + "\n")
         part.replace(file)
 
 
 def keep(result: dict, root: pathlib.Path = ROOT) -> None:
-    """What --record and --page write under `root`."""
+    """Writes the files of --record and --page under `root`."""
     quick = result["settings"] == "quick" and result["device"] == "cpu"
     name = "quick" if quick else result["device"]
     results, docs = root / "bench" / "results", root / "docs"
@@ -86,8 +86,8 @@ def keep(result: dict, root: pathlib.Path = ROOT) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     (results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     if quick:
-        readme = root / "README.md"
-        readme.write_text(quoted(readme.read_text(), page.summary(result)))
+        measuring = docs / "bench.md"
+        measuring.write_text(quoted(measuring.read_text(), page.summary(result)))
         return
     pictures = plots.draw(result, docs, f"bench-{name}")
     command = f"python -m bench{' --device cuda' * (name == 'cuda')} --record"
@@ -95,7 +95,7 @@ def keep(result: dict, root: pathlib.Path = ROOT) -> None:
 
 
 def quoted(text: str, table: str) -> str:
-    """A page with the table between its marks."""
+    """The page, with the table between its marks replaced."""
     before, rest = text.split(MARKS[0], 1)
     _, after = rest.split(MARKS[1], 1)
     return f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}"

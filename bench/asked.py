@@ -1,6 +1,6 @@
-"""What a run of `make gpu` is asked to show, what was measured, and whether it was met: one table over all stages.
+"""The goals of `make gpu`: what was measured for each, and whether it was met. One table over all stages.
 
-A line that nothing was measured for is open, and says why: it counts as neither met nor missed.
+A goal without a measurement is open and says why. It counts as neither met nor missed.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from typing import Any
 from bench.page import table
 from bench.workload import BILLION, MANY, Workload
 
-# Contestants by their names: `make gpu` reads this file where lowbit may not have been built.
+# Contestants by name: `make gpu` imports this file before lowbit is built.
 EIGHT, IN_GRAPH = (
     "lowbit 8-bit, bf16 stochastic",
     "lowbit 8-bit, bf16 stochastic, in a CUDA graph",
 )
-PEERS = (
+BASELINES = (
     "torch fused, float32", "torchao AdamW8bit compiled, bf16 stochastic", "bitsandbytes AdamW8bit, bf16 nearest", "FlashOptim AdamW, bf16 + 8 bits",
 )  # fmt: skip
-SPEED = ((BILLION, 0.85), (MANY, 0.80))  # least share of the copy's speed
+SPEED = ((BILLION, 0.85), (MANY, 0.80))  # minimum share of the copy's speed
 SECONDS = 600
 
-Line = dict[str, Any]  # asked, measured: sentences; met: True, False, or None where it is open
+Line = dict[str, Any]  # asked, measured: sentences; met: True, False, or None if open
 
 
 def lines(report: dict) -> list[Line]:
-    """Of a report of bench/gpu.py."""
+    """The lines for a report of bench/gpu.py."""
     cases = [c for s in report["stages"] for c in s.get("result", {}).get("step", [])]
     stages = {s["name"]: s for s in report["stages"]}
     return [
         *speeds(cases),
-        *races(cases),
+        *comparisons(cases),
         tests(stages),
         graphs(stages),
         *(sanitizer(stages, name) for name in ("memcheck", "racecheck")),
@@ -48,50 +48,50 @@ def row(case: dict, name: str) -> dict | None:
 
 
 def absence(case: dict | None, workload: str, name: str) -> str:
-    """Why a contestant has no row."""
+    """The reason why a contestant has no row."""
     if case is None:
         return f"not measured: {workload} was not reached"
     missing = case["missing"]
-    return f"not measured: {missing.get(name) or missing.get('all') or 'it did not race'}"
+    return f"not measured: {missing.get(name) or missing.get('all') or 'it did not run'}"
 
 
 def speeds(cases: list[dict]) -> Iterator[Line]:
-    """A step's bytes over its time, as a share of the copy's speed: called step by step, where the host's part counts too, and replayed as a graph."""
-    for workload, least in SPEED:
+    """The bytes of a step over its time, as a share of the copy's speed: step by step, host time included, and replayed as a graph."""
+    for workload, minimum in SPEED:
         case = one(cases, workload)
         for name, how in ((EIGHT, ""), (IN_GRAPH, ", in a CUDA graph")):
-            asked = f"8-bit step at {least:.0%} or more of the copy's speed, {workload.name}{how}"
+            asked = f"8-bit step at {minimum:.0%} or more of the copy's speed, {workload.name}{how}"
             found = row(case, name) if case else None
             if case is None or found is None or found["of_copy_speed"] is None:
                 yield line(asked, absence(case, workload.name, name), None)
                 continue
             share = found["of_copy_speed"]
-            cut = f" ({case['cut']}, as memory has it)" if case["cut"] else ""
-            said = f"{share:.1%}: {found['gb_per_second']:,.0f} GB/s{cut}"
-            yield line(asked, said, None if cut and share >= least else share >= least)
+            cut = f" ({case['cut']}, as memory allows)" if case["cut"] else ""
+            measured = f"{share:.1%}: {found['gb_per_second']:,.0f} GB/s{cut}"
+            yield line(asked, measured, None if cut and share >= minimum else share >= minimum)
 
 
 def one(cases: list[dict], workload: Workload) -> dict | None:
     return next((c for c in cases if c["workload"] == workload.name), None)
 
 
-def races(cases: list[dict]) -> Iterator[Line]:
-    """Ours over theirs, the median over the rounds of both, in every workload in which both raced."""
+def comparisons(cases: list[dict]) -> Iterator[Line]:
+    """Our time over theirs, the median over the rounds of both, in every workload with both."""
     from bench import clock
 
-    for peer in PEERS:
-        asked = f"8-bit step faster than {peer}"
+    for baseline in BASELINES:
+        asked = f"8-bit step faster than {baseline}"
         found = {}
         for case in cases:
-            ours, theirs = row(case, EIGHT), row(case, peer)
+            ours, theirs = row(case, EIGHT), row(case, baseline)
             if ours and theirs:
                 found[case["workload"]] = clock.ratio(ours["seconds"], theirs["seconds"])
         if not found:
             why = next((c for c in cases if c["rows"]), cases[0] if cases else None)
-            yield line(asked, absence(why, "a workload", peer), None)
+            yield line(asked, absence(why, "a workload", baseline), None)
             continue
-        said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
-        yield line(asked, f"its time is 1, ours: {said}", all(r < 1 for r in found.values()))
+        measured = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
+        yield line(asked, f"its time is 1, ours: {measured}", all(r < 1 for r in found.values()))
 
 
 def tests(stages: dict[str, dict]) -> Line:
@@ -101,38 +101,38 @@ def tests(stages: dict[str, dict]) -> Line:
         return line(asked, unfinished(stage), None if stage is None or stage["status"] != "failed" else False)  # fmt: skip
     count = stage["tests"]
     bad = count.get("failed", 0) + count.get("failures", 0) + count.get("errors", 0)
-    said = f"{count['passed']} passed, {bad} failed"
-    said += f", {count['skipped']} skipped" if count.get("skipped") else ""
+    measured = f"{count['passed']} passed, {bad} failed"
+    measured += f", {count['skipped']} skipped" if count.get("skipped") else ""
     if stage["status"] != "passed":
-        said += f"; {unfinished(stage)}"
-    return line(asked, said, met(stage, bad))
+        measured += f"; {unfinished(stage)}"
+    return line(asked, measured, met(stage, bad))
 
 
 def graphs(stages: dict[str, dict]) -> Line:
-    """By the tests that have a graph in their names."""
+    """The line of the tests with "graph" in their names."""
     asked = "graph-captured steps equal eager ones"
     stage = stages.get("cuda-tests")
     if stage is None or "graphs" not in stage:
         return line(asked, unfinished(stage), None)
     count = stage["graphs"]
-    said = f"{count['passed']} tests passed, {count['failed']} failed"
+    measured = f"{count['passed']} tests passed, {count['failed']} failed"
     if count["failed"] or count["passed"] == 0:
-        return line(asked, said, False if count["failed"] else None)
-    return line(asked, said, True if stage["status"] in ("passed", "failed") else None)
+        return line(asked, measured, False if count["failed"] else None)
+    return line(asked, measured, True if stage["status"] in ("passed", "failed") else None)
 
 
 def sanitizer(stages: dict[str, dict], name: str) -> Line:
     asked, stage = f"compute-sanitizer's {name} is clean over the small tests", stages.get(name)
     if stage is None or "summary" not in stage:
         return line(asked, unfinished(stage), None)
-    said = f"{stage['summary']}; {stage['tests']['passed']} tests passed"
+    measured = f"{stage['summary']}; {stage['tests']['passed']} tests passed"
     if stage["status"] != "passed":
-        said += f"; {unfinished(stage)}"
-    return line(asked, said, met(stage, len(stage["errors"])))
+        measured += f"; {unfinished(stage)}"
+    return line(asked, measured, met(stage, len(stage["errors"])))
 
 
 def met(stage: dict, bad: int) -> bool | None:
-    """Of a stage that counts what is wrong: one that was ended early shows nothing by having found nothing yet."""
+    """Whether a stage met its goal, given its number of errors. A stage stopped early without errors proves nothing."""
     if stage["status"] == "passed":
         return bad == 0
     return False if bad or stage["status"] == "failed" else None

@@ -1,4 +1,4 @@
-"""Checkpoints: saving and loading an optimizer's state, by torch's own two ways, and resharding files; beside a copy of the same file."""
+"""Checkpoints: saving and loading optimizer state by torch's two ways, and resharding files, relative to a copy of the same file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 
 from bench import ckpt, clock
+from bench.baselines import Torch
 from bench.contestant import Contestant
 from bench.ours import Eight
-from bench.peers import Torch
 from bench.settings import Settings
 from bench.step import Params, Say
 
@@ -22,7 +22,7 @@ SHAPE = (1024, 1024)
 
 
 def run(settings: Settings, say: Say) -> Iterator[dict]:
-    """Of as many parameters as have `settings.gib` of float32 state."""
+    """Uses as many parameters as have `settings.gib` of float32 state."""
     torch.set_num_threads(max(settings.threads))
     count = max(1, int(settings.gib * 2**30 / 8) // (SHAPE[0] * SHAPE[1]))
     params = Params([SHAPE] * count, settings.device)
@@ -33,13 +33,13 @@ def run(settings: Settings, say: Say) -> Iterator[dict]:
             entry.prepare(params.of(entry.dtype))
             rows.append(saved_and_loaded(entry, pathlib.Path(folder), settings))
     tool = shutil.which("lowbit-ckpt")
-    say("lowbit-ckpt beside cp" if tool else "lowbit-ckpt is not on PATH")
+    say("lowbit-ckpt against cp" if tool else "lowbit-ckpt is not on PATH")
     files = ckpt.compare(settings.gib, min(settings.rounds, 3), None, tool) if tool else None
     yield {"parameters": params.shapes[0][0] * SHAPE[1] * count, "rows": rows, "tool": files}
 
 
 def saved_and_loaded(entry: Contestant, folder: pathlib.Path, settings: Settings) -> dict:
-    """Median seconds of each verb, and bytes on disk. Files are in the page cache: this is the time of the software."""
+    """Median seconds of each operation, and bytes on disk. Files are in the page cache, so this is the time of the software."""
     import torch.distributed.checkpoint as dcp
 
     opt, file, directory, copied = (
@@ -68,7 +68,7 @@ def saved_and_loaded(entry: Contestant, folder: pathlib.Path, settings: Settings
     turns = [(name, lambda verb=verb: clock.seconds(verb, "cpu")) for name, verb in verbs.items()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _, turn in turns:  # in this order: what is loaded must have been saved
+        for _, turn in turns:  # in this order: files must be saved before they are loaded
             turn()
         times = clock.rounds(turns, min(settings.rounds, 5), 1e9)
     made = {

@@ -1,4 +1,4 @@
-"""Processes of their own that take turns when told: `Child` here starts one, and `answer` runs in it."""
+"""Child processes that run on request: `Child` starts one, and `answer` runs in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 class Child:
-    """`python -m module *arguments`, which says what it has by lines of JSON."""
+    """`python -m module *arguments`, which answers with lines of JSON."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         env = {
@@ -26,18 +26,18 @@ class Child:
         )  # fmt: skip
 
     def hello(self) -> Any:
-        """What it has to say when it is ready. Start all children first, then wait for each."""
+        """Waits until the child is ready and returns its greeting. Start all children first, then wait for each."""
         return self.read()
 
     def read(self) -> Any:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
-                said = json.loads(line)
-                if "error" in said:
+                reply = json.loads(line)
+                if "error" in reply:
                     self.close()
-                    raise RuntimeError(said["error"])
-                return said
+                    raise RuntimeError(reply["error"])
+                return reply
         raise RuntimeError(f"a child ended with status {self.process.wait()}")
 
     def ask(self, what: str) -> Any:
@@ -55,10 +55,10 @@ class Child:
 def answer(
     start: Callable[[], tuple[dict[str, Any], dict[str, Callable[[], dict[str, Any]]]]],
 ) -> None:
-    """Says what `start` has to say, then answers questions by name until there are no more."""
+    """Prints the greeting of `start`, then answers requests by name until standard input ends."""
     try:
-        said, answers = start()
-        print(json.dumps(said), flush=True)
+        greeting, answers = start()
+        print(json.dumps(greeting), flush=True)
         for line in sys.stdin:
             print(json.dumps(answers[line.strip()]()), flush=True)
     except Exception as error:
@@ -66,7 +66,7 @@ def answer(
 
 
 def peak_rss() -> int:
-    """Bytes that this process has held at most, of /proc/self/status; 0 where there is none."""
+    """The peak memory of this process in bytes, from /proc/self/status; 0 without that file."""
     return rss("VmHWM")
 
 

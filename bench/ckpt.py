@@ -1,11 +1,11 @@
-"""The checkpoint tool beside `cp` and torch's own converter: time as a ratio to a copy of the same bytes, and peak memory.
+"""The checkpoint tool against `cp` and torch's converter: time as a ratio to a copy of the same bytes, and peak memory.
 
     python -m bench.ckpt                 1 GiB of float32 AdamW state on two ranks
     python -m bench.ckpt --gib 0.1 --repeats 2 --json out/ckpt.json
-    python -m bench.ckpt --gib 10        memory does not grow
+    python -m bench.ckpt --gib 10        shows that memory does not grow
 
-All contenders take their turns in one run, so that they see the same machine; ratios are of best times. The cache is warm. `cp` does not wait for the
-disk and the tool does (it syncs before its output appears), so `cp` followed by a sync is measured too: that is the fair neighbour where the disk is slow.
+All contenders alternate in one run, so they see the same machine conditions. Ratios compare best times, with a warm cache. `cp` does not wait for the
+disk and the tool does: it syncs before its output appears. `cp` followed by a sync is therefore measured too, the fair comparison on a slow disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from datetime import date
 
 import torch
 
-# Starts a command from a small process: a child's peak memory counts what its parent had.
+# Starts a command from a small process, because a child's peak memory includes that of its parent at the fork.
 MEASURE = """
 import os, sys, time
 begin = time.perf_counter()
@@ -43,14 +43,14 @@ TORCH_SAVE = (
 
 
 def make(path: pathlib.Path, gib: float, tool: str) -> None:
-    """AdamW's state of layers of a transformer, as two ranks save it."""
+    """Writes the AdamW state of transformer layers, as saved by two ranks."""
     import torch.distributed.checkpoint as dcp
 
     generator = torch.Generator().manual_seed(0)
     left, state, i = int(gib * 2**30), {}, 0
     shapes = [(4096, 1024), (1024, 4096), (3072, 1024), (1024, 1024), (1024,)]
     block = torch.randn(4096 * 1024, generator=generator)
-    moments = {}  # shared by parameters of one shape, so that 10 GiB on disk need not be held
+    moments = {}  # shared by parameters of one shape, so 10 GiB on disk need little memory
     for shape in shapes:
         rows = block[: math.prod(shape)].reshape(shape)
         moments[shape] = {"exp_avg": rows * 1e-3, "exp_avg_sq": rows.square() * 1e-6}
@@ -86,7 +86,7 @@ def measured(command: list[str]) -> dict[str, float]:
 
 
 def compare(gib: float, repeats: int, folder: str | None, tool: str) -> dict:
-    """Each contender's best time, its ratio to `cp`, its processor time and its peak memory."""
+    """The best time of each contender, its ratio to `cp`, its CPU time and its peak memory."""
     with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=folder) as made:
         source, out = pathlib.Path(made) / "source", pathlib.Path(made) / "out"
         make(source, gib, tool)
@@ -103,9 +103,9 @@ def compare(gib: float, repeats: int, folder: str | None, tool: str) -> dict:
             "dcp_to_torch_save": [sys.executable, "-W", "ignore", "-c", TORCH_SAVE, a, b],
         }  # fmt: skip
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if 3 * size > free:  # it holds the whole checkpoint
+        if 3 * size > free:  # it loads the whole checkpoint
             print(
-                f"dcp_to_torch_save is left out: it would need more than the {free >> 30} GiB that are free"
+                f"dcp_to_torch_save is skipped: it needs more than the {free >> 30} GiB of free memory"
             )
             del contenders["dcp_to_torch_save"]
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
@@ -131,7 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--folder", default=None, help="where the data lies (TMPDIR, else /tmp)")
+    parser.add_argument(
+        "--folder", default=None, help="folder for the data (default: TMPDIR, else /tmp)"
+    )
     parser.add_argument("--tool", default=shutil.which("lowbit-ckpt"))
     parser.add_argument("--json", type=pathlib.Path, default=None)
     given = parser.parse_args()

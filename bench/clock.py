@@ -1,4 +1,4 @@
-"""Time: rounds in which everyone takes a turn, so that all see the same machine."""
+"""Timing in rounds: every contestant takes a turn per round, so all see the same machine conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Times = dict[str, list["float | None"]]
 
 
 def seconds(run: Callable[[], object], device: str, repeats: int = 1) -> float:
-    """Of one run, the mean of `repeats`. On a GPU by its own events; the host waits before and after, not between."""
+    """Seconds of one run, the mean of `repeats`. A GPU is timed by its events; the host waits before and after, not in between."""
     if device == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -29,21 +29,21 @@ def seconds(run: Callable[[], object], device: str, repeats: int = 1) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def repeats_for(once: float, least: float) -> int:
-    """How often to run so that one timing takes at least `least` seconds."""
-    return max(1, min(1000, math.ceil(least / max(once, 1e-9))))
+def repeats_for(once: float, minimum: float) -> int:
+    """The number of runs that take at least `minimum` seconds together."""
+    return max(1, min(1000, math.ceil(minimum / max(once, 1e-9))))
 
 
 def rounds(
     turns: Sequence[tuple[str, Callable[[], float]]], number: int, budget: float, always: Sequence[str] = ()
 ) -> Times:  # fmt: skip
-    """Seconds of each turn, round by round, each round beginning with another one.
+    """Seconds of each turn, round by round. Each round begins with another contestant.
 
     Args:
-        turns: names, and what takes a turn and says its seconds.
-        number: of rounds.
-        budget: seconds after which a name sits out (None in its list), from the third round on.
-        always: names that never sit out.
+        turns: names, and functions that take a turn and return its seconds.
+        number: number of rounds.
+        budget: seconds after which a name is skipped (None in its list), from the third round on.
+        always: names that are never skipped.
     """
     times: Times = {name: [] for name, _ in turns}
     used = dict.fromkeys(times, 0.0)
@@ -64,6 +64,6 @@ def median(times: Sequence[float | None]) -> float:
 
 
 def ratio(times: Sequence[float | None], to: Sequence[float | None]) -> float:
-    """The median over the rounds of both."""
+    """The median ratio over the rounds in which both ran."""
     both = [a / b for a, b in zip(times, to, strict=True) if a is not None and b is not None]
     return statistics.median(both)

@@ -1,4 +1,4 @@
-"""What takes its turn in a race: an optimizer's step, or a copy of as many bytes."""
+"""Contestants: an optimizer's step, or a copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 class Contestant:
-    """One optimizer in a race. To add one, write a subclass and put it into bench/roster.py.
+    """One optimizer in a comparison. To add one, write a subclass and list it in bench/roster.py.
 
     Attributes:
-        name: as tables show it.
+        name: its name in tables.
         dtype: of weights and gradients.
-        package: what must be installed, by the name that is imported; empty for what is always there.
-        devices: where it runs.
-        one_shape: each shape costs seconds of compilation, so it sits out models of many shapes.
+        package: the required package, by import name; empty if none.
+        devices: the devices it runs on.
+        one_shape: whether each shape costs seconds of compilation. Models with many shapes then skip it.
     """
 
     name: ClassVar[str]
@@ -28,7 +28,7 @@ class Contestant:
     one_shape: ClassVar[bool] = False
 
     def missing(self, device: str) -> str | None:
-        """Why it cannot race on `device`; None where it can be tried."""
+        """The reason why it cannot run on `device`, or None."""
         if device not in self.devices:
             return f"does not run on {device}"
         if self.package and importlib.util.find_spec(self.package) is None:
@@ -46,27 +46,27 @@ class Contestant:
             self.opt.step()
 
     def running(self) -> AbstractContextManager[Any]:
-        """Around steps and outside of their timing."""
+        """A context around steps, outside their timing."""
         return nullcontext()
 
     def step(self) -> None:
         self.opt.step()
 
     def state_bytes(self) -> int:
-        """Of the optimizer's tensors that grow with the parameters."""
+        """Bytes of the optimizer's tensors that grow with the parameters."""
         return sum(
             size_of(t) for p in self.params for name, t in tensors(self.opt.state[p])
             if t.ndim and "qmap" not in name and name not in ("stream", "shape", "step")
         )  # fmt: skip
 
     def traffic(self) -> int:
-        """Bytes that a step must read or write: weights and state twice, the gradient once."""
+        """Bytes that a step reads and writes: weights and state twice, the gradient once."""
         weights = sum(p.numel() * p.element_size() for p in self.params)
         return 3 * weights + 2 * self.state_bytes()
 
 
 class InGraph(Contestant):
-    """To go before another one: its step is captured once and replayed, so that the host's part of it is not timed."""
+    """A mixin for another contestant: captures its step once and replays it, so that host time does not count."""
 
     devices = ("cuda",)
 
@@ -81,7 +81,7 @@ class InGraph(Contestant):
 
 
 def tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of an optimizer's state, however it nests them; of subclasses that pack, what they hold."""
+    """All tensors of an optimizer's state at any depth, and the inner tensors of packing subclasses."""
     if isinstance(state, torch.Tensor):
         if hasattr(state, "codes") and hasattr(state, "scale"):  # torchao
             yield from ((f"{name}.codes", state.codes), (f"{name}.scale", state.scale))

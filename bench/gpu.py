@@ -1,11 +1,11 @@
-"""Everything that one run on a GPU can tell, inside ten minutes and without a network: builds, tests, sanitizers, bench. What `make gpu` runs.
+"""All checks on a GPU, within ten minutes and without a network: build, tests, sanitizers, bench. `make gpu` runs this.
 
     python -m bench.gpu [-C cmake.define.NAME=VALUE ...]      writes out/gpu.json, out/gpu.md and logs in out/gpu/
-    python -m bench.gpu --wheels FOLDER ...                   installs the wheels of peers first, for the bench alone
-    python -m bench.gpu --page out/gpu.json                   writes the page again
+    python -m bench.gpu --wheels FOLDER ...                   installs the wheels of baselines first, for the bench only
+    python -m bench.gpu --page out/gpu.json                   rewrites the page
 
-The stages do not depend on each other, but for the build: one that fails is a line of the page, and the exit status is 1 at the end. Where nothing can be
-learnt (no GPU, no nvcc, an old torch) it says so at once and ends with 2. The JSON and the page are written after every stage.
+The stages depend on the build, not on each other. A failed stage is a line of the page, and the exit status is 1. If the machine lacks a requirement
+(no GPU, no nvcc, an old torch), the command reports it at once and exits with 2. The JSON and the page are written after every stage.
 """
 
 from __future__ import annotations
@@ -33,54 +33,57 @@ from bench.page import summary, table
 from bench.stage import Stage, junit, sanitizer
 
 ROOT = pathlib.Path(__file__).parent.parent
-BEGAN = time.perf_counter()  # before torch is imported, which takes its seconds on a fresh machine
-ALL = 9.5 * 60  # seconds for everything, from then on
-# Tests that end in seconds under a tool that is fifty times slower, and make every kernel run: short blocks, odd ends, misaligned memory, all formats.
+BEGAN = time.perf_counter()  # before torch is imported, which takes seconds on a fresh machine
+ALL = 9.5 * 60  # seconds for everything, from BEGAN on
+# Tests that take seconds even under a tool that is fifty times slower, and run every kernel: short blocks, odd ends, misaligned memory, all formats.
 SMALL = "test_blocks_and_shards or test_values_at_the_edges or test_a_thousand_tensors or (test_encode_decode and 64)"
 MODULES = ("scikit_build_core", "pathspec", "pytest", "numpy", "yaml")
 
 
 def refusals() -> list[str]:
-    """Why this machine can tell nothing; each with what to do about it."""
-    said = []
+    """The reasons why this machine cannot run the checks, each with what to do."""
+    reasons = []
     if sys.version_info < (3, 10):  # noqa: UP036 this runs before anything is installed
-        said.append(
+        reasons.append(
             f"Python {platform.python_version()} is too old: lowbit needs 3.10; make gpu PY=python3.12"
         )
     lacking = [m for m in MODULES if importlib.util.find_spec(m) is None]
     if lacking:
-        said.append(
-            f"{sys.executable} has no {', '.join(lacking)}: nothing is downloaded here, install them first"
+        reasons.append(
+            f"{sys.executable} has no {', '.join(lacking)}: `make gpu` downloads nothing, so install them first"
         )
     for tool in ("cmake", "ninja"):
         if not shutil.which(tool) and importlib.util.find_spec(tool) is None:
-            said.append(f"{tool} is not on PATH")
+            reasons.append(f"{tool} is not on PATH")
     if not nvcc():
-        said.append(
+        reasons.append(
             "nvcc was found neither on PATH nor in CUDA_HOME nor in /usr/local/cuda*/bin: the kernels cannot be built"
         )
     if importlib.util.find_spec("torch") is None:
-        return [*said, f"{sys.executable} has no torch: lowbit needs 2.11 or later, built for CUDA"]
+        return [
+            *reasons,
+            f"{sys.executable} has no torch: lowbit needs 2.11 or later, built for CUDA",
+        ]
     import torch
 
     if tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
-        said.append(f"torch {torch.__version__} is too old: lowbit needs 2.11")
+        reasons.append(f"torch {torch.__version__} is too old: lowbit needs 2.11")
     if torch.version.cuda is None:
-        said.append(f"torch {torch.__version__} is built without CUDA")
+        reasons.append(f"torch {torch.__version__} is built without CUDA")
     elif not torch.cuda.is_available():
-        said.append(
+        reasons.append(
             f"torch {torch.__version__} sees no GPU (torch.cuda.is_available() is False); nvidia-smi shows whether there is one"
         )
-    return said
+    return reasons
 
 
 def nvcc() -> str | None:
-    """Its path."""
+    """The path of nvcc, or None."""
     return found_tool("nvcc", os.environ.get("CUDACXX", ""))
 
 
 def found_tool(name: str, first: str = "") -> str | None:
-    """A tool of the CUDA toolkit: on PATH, in CUDA_HOME, or in the newest toolkit of the usual places."""
+    """The path of a CUDA tool: on PATH, in CUDA_HOME, or in the newest toolkit of the usual folders."""
     places = [first, shutil.which(name) or ""]
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
         if home:
@@ -94,21 +97,25 @@ def found_tool(name: str, first: str = "") -> str | None:
     return next((p for p in places if p and os.access(p, os.X_OK) and os.path.isfile(p)), None)
 
 
-def peers(folder: pathlib.Path, wheels: pathlib.Path | None) -> tuple[list[Stage], dict[str, str]]:
-    """The stage that installs the wheels of peers where nobody but the bench finds them, and what the bench's environment then has."""
+def baselines(
+    folder: pathlib.Path, wheels: pathlib.Path | None
+) -> tuple[list[Stage], dict[str, str]]:
+    """The stage that installs the wheels of baselines into a folder for the bench only, and the environment variables that add it."""
     if wheels is None:
         return [], {}
-    target = folder / "peers"
+    target = folder / "baselines"
     shutil.rmtree(target, ignore_errors=True)
     found = sorted(str(w) for w in wheels.glob("*.whl"))
     install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "--target", str(target), *found]  # fmt: skip
 
     def read(text: str) -> dict:
-        return {"peers": {d.metadata["Name"]: d.version for d in distributions(path=[str(target)])}}
+        return {
+            "baselines": {d.metadata["Name"]: d.version for d in distributions(path=[str(target)])}
+        }
 
     path = os.pathsep.join(p for p in (str(target), os.environ.get("PYTHONPATH", "")) if p)
     command = install if found else f"there are no wheels in {wheels}"
-    return [Stage("peers", 60, command, {}, read)], {"PYTHONPATH": path}
+    return [Stage("baselines", 60, command, {}, read)], {"PYTHONPATH": path}
 
 
 def stages(
@@ -119,17 +126,19 @@ def stages(
     env = {"CUDACXX": nvcc() or "nvcc"}
     install = [python, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check", "-e", ".", *options,
                "-C", "cmake.define.LOWBIT_CUDA=ON", "-C", "cmake.define.LOWBIT_CUDA_STRICT=OFF", "-C", f"cmake.define.LOWBIT_CUDA_ARCHS={architecture}"]  # fmt: skip
-    # -vv: a line for each test, which is what is left of a run that is killed (the project's own options have a -q).
+    # -vv prints a line per test, so a killed run still leaves results (the project's own options include -q).
     pytest = [python, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "--continue-on-collection-errors"]  # fmt: skip
-    cuda_tests = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("test_cuda*.py"))
+    cuda_tests = sorted(
+        str(p.relative_to(ROOT)) for p in (ROOT / "tests" / "cuda").glob("test_cuda*.py")
+    )
     many = (
         ["--numprocesses", str(min(8, os.cpu_count() or 1)), "--dist", "loadfile"]
         if importlib.util.find_spec("xdist")
         else []
     )
     checker = found_tool("compute-sanitizer")
-    installs, with_peers = peers(folder, wheels)
-    # Every tensor in memory of its own, so that a step past its end is seen.
+    installs, with_baselines = baselines(folder, wheels)
+    # Every tensor has an allocation of its own, so an access past its end is detected.
     uncached = {**require, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
     def checked(tool: str) -> Stage:
@@ -157,7 +166,7 @@ def stages(
             name,
             limit,
             command,
-            with_peers,
+            with_baselines,
             lambda text: {"result": json.loads(out.read_text())},
             after="build",
         )
@@ -174,25 +183,25 @@ def stages(
             after="build",
         )
 
-    # What must be shown comes first. Sanitizers and the rest of the tests time nothing, so they share the machine.
+    # The required results come first. Sanitizers and the remaining tests time nothing, so they run in parallel.
     return [
         Stage("build", 240, install, env),
         *installs,
         tests("cuda-tests", 200, *cuda_tests),
         bench("bench-step", 180, "step"),
         checked("memcheck"),
-        replace(checked("racecheck"), beside=True),
-        replace(tests("all-tests", 160, *many, "tests", *[f"--ignore={f}" for f in cuda_tests]), beside=True),
+        replace(checked("racecheck"), parallel=True),
+        replace(tests("all-tests", 160, *many, "tests", *[f"--ignore={f}" for f in cuda_tests]), parallel=True),
         bench("bench-growth", 60, "growth"),
         bench("bench-rest", 100, "training", "checkpoint", "start"),
     ]  # fmt: skip
 
 
 def together(made: Iterable[Stage]) -> list[list[Stage]]:
-    """One after another, but for those that run beside the one before."""
+    """Groups of stages: each group runs in parallel, one group after another."""
     groups: list[list[Stage]] = []
     for stage in made:
-        if stage.beside and groups:
+        if stage.parallel and groups:
             groups[-1].append(stage)
         else:
             groups.append([stage])
@@ -220,7 +229,7 @@ def describe() -> dict:
 
 
 def printed(*command: str) -> str:
-    """What a tool prints; nothing where it is not there (a copy of the sources may have come without git)."""
+    """The output of a tool; empty if it is missing (the sources may be a copy without git)."""
     try:
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -228,7 +237,7 @@ def printed(*command: str) -> str:
 
 
 def page(report: dict) -> str:
-    """All of a report as Markdown."""
+    """The report as Markdown."""
     machine, results = report["machine"], [s["result"] for s in report["stages"] if "result" in s]
     gpu = machine["gpu"]
     failed = [s["name"] for s in report["stages"] if s["status"] != "passed"]
@@ -243,7 +252,7 @@ def page(report: dict) -> str:
         ]),
         *(["## Asked, measured, met", asked.page(report["asked"])] if report.get("asked") else []),
         "## Stages",
-        peers_line(report["stages"]),
+        baselines_line(report["stages"]),
         table(["stage", "status", "seconds", ""], [[s["name"], s["status"], f"{s['seconds']:.0f}", note(s)] for s in report["stages"]]),
     ]  # fmt: skip
     for s in report["stages"]:
@@ -276,36 +285,36 @@ def page(report: dict) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def peers_line(stages: list[dict]) -> str:
-    """Who was installed for the bench."""
-    stage = next((s for s in stages if s["name"] == "peers"), None)
+def baselines_line(stages: list[dict]) -> str:
+    """A sentence about the baselines installed for the bench."""
+    stage = next((s for s in stages if s["name"] == "baselines"), None)
     if stage is None:
-        return "No wheels of peers were given (`make gpu WHEELS=folder`): those that the interpreter does not have sit out."
-    found = ", ".join(f"{name} {version}" for name, version in sorted(stage.get("peers", {}).items()))  # fmt: skip
-    return f"Peers of the bench, from wheels: {found or 'none'}."
+        return "No wheels of baselines were given (`make gpu WHEELS=folder`): baselines that are not installed are skipped."
+    found = ", ".join(f"{name} {version}" for name, version in sorted(stage.get("baselines", {}).items()))  # fmt: skip
+    return f"Baselines of the bench, from wheels: {found or 'none'}."
 
 
 def note(stage: dict) -> str:
     if stage["status"] in ("missing", "left out"):
         return stage["tail"]
-    said = [f"{v} {k}" for k, v in stage.get("tests", {}).items() if v]
+    notes = [f"{v} {k}" for k, v in stage.get("tests", {}).items() if v]
     if "summary" in stage:
-        said.append(stage["summary"])
+        notes.append(stage["summary"])
     if "unread" in stage:
-        said.append(f"its result could not be read: {stage['unread']}")
-    return "; ".join(said)
+        notes.append(f"its result could not be read: {stage['unread']}")
+    return "; ".join(notes)
 
 
 def write(report: dict, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         report["asked"] = asked.lines(report)
-    except Exception as error:  # of a result that nobody foresaw
-        print(f"what was asked could not be looked up: {type(error).__name__}: {error}", file=sys.stderr)  # fmt: skip
+    except Exception as error:  # an unexpected form of a result
+        print(f"the goals could not be evaluated: {type(error).__name__}: {error}", file=sys.stderr)  # fmt: skip
     path.write_text(json.dumps(report, indent=1) + "\n")
     try:
         path.with_suffix(".md").write_text(page(report))
-    except Exception as error:  # the JSON has everything: a page can be written again
+    except Exception as error:  # the JSON is complete, so the page can be rewritten
         print(f"the page could not be written: {type(error).__name__}: {error}", file=sys.stderr)
 
 
@@ -323,13 +332,13 @@ def run(options: list[str], out: pathlib.Path, wheels: pathlib.Path | None = Non
             left = ALL - (time.perf_counter() - BEGAN)
             running = {pool.submit(stage.run, folder, left, passed): stage for stage in group}
             for done in as_completed(running):
-                stage, said = running[done], done.result()
-                passed |= {stage.name} if said["status"] == "passed" else set()
-                report["stages"].append(said)
+                stage, result = running[done], done.result()
+                passed |= {stage.name} if result["status"] == "passed" else set()
+                report["stages"].append(result)
                 report["seconds"] = time.perf_counter() - BEGAN
                 report["clocks_after"] = machine.gpu_clocks()
                 write(report, out / "gpu.json")
-                print(f"[{report['seconds']:5.0f} s] {stage.name}: {said['status']} {note(said)}", flush=True)  # fmt: skip
+                print(f"[{report['seconds']:5.0f} s] {stage.name}: {result['status']} {note(result)}", flush=True)  # fmt: skip
     print(f"{out / 'gpu.md'} and {out / 'gpu.json'}; logs in {folder}")
     return 0 if all(s["status"] == "passed" for s in report["stages"]) else 1
 
@@ -341,7 +350,7 @@ def main() -> int:
         "--page",
         type=pathlib.Path,
         metavar="FILE",
-        help="write the page of this report again, beside it",
+        help="rewrite the page of this report, in its folder",
     )
     parser.add_argument(
         "-C",
@@ -351,7 +360,7 @@ def main() -> int:
         metavar="KEY=VALUE",
         help="for pip install",
     )
-    parser.add_argument("--wheels", type=pathlib.Path, metavar="FOLDER", help="wheels of peers, for the bench: docs/bench.md")  # fmt: skip
+    parser.add_argument("--wheels", type=pathlib.Path, metavar="FOLDER", help="wheels of baselines, for the bench: docs/bench.md")  # fmt: skip
     given = parser.parse_args()
     if given.page:
         write(json.loads(given.page.read_text()), given.page)

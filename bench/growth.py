@@ -1,4 +1,4 @@
-"""Cost as size grows: time per parameter from 2^10 to 2^28 elements, and what each tensor costs beside its elements."""
+"""Cost by size: time per parameter from 2^10 to 2^28 elements, and the fixed cost of each tensor."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench import clock, machine, ours, peers, roster
+from bench import baselines, clock, machine, ours, roster
 from bench.contestant import Contestant
 from bench.settings import Settings
 from bench.step import BYTES, Params, Say, turn
 from bench.workload import Equal, Shapes
 
-COUNT, ROWS, COLS = 1000, 2, 64  # tensors of the least size that has low-bit state
-CACHES = 1 << 28  # bytes: more than the caches hold
+COUNT, ROWS, COLS = (
+    1000,
+    2,
+    64,
+)  # tensors of the smallest shape measured here, with low-bit state forced
+CACHES = 1 << 28  # bytes: more than the caches
 
 
 class SmallEight(ours.Eight):
@@ -27,9 +31,9 @@ class SmallFour(ours.Four):
 
 
 def run(settings: Settings, say: Say) -> Iterator[dict]:
-    """What there is after each size."""
+    """Yields the results so far after each size."""
     torch.set_num_threads(settings.threads[0])
-    curves: dict[str, list[list[float]]] = {}  # of a name: elements, nanoseconds for each
+    curves: dict[str, list[list[float]]] = {}  # by name: elements, nanoseconds per element
     made: dict[str, Any] = {"threads": settings.threads[0], "ns_per_parameter": curves}
     limit = int(machine.free_memory(settings.device) * 0.8) // (BYTES // 2)
     for power in range(10, settings.largest + 1, 2):
@@ -47,7 +51,7 @@ def run(settings: Settings, say: Say) -> Iterator[dict]:
 
 
 def race(settings: Settings, shapes: Shapes) -> dict[str, float]:
-    """Median seconds of a step of each contestant."""
+    """Median seconds per step of each contestant."""
     params = Params(shapes, settings.device)
     entries: list[Contestant] = [kind() for kind in roster.GROWING]
     for entry in entries:
@@ -61,10 +65,10 @@ def race(settings: Settings, shapes: Shapes) -> dict[str, float]:
 
 
 def each_tensor(settings: Settings) -> dict[str, dict[str, float]]:
-    """Median microseconds for each of COUNT tiny tensors: of steps one after another, and of a step that finds nothing in the caches."""
+    """Median microseconds for each of COUNT tiny tensors: in consecutive steps, and in a step with cold caches."""
     params = Params([(ROWS, COLS)] * COUNT, settings.device)
     entries: list[Contestant] = [
-        kind() for kind in (peers.Torch, peers.TorchBfloat16, SmallEight, SmallFour)
+        kind() for kind in (baselines.Torch, baselines.TorchBfloat16, SmallEight, SmallFour)
     ]
     for entry in entries:
         entry.prepare(params.of(entry.dtype))

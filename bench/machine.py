@@ -1,4 +1,4 @@
-"""What was measured on: processor, memory, versions; of a GPU what nvidia-smi says."""
+"""The machine under test: processor, memory, versions, and what nvidia-smi reports about a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLAGS = (
     "asimd",
     "sve",
 )
-# Asked of nvidia-smi one by one where asking for all fails: an old driver does not know every name.
+# Queried one by one if the query for all fails: an old driver does not know every field.
 GPU_FIELDS = (
     "name", "driver_version", "memory.total", "compute_cap", "pstate", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem",
     "temperature.gpu", "power.draw", "power.limit", "ecc.mode.current", "clocks_throttle_reasons.active",
@@ -52,13 +52,13 @@ CLOCKS = (
 
 
 def describe(device: str) -> dict[str, object]:
-    """Everything that a number depends on."""
-    import lowbit  # here: `make gpu` reads the rest of this file before lowbit is built
+    """The facts on which results depend."""
+    import lowbit  # imported here: `make gpu` uses the rest of this file before lowbit is built
 
     cpu = cpu_fields(
         pathlib.Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
     )
-    said: dict[str, object] = {
+    facts: dict[str, object] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
         "cpu_family": cpu.get("cpu family"), "cpu_model": cpu.get("model"), "mhz": cpu.get("cpu MHz"), "cache": cpu.get("cache size"),
@@ -70,19 +70,19 @@ def describe(device: str) -> dict[str, object]:
         "versions": {p: installed(p) for p in PACKAGES},
     }  # fmt: skip
     if device == "cuda":
-        said["cuda"] = torch.version.cuda
-        said["gpu"] = query(GPU_FIELDS) or {"name": torch.cuda.get_device_name()}
-    return said
+        facts["cuda"] = torch.version.cuda
+        facts["gpu"] = query(GPU_FIELDS) or {"name": torch.cuda.get_device_name()}
+    return facts
 
 
 def cpu_fields(text: str) -> dict[str, str]:
-    """The first processor of /proc/cpuinfo."""
+    """The fields of the first processor in /proc/cpuinfo."""
     lines = [line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line]
     return {key.strip(): value.strip() for key, value in lines}
 
 
 def memory_fields(text: str) -> dict[str, int]:
-    """Bytes, by the names of /proc/meminfo."""
+    """Bytes by field name of /proc/meminfo."""
     rows = [line.replace(":", "").split() for line in text.splitlines()]
     return {row[0]: int(row[1]) * 1024 for row in rows if len(row) > 1 and row[1].isdigit()}
 
@@ -93,7 +93,7 @@ def meminfo() -> str:
 
 
 def free_memory(device: str) -> int:
-    """Bytes."""
+    """Free memory in bytes."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     return memory_fields(meminfo()).get("MemAvailable", 4 << 30)
@@ -107,12 +107,12 @@ def installed(package: str) -> str | None:
 
 
 def gpu_clocks() -> dict[str, str]:
-    """Clocks, temperature and power as they are now."""
+    """The current clocks, temperature and power."""
     return query(CLOCKS)
 
 
 def query(fields: tuple[str, ...]) -> dict[str, str]:
-    """What nvidia-smi says of the first GPU; empty where it says nothing."""
+    """Fields that nvidia-smi reports for the first GPU; empty without nvidia-smi."""
     if not shutil.which("nvidia-smi"):
         return {}
     command = ["nvidia-smi", "--id=0", "--format=csv,noheader,nounits"]
@@ -133,7 +133,7 @@ def query(fields: tuple[str, ...]) -> dict[str, str]:
 
 
 def parsed(text: str, fields: tuple[str, ...]) -> dict[str, str]:
-    """One line of nvidia-smi's CSV by field, without what the card does not say ([N/A], [Not Supported], [Unknown Error])."""
+    """One line of nvidia-smi's CSV by field, without unavailable values ([N/A], [Not Supported], [Unknown Error])."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     values = [value.strip() for value in line.split(",")]
     if len(values) != len(fields):

@@ -29,7 +29,7 @@ class EightInGraph(InGraph, Eight):
     name = "lowbit 8-bit, bf16 stochastic, in a CUDA graph"
 
 
-class EightWide(Lowbit):
+class EightFloat32(Lowbit):
     name = "lowbit 8-bit, float32 weights"
     dtype = torch.float32
 
@@ -59,8 +59,8 @@ class Factored(Lowbit):
     rule = "Adafactor"
 
 
-class Unpopular(Lowbit):
-    """As many bytes as Eight, by the kernel that serves what has none of its own."""
+class General(Lowbit):
+    """As many bytes as Eight, in the general kernel, which serves combinations without a kernel of their own."""
 
     name = "lowbit 8-bit Adam, bf16 stochastic"
     rule = "Adam"
@@ -68,7 +68,7 @@ class Unpopular(Lowbit):
 
 
 class Pinned(Eight):
-    """Codes in the host's memory, stepped over the bus."""
+    """Codes in host memory, stepped over the bus."""
 
     name = "lowbit 8-bit, pinned state"
     devices = ("cuda",)
@@ -76,7 +76,7 @@ class Pinned(Eight):
 
 
 class Managed(Eight):
-    """Codes in pages that are on the GPU as long as it has room."""
+    """Codes in managed pages, which stay on the GPU while it has room."""
 
     name = "lowbit 8-bit, managed state"
     devices = ("cuda",)
@@ -98,7 +98,7 @@ class Avx2(Eight):
 
 @contextmanager
 def forced(isa: str) -> Iterator[None]:
-    """As LOWBIT_ISA in the environment, for a while: contestants on two instruction sets can then race in one process."""
+    """Forces an instruction set, like LOWBIT_ISA, so that contestants on two instruction sets can alternate in one process."""
     before = lowbit.catalog()["isa"]
     ops.set_isa(isa)
     try:

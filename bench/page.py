@@ -8,12 +8,12 @@ Result = dict
 
 
 def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
-    """The whole page."""
-    said = result["machine"]
-    device = said.get("gpu", {}).get("name", "the CPU") if "gpu" in said else "the CPU"
+    """The page of a result."""
+    facts = result["machine"]
+    device = facts.get("gpu", {}).get("name", "the CPU") if "gpu" in facts else "the CPU"
     parts = [
         f"# Measured on {device}",
-        f"`{command}` makes this page; docs/bench.md says how it is measured. It took {result['seconds']['all'] / 60:.1f} minutes.",
+        f"`{command}` writes this page; docs/bench.md describes the method. The run took {result['seconds']['all'] / 60:.1f} minutes.",
         machine(result),
         *[f"![{name.removesuffix('.png')}]({name})" for name in pictures],
     ]
@@ -36,8 +36,8 @@ def machine(result: Result) -> str:
     lines = [
         f"* {m['date']}, settings `{result['settings']}`",
         f"* {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}, {m['mhz']} MHz, cache {m['cache']}), {m['cores']} cores, {m['memory_gib']} GiB; "
-        f"{' '.join(m['flags'])}; lowbit's leaves: {m['isa']}",
-        f"* load when it began: {', '.join(f'{x:.1f}' for x in m['load'])}",
+        f"{' '.join(m['flags'])}; lowbit's kernels: {m['isa']}",
+        f"* load at the start: {', '.join(f'{x:.1f}' for x in m['load'])}",
         f"* {m['system']}, Python {m['python']}, "
         + ", ".join(f"{p} {v}" for p, v in m["versions"].items() if v),
     ]
@@ -58,7 +58,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def step(cases: list[dict]) -> str:
-    parts = ["Times are medians of rounds in which all take turns; ratios are medians over the same rounds. `of copy` is the bytes that the step must move, over its time, as a share of the copy's speed."]  # fmt: skip
+    parts = ["Times are medians over rounds in which all contestants take turns; ratios are medians over the same rounds. `of copy` is the bytes that the step moves over its time, as a share of the copy's speed."]  # fmt: skip
     for c in cases:
         threads = f", {c['threads']} thread{'s' * (c['threads'] > 1)}" if not c["clocks"] else ""
         cut = f" ({c['cut']})" if c["cut"] else ""
@@ -85,7 +85,7 @@ def growth(g: dict) -> str:
     curves = {name: dict(map(tuple, points)) for name, points in g["ns_per_parameter"].items()}
     sizes = sorted({n for points in curves.values() for n in points})
     parts = [
-        f"Nanoseconds per parameter of a step of one tensor, {g['threads']} thread(s):",
+        f"Nanoseconds per parameter for a step of one tensor, {g['threads']} thread(s):",
         table(
             ["elements", *names],
             [
@@ -96,8 +96,8 @@ def growth(g: dict) -> str:
     ]
     if "us_per_tensor" in g:
         parts += [
-            f"Microseconds for each of {g['tensors']:,} tensors of {' x '.join(map(str, g['shape']))}, their elements' own work included: steps one after another, and "
-            "a step that finds nothing in the processor's caches.",
+            f"Microseconds for each of {g['tensors']:,} tensors of {' x '.join(map(str, g['shape']))}, including the work of its elements: consecutive steps, and "
+            "a step with cold caches.",
             table(["", "again", "cold"], [[n, number(t["again"]), number(t["cold"])] for n, t in g["us_per_tensor"].items()]),
         ]  # fmt: skip
     return "\n\n".join(parts)
@@ -110,7 +110,7 @@ def training(t: dict) -> str:
     ]  # fmt: skip
     return "\n\n".join([
         f"The model of recipes/train_gpt.py, width {t['width']}, {t['depth']} layers, {t['parameters'] / 1e6:.1f} M parameters, {t['batch']} sequences of {t['context']}, "
-        f"{t['threads']} thread(s), each optimizer in its own process, in turn. Memory is the peak above what the process held before the model.",
+        f"{t['threads']} thread(s), each optimizer in its own process, in turn. Memory is the peak above that of the process before the model is built.",
         table(["", "ms / step", "tokens / s", "to torch fused float32", "peak MiB"], rows),
         *([left_out(t["missing"])] if t["missing"] else []),
     ])  # fmt: skip
@@ -125,7 +125,7 @@ def checkpoint(c: dict) -> str:
         ]),
     ]  # fmt: skip
     if not c["tool"]:
-        return "\n\n".join([*parts, "lowbit-ckpt is not on PATH, so resharding was not measured."])
+        return "\n\n".join([*parts, "lowbit-ckpt is not on PATH, so resharding is not measured."])
     parts += [
         f"lowbit-ckpt on {c['tool']['bytes'] / 2**30:.2f} GiB of float32 state of two ranks, best of {c['tool']['repeats']}:",
         table(["", "seconds", "to cp", "to cp and sync", "peak MiB"], [
@@ -137,7 +137,7 @@ def checkpoint(c: dict) -> str:
 
 def start(s: dict) -> str:
     parts = [
-        table(["import", "seconds, with torch", "beside torch"], [
+        table(["import", "seconds, with torch", "without torch"], [
             [name, number(t), number(s["beside_torch"].get(name))] for name, t in s["import_seconds"].items()
         ]),
         table(["8 matrices of 512 x 512", "first step, ms", "later step, ms"], [
@@ -148,7 +148,7 @@ def start(s: dict) -> str:
 
 
 def summary(result: Result) -> str:
-    """The table of the README: time of a step as a ratio to torch's fused float32 AdamW, for one tensor and many."""
+    """The table of docs/bench.md: step time as a ratio to torch's fused float32 AdamW, for one tensor and many."""
     cases = [c for c in result["step"] if c["workload"].startswith(("one tensor", "1,000"))]
     names = list(dict.fromkeys(r["name"] for c in cases for r in c["rows"]))
     found = {(c["workload"], c["threads"], r["name"]): r for c in cases for r in c["rows"]}
@@ -162,5 +162,5 @@ def summary(result: Result) -> str:
             *[f"{cell['to_torch']:.2f} ({cell['ns_per_parameter']:.2f} ns)" if cell else "" for cell in cells],
         ])  # fmt: skip
     m = result["machine"]
-    says = f"{m.get('gpu', {}).get('name') or m['cpu']}, {m['cores']} cores, {m['isa']}, torch {m['versions']['torch']}, {m['date'][:10]}"
-    return f"Time of a step as a ratio to torch's fused float32 AdamW (nanoseconds per parameter); {says}.\n\n" + table(["", "state B / parameter", *head], rows)  # fmt: skip
+    where = f"{m.get('gpu', {}).get('name') or m['cpu']}, {m['cores']} cores, {m['isa']}, torch {m['versions']['torch']}, {m['date'][:10]}"
+    return f"Time of a step as a ratio to torch's fused float32 AdamW (nanoseconds per parameter); {where}.\n\n" + table(["", "state B / parameter", *head], rows)  # fmt: skip

@@ -1,4 +1,4 @@
-"""A result as pictures."""
+"""Pictures of a result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pathlib
 
 
 def draw(result: dict, folder: pathlib.Path, name: str) -> list[str]:
-    """Writes folder/name-*.png and says their names; none where matplotlib is missing."""
+    """Writes folder/name-*.png and returns the file names; none without matplotlib."""
     try:
         import matplotlib
     except ImportError:

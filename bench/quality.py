@@ -1,6 +1,6 @@
-"""What few bits cost in quality: a small GPT on real text under each kind of state, several seeds each.
+"""The effect of low-bit state on quality: a small GPT on real text with each kind of state, several seeds each.
 
-    python -m bench.quality                  # all, about 30 minutes on one core; results are kept, and only missing runs are made
+    python -m bench.quality                  # all runs, about 30 minutes on one core; saved runs are not repeated
     python -m bench.quality --only 4bit log8 --seeds 0 1
 
 Runs recipes/train_gpt.py and writes bench/results/quality.json, docs/quality.md and docs/quality.png.
@@ -21,7 +21,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "quality.json"
 STEPS = 200
-# name: arguments of the recipe. Learning rates are each rule's usual ones for this model, not tuned per format.
+# By name: arguments of the recipe. Each rule has its usual learning rate for this model, not tuned per format.
 RUNS = {
     "float32 AdamW (torch)": ["--optimizer", "torch"],
     "bfloat16 weights to nearest, 8bit": ["--param-format", "nearest"],
@@ -40,7 +40,7 @@ RUNS = {
 
 
 def run(name: str, seed: int, steps: int) -> dict:
-    """The recipe's curve and summary."""
+    """Runs the recipe and returns its curve and summary."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = pathlib.Path(folder) / "metrics.jsonl"
         command = [sys.executable, str(ROOT / "recipes" / "train_gpt.py"), *RUNS[name]]
@@ -65,7 +65,7 @@ def page(results: dict) -> str:
         "# Quality",
         "",
         f"A byte-level GPT ({results['parameters']}) on the text of Python's standard library, {results['steps']} steps, validation loss in nats per byte; "
-        "`python -m bench.quality` makes this page.",
+        "`python -m bench.quality` writes this page.",
         "",
         f"{results['machine']}, {results['date']}.",
         "",
@@ -115,18 +115,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--again", action="store_true", help="repeat runs that are kept")
+    parser.add_argument("--again", action="store_true", help="repeat saved runs")
     args = parser.parse_args()
     results = {"runs": {}}
     if RESULTS.exists() and args.steps == STEPS:
         results = json.loads(RESULTS.read_text())
     for seed in args.seeds:
         for name in args.only or RUNS:
-            kept = results["runs"].setdefault(name, {})
-            if str(seed) in kept and not args.again:
+            saved = results["runs"].setdefault(name, {})
+            if str(seed) in saved and not args.again:
                 continue
-            kept[str(seed)] = run(name, seed, args.steps)
-            print(f"{name}, seed {seed}: {kept[str(seed)]['held_out_loss']:.4f}", flush=True)
+            saved[str(seed)] = run(name, seed, args.steps)
+            print(f"{name}, seed {seed}: {saved[str(seed)]['held_out_loss']:.4f}", flush=True)
             results |= {
                 "steps": args.steps,
                 "parameters": "0.9 M parameters, width 128, depth 4",

@@ -1,4 +1,4 @@
-"""How much is measured: sizes, rounds and patience."""
+"""The extent of a run: sizes, rounds and time limits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Settings:
     Attributes:
         name: tiny, quick or full.
         device: cpu or cuda.
-        threads: counts of threads that the step is timed with.
-        workloads: of the step.
-        limit: elements of one workload at most; less memory makes it less.
-        rounds: turns of each contestant.
-        budget: seconds after which a contestant sits out later rounds.
-        patience: seconds that one step may take; who is slower on a small tensor is left out, and the page says so.
-        largest: exponent of two of the largest tensor in the growth section.
-        model: width, depth, sequences and steps of the recipe's training.
-        trained: names of bench/training.py.
-        gib: size of the float32 state in the checkpoint section.
-        compile: whether who must compile for each shape takes part: half a minute a shape.
+        threads: thread counts of the step section.
+        workloads: workloads of the step section.
+        limit: maximum number of elements of a workload; free memory may lower it.
+        rounds: number of turns of each contestant.
+        budget: seconds after which a contestant is skipped in later rounds.
+        patience: maximum seconds per step. Contestants that exceed it, judged by a small tensor, are skipped, and the page lists them.
+        largest: log2 of the largest tensor in the growth section.
+        model: width, depth, batch size and steps of the training section.
+        trained: names from bench/training.py.
+        gib: GiB of float32 state in the checkpoint section.
+        compile: whether to include contestants that compile for each shape, half a minute per shape.
     """
 
     name: str
@@ -57,14 +57,14 @@ NAMED = {s.name: s for s in (FULL, QUICK, TINY)}
 
 
 def chosen(name: str, device: str, threads: list[int] | None) -> Settings:
-    """Settings of that name; on a GPU one thread, and the full ones have a tensor of 1 G and whole models."""
+    """The settings of that name. On a GPU they use one thread, and the full ones add a tensor of 1 G elements and whole models."""
     settings = replace(NAMED[name], device=device)
     if device == "cuda":
         settings = replace(settings, threads=(1,))
         if name == "full":
             settings = replace(
                 settings,
-                # What must be shown first: a run may be ended early. Who is launched for each tensor takes half a second a step of MANY.
+                # The required workloads come first, because a run may end early. Contestants with a launch per tensor take half a second per step of MANY.
                 workloads=(BILLION, MANY, THOUSAND, LLAMA_1B, GPT2, ONE, LLAMA_8B),
                 limit=5 << 28,
                 rounds=15,

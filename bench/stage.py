@@ -1,4 +1,4 @@
-"""One stage of a run on a machine that may be had once: a command with a time limit, whose failure does not stop the next."""
+"""One stage of a run on a GPU machine: a command with a time limit, whose failure does not stop the next stage."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-PATIENCE = 10  # seconds for a killed stage to be gone
+PATIENCE = 10  # seconds to wait for a killed stage
 
 
 @dataclass
 class Stage:
     """
     Attributes:
-        name: of its log, FOLDER/NAME.log.
-        limit: seconds, less where the whole run has less left.
-        command: what runs; a string says why nothing can.
-        env: beside the process's own environment.
-        read: what else the page shows, from the log's text.
-        after: name of a stage that must have passed, or nothing can be learnt from this one.
-        beside: whether it runs at the same time as the stage before it, which times nothing.
+        name: the name of the stage and of its log, FOLDER/NAME.log.
+        limit: maximum seconds; the remaining time of the whole run may lower it.
+        command: the command, or a string with the reason why there is none.
+        env: variables added to the environment of this process.
+        read: extracts further results for the page from the text of the log.
+        after: name of a stage that must have passed before this one runs.
+        parallel: whether it runs at the same time as the previous stage, which times nothing.
     """
 
     name: str
@@ -34,18 +34,21 @@ class Stage:
     env: dict[str, str] = field(default_factory=dict)
     read: Callable[[str], dict] = lambda text: {}
     after: str = ""
-    beside: bool = False
+    parallel: bool = False
 
     def run(self, folder: pathlib.Path, left: float, passed: set[str]) -> dict:
-        """{"name", "status", "seconds", "command", "tail", ...}; status is passed, failed, timed out (and cannot be killed), missing or left out."""
-        said = {"name": self.name, "seconds": 0.0}
+        """Runs the stage. Returns {"name", "status", "seconds", "command", "tail", ...}.
+
+        The status is passed, failed, timed out (and cannot be killed), missing or left out.
+        """
+        result = {"name": self.name, "seconds": 0.0}
         if isinstance(self.command, str):
-            return {**said, "status": "missing", "tail": self.command}
+            return {**result, "status": "missing", "tail": self.command}
         if self.after and self.after not in passed:
-            return {**said, "status": "left out", "tail": f"{self.after} did not pass"}
+            return {**result, "status": "left out", "tail": f"{self.after} did not pass"}
         limit = min(self.limit, left)
         if limit < 5:
-            return {**said, "status": "left out", "tail": "no time left"}
+            return {**result, "status": "left out", "tail": "no time left"}
         log, began = folder / f"{self.name}.log", time.perf_counter()
         with open(log, "w") as out:
             try:
@@ -55,7 +58,7 @@ class Stage:
                 )  # fmt: skip
             except OSError as error:
                 return {
-                    **said,
+                    **result,
                     "status": "failed",
                     "tail": str(error),
                     "command": " ".join(self.command),
@@ -66,14 +69,14 @@ class Stage:
             except subprocess.TimeoutExpired:
                 code, status = None, ended(process)
         text = log.read_text(errors="replace")
-        said |= {
+        result |= {
             "status": status,
             "code": code,
             "limit": limit,
             "seconds": time.perf_counter() - began,
         }
         return {
-            **said,
+            **result,
             "command": " ".join(self.command),
             "tail": text[-3000:],
             **guarded(self.read, text),
@@ -81,8 +84,8 @@ class Stage:
 
 
 def ended(process: subprocess.Popen) -> str:
-    """Kills a stage and its children; who hangs inside of a driver does not die, and is not waited for."""
-    os.killpg(process.pid, signal.SIGKILL)  # its own session: nobody else is in it
+    """Kills a stage and its children. A process that hangs in a driver does not die and is abandoned after PATIENCE."""
+    os.killpg(process.pid, signal.SIGKILL)  # a session of its own, without other processes
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -91,14 +94,15 @@ def ended(process: subprocess.Popen) -> str:
 
 
 def guarded(read: Callable[[str], dict], text: str) -> dict:
-    """A page with a hole is better than none."""
+    """The results that `read` extracts, or its error: a page with a gap is better than none."""
     try:
         return read(text)
     except Exception as error:
         return {"unread": f"{type(error).__name__}: {error}"}
 
 
-# As pytest -v says it while it runs ("FILE::TEST FAILED [ 3%]"), pytest-xdist ("[gw0] [ 3%] FAILED FILE::TEST"), and both in the end ("FAILED FILE::TEST").
+# The output of pytest -v while it runs ("FILE::TEST FAILED [ 3%]"), of pytest-xdist ("[gw0] [ 3%] FAILED FILE::TEST"), and of both at the end
+# ("FAILED FILE::TEST").
 FAILED = re.compile(r"(\S+::.*?(?= (?:FAILED|ERROR)\b)|(?<=FAILED )\S+::\S+|(?<=ERROR )\S+::\S+)")
 
 
@@ -106,8 +110,7 @@ GRAPH = "graph"  # in the names of tests that capture one
 
 
 def junit(path: pathlib.Path) -> Callable[[str], dict]:
-    """Counts and the names of failed tests, and counts of those that have to do with graphs; where pytest did not live to write its report, of what it
-    printed."""
+    """Reads counts, the names of failed tests, and counts of the tests about graphs. If pytest ended before it wrote its report, from its output."""
 
     def read(text: str) -> dict:
         if not path.exists():
@@ -150,13 +153,13 @@ def junit(path: pathlib.Path) -> Callable[[str], dict]:
 
 
 def sanitizer(path: pathlib.Path) -> Callable[[str], dict]:
-    """The tool's own last line, and the first of its complaints."""
+    """Reads the last line of the tool and its first errors."""
 
     def read(text: str) -> dict:
-        said = path.read_text(errors="replace") if path.exists() else text
+        report = path.read_text(errors="replace") if path.exists() else text
         lines = [
             line.removeprefix("=========").strip()
-            for line in said.splitlines()
+            for line in report.splitlines()
             if line.startswith("=========")
         ]
         summary = [line for line in lines if "SUMMARY" in line]
@@ -166,7 +169,7 @@ def sanitizer(path: pathlib.Path) -> Callable[[str], dict]:
             if line.startswith(("Invalid", "Error", "Warning", "Misaligned", "Race", "Program hit"))
             or "hazard" in line
         ]
-        return {"summary": summary[-1] if summary else "the tool did not live to sum up", "errors": errors[:20],
+        return {"summary": summary[-1] if summary else "the tool ended before its summary", "errors": errors[:20],
                 "tests": {"passed": text.count(" PASSED"), "failed": text.count(" FAILED")}}  # fmt: skip
 
     return read

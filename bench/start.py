@@ -1,6 +1,6 @@
-"""Before training begins: seconds to import a package, and to take the first step beside a later one. Each time in a fresh process.
+"""Start-up: seconds to import a package, and of the first step against a later one, each in a fresh process.
 
-python -m bench.start NAME DEVICE      what such a process runs
+python -m bench.start NAME DEVICE      the command of such a process
 """
 
 from __future__ import annotations
@@ -45,18 +45,23 @@ def run(settings: Settings, say: Callable[[str], None]) -> Iterator[dict]:
         say(f"first step of {kind}")
         try:
             child = Child("bench.start", kind, settings.device)
-            said = child.hello()
-            steps[said.pop("name")] = said
+            reply = child.hello()
+            steps[reply.pop("name")] = reply
             child.close()
         except RuntimeError as error:
             missing[kind] = str(error)
     imports = {name: statistics.median(t) for name, t in times.items()}
-    beside = {name: t - imports["torch"] for name, t in imports.items() if name != "torch"}
-    yield {"import_seconds": imports, "beside_torch": beside, "steps": steps, "missing": missing}
+    without_torch = {name: t - imports["torch"] for name, t in imports.items() if name != "torch"}
+    yield {
+        "import_seconds": imports,
+        "beside_torch": without_torch,
+        "steps": steps,
+        "missing": missing,
+    }
 
 
 def start(kind: str, device: str) -> tuple[dict, dict]:
-    """In the child: the first step, its state included, and the second."""
+    """In the child: times the first step, including the creation of state, and later ones."""
     import torch
 
     from bench import clock, roster

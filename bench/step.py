@@ -1,4 +1,4 @@
-"""The optimizer's step alone: lowbit beside its peers and a copy of the same bytes, on several workloads."""
+"""The optimizer's step alone: lowbit against baselines and a copy of the same bytes, on several workloads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 import torch
 
 from bench import clock, machine, roster
+from bench.baselines import Copy
 from bench.contestant import Contestant
-from bench.peers import Copy
 from bench.settings import Settings
 from bench.workload import Shapes, Workload, numel
 
 Say = Callable[[str], None]
-# Bytes for each element of a workload: weights and gradients in both dtypes, everyone's state, the copy's two buffers. Measured, and rounded up.
+# Bytes per element of a workload: weights and gradients in both dtypes, the state of all contestants, the two buffers of the copy. Measured, then rounded up.
 BYTES = 80
 
 
 def run(settings: Settings, say: Say) -> Iterator[list[dict]]:
-    """Results of each workload and number of threads, all that there are after each workload."""
+    """Results of each workload and thread count. Yields all results so far after each workload."""
     results = []
     slow = too_slow(settings, say)
     for workload in settings.workloads:
@@ -27,7 +27,7 @@ def run(settings: Settings, say: Say) -> Iterator[list[dict]]:
         shapes, cut = workload.shapes(limit)
         try:
             results += case(settings, say, workload, shapes, cut, slow)
-        except Exception as error:  # out of memory, or a peer that broke the GPU's context: what was measured before counts
+        except Exception as error:  # out of memory, or a baseline that broke the GPU's context: earlier results stay
             say(f"{workload.name} failed: {error}")
             results.append({
                 "workload": workload.name, "cut": cut, "tensors": len(shapes), "numel": numel(shapes), "threads": 0, "rows": [], "clocks": {},
@@ -36,11 +36,13 @@ def run(settings: Settings, say: Say) -> Iterator[list[dict]]:
             gc.collect()
         yield results
     if not any(r["rows"] for r in results):
-        raise RuntimeError("; ".join(r["missing"].get("all", "nobody could race") for r in results))
+        raise RuntimeError(
+            "; ".join(r["missing"].get("all", "no contestant could run") for r in results)
+        )
 
 
 def too_slow(settings: Settings, say: Say) -> dict[str, float]:
-    """Seconds per element of who would need more than `patience` for a step of 2^24 elements; two steps on a small tensor tell."""
+    """Seconds per element of contestants that would exceed `patience` for 2^24 elements, judged by two steps on a small tensor."""
     torch.set_num_threads(min(settings.threads))
     found = {}
     for kind in roster.ALL:
@@ -51,15 +53,15 @@ def too_slow(settings: Settings, say: Say) -> dict[str, float]:
             entry.prepare(Params([(256, 256)], settings.device).of(entry.dtype))
             each = clock.seconds(entry.step, settings.device) / (1 << 16)
         except Exception:
-            continue  # the race itself tells why
+            continue  # `case` reports the reason
         if each * min(settings.limit, 1 << 24) > settings.patience:
             found[entry.name] = each
-            say(f"{entry.name}: {each * 1e9:.0f} ns per element, left out")
+            say(f"{entry.name}: {each * 1e9:.0f} ns per element, skipped")
     return found
 
 
 class Params:
-    """Weights and gradients of a workload, one set for each dtype: everyone steps the same ones."""
+    """Weights and gradients of a workload, one set per dtype, shared by all contestants."""
 
     def __init__(self, shapes: Shapes, device: str) -> None:
         self.shapes, self.device = shapes, device
@@ -90,7 +92,7 @@ def case(
     cut: str,
     slow: dict[str, float],
 ) -> list[dict]:
-    """One workload, with each number of threads."""
+    """Measures one workload with each thread count."""
     torch.set_num_threads(max(settings.threads))
     params = Params(shapes, settings.device)
     entries: list[Contestant] = []
@@ -99,22 +101,24 @@ def case(
         entry = kind()
         reason = entry.missing(settings.device)
         if reason is None and entry.name in slow:
-            reason = f"too slow to wait for: {slow[entry.name] * 1e9:.0f} ns per element on a tensor of 64 k, {min(settings.threads)} thread"
+            reason = f"too slow: {slow[entry.name] * 1e9:.0f} ns per element on a tensor of 64 k, {min(settings.threads)} thread"
         if reason is None and entry.one_shape and not (workload.one_shape and settings.compile):
-            reason = "would compile for each shape"
+            reason = "it would compile for each shape"
         if reason is None:
             try:
                 say(f"{workload.name}: {entry.name} prepares")
                 entry.prepare(params.of(entry.dtype))
                 entries.append(entry)
                 continue
-            except Exception as error:  # whatever a peer raises is a line of the page
+            except Exception as error:  # any error of a baseline is a line of the page
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
         missing[entry.name] = reason
     results = []
     for threads in settings.threads:
         torch.set_num_threads(threads)
-        say(f"{workload.name}: {len(entries)} race with {threads} thread{'s' * (threads > 1)}")
+        say(
+            f"{workload.name}: {len(entries)} contestants with {threads} thread{'s' * (threads > 1)}"
+        )
         times = clock.rounds(
             [(e.name, turn(e, settings.device)) for e in entries], settings.rounds, settings.budget,
             always=(roster.ALL[0].name, Copy.name),
@@ -131,7 +135,7 @@ def case(
 
 
 def turn(entry: Contestant, device: str) -> Callable[[], float]:
-    """Some steps of one contestant, 5 ms at least, after one that is not timed: the weights may be in the cache of whoever was before."""
+    """A turn of one contestant: steps of at least 5 ms in total, after an untimed one, since the previous contestant changed the caches."""
     with entry.running():
         repeats = clock.repeats_for(clock.seconds(entry.step, device), 5e-3)
 

@@ -1,7 +1,7 @@
 """Whole training steps of the recipe's model (recipes/train_gpt.py): time, tokens per second and peak memory. Each optimizer has a process of its own,
-and they take their steps in turn.
+and the processes take their steps in turn.
 
-    python -m bench.training NAME ...      what such a process runs
+    python -m bench.training NAME ...      the command of such a process
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bench.settings import Settings
 from bench.step import Say
 
 CONTEXT = 128
-RELEASED = "lowbit 8-bit, step in backward"
-# dtype of the weights, and the optimizer.
+IN_BACKWARD = "lowbit 8-bit, step in backward"
+# By name: the dtype of the weights, and the optimizer.
 TRAINED: dict[str, tuple[torch.dtype, Any]] = {
     "no optimizer, float32": (torch.float32, None),
     "no optimizer, bf16": (torch.bfloat16, None),
@@ -29,7 +29,7 @@ TRAINED: dict[str, tuple[torch.dtype, Any]] = {
     "torch fused, bf16 nearest": (torch.bfloat16, lambda lowbit, named: torch.optim.AdamW([p for _, p in named], fused=True)),
     "lowbit 8-bit, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named)),
     "lowbit 4-bit, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named, state_format="4bit")),
-    RELEASED: (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named)),
+    IN_BACKWARD: (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named)),
     "lowbit Adafactor, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.Adafactor(named)),
 }  # fmt: skip
 
@@ -76,14 +76,14 @@ def run(settings: Settings, say: Say) -> Iterator[dict]:
 def start(
     name: str, device: str, threads: int, width: int, depth: int, batch: int
 ) -> tuple[dict, dict]:
-    """In the child: the model, its optimizer, and what it answers."""
+    """In the child: builds the model and its optimizer. Returns the greeting and the functions that answer requests."""
     import lowbit
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     recipe = load_recipe()
     dtype, make = TRAINED[name]
-    torch.ones(1, device=device)  # a GPU's context is no memory of the model
+    torch.ones(1, device=device)  # creates the GPU's context, which is not memory of the model
     before = rss()
     model = recipe.GPT(width, depth, max(1, width // 64), CONTEXT).to(device, dtype)
     ids = torch.randint(256, (batch, CONTEXT + 1), generator=torch.Generator().manual_seed(1)).to(
@@ -91,8 +91,8 @@ def start(
     )
     named = list(model.named_parameters())
     opt = make(lowbit, named) if make else None
-    if name == RELEASED:
-        lowbit.step_in_backward(model, opt)  # opt.step() does nothing then
+    if name == IN_BACKWARD:
+        lowbit.step_in_backward(model, opt)  # opt.step() does nothing from here on
 
     def step() -> None:
         recipe.loss_of(model, ids).backward()
@@ -109,8 +109,8 @@ def start(
         )
         return {"peak_bytes": peak}
 
-    said = {"parameters": sum(p.numel() for _, p in named)}
-    return said, {"step": lambda: {"seconds": clock.seconds(step, device)}, "memory": memory}
+    greeting = {"parameters": sum(p.numel() for _, p in named)}
+    return greeting, {"step": lambda: {"seconds": clock.seconds(step, device)}, "memory": memory}
 
 
 def load_recipe() -> Any:

@@ -1,4 +1,4 @@
-"""Shapes of the parameters that a step is timed on."""
+"""Workloads: the shapes of the parameters of a timed step."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ Shapes = list[tuple[int, ...]]
 
 
 class Workload:
-    """Some parameters. To add one, write a subclass or an instance and put it into WORKLOADS.
+    """A set of parameters. To add one, write a subclass or an instance and list it in WORKLOADS.
 
     Attributes:
-        name: as pages show it.
-        one_shape: all parameters have one shape.
+        name: its name on pages.
+        one_shape: whether all parameters have one shape.
     """
 
     name: str
     one_shape = True
 
     def shapes(self, limit: int) -> tuple[Shapes, str]:
-        """Shapes of at most `limit` elements together, and what was left out to get there (empty: nothing)."""
+        """Shapes of at most `limit` elements in total, and a note about what was reduced (empty: nothing)."""
         raise NotImplementedError
 
 
 @dataclass
 class Equal(Workload):
-    """`count` matrices of `numel` elements each, a power of two. Over the limit they shrink, as far as 4,096 elements; then there are fewer."""
+    """`count` matrices of `numel` elements each, a power of two. Above the limit they shrink to at least 4,096 elements; then there are fewer."""
 
     name: str
     count: int
@@ -45,7 +45,7 @@ class Equal(Workload):
 
 @dataclass
 class Transformer(Workload):
-    """Embeddings with the last norm, and layers. Over the limit it has fewer layers, then fewer embeddings, then its matrices have fewer rows."""
+    """Embeddings with the last norm, and layers. Above the limit it has fewer layers, then no embeddings, then matrices with fewer rows."""
 
     name: str
     embeddings: Shapes
@@ -64,16 +64,16 @@ class Transformer(Workload):
         while layers * numel([shorter(s, cut) for s in layer]) > limit and cut < max(layer)[0]:
             cut *= 2
         layer = [shorter(s, cut) for s in layer]
-        while numel(layer) > limit:  # a row of each is too much
+        while numel(layer) > limit:  # even one row of each is too much
             layer = layer[:-1]
-        said = []
+        notes = []
         if layers < self.layers:
-            said.append(f"{layers} of {self.layers} layers")
+            notes.append(f"{layers} of {self.layers} layers")
         if embeddings != self.embeddings:
-            said.append("no embeddings")
+            notes.append("no embeddings")
         if cut > 1:
-            said.append(f"1/{cut} of the rows")
-        return [*embeddings, *layer * layers], ", ".join(said)
+            notes.append(f"1/{cut} of the rows")
+        return [*embeddings, *layer * layers], ", ".join(notes)
 
 
 def shorter(shape: tuple[int, ...], cut: int) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ def numel(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-# GPT-2's and Llama's own numbers (their config.json): widths, heads of keys and values, rows of the vocabulary.
+# The numbers of GPT-2 and Llama (their config.json): widths, key and value heads, vocabulary rows.
 GPT2 = Transformer(
     "GPT-2", [(50257, 768), (1024, 768), (768,), (768,)],
     [(768,), (768,), (768, 2304), (2304,), (768, 768), (768,), (768,), (768,), (768, 3072), (3072,), (3072, 768), (768,)],

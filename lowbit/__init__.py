@@ -1,30 +1,20 @@
 """lowbit: low-bit optimizers for PyTorch.
 
-State and weights are the same bits for any number of ranks, any sharding and any processor. See the README for a start and docs/formats.md for what
-the bytes mean.
+State and weights are the same bits for any number of ranks, any sharding and any processor. README.md shows the first
+steps; docs/formats.md defines the bytes.
 """
 
 from importlib.metadata import version as _version
 
 from lowbit import elastic, fsdp1
-from lowbit.adafactor import CAME, Adafactor
-from lowbit.adam import Adam, AdamW
-from lowbit.ademamix import AdEMAMix
-from lowbit.apollo import APOLLO, APOLLOMini, Fira
-from lowbit.clip import clip_grad_norm_, clip_scale
-from lowbit.gradients import accumulate
-from lowbit.groups import param_groups
-from lowbit.load import load_optimizer
-from lowbit.optim import LowbitOptimizer
-from lowbit.overrides import override
-from lowbit.peers import (
+from lowbit.checkpoint.full_precision import (
+    get_fp32_model_state_dict,
+    set_fp32_model_state_dict,
+    to_master_free,
+)
+from lowbit.checkpoint.load_optimizer import load_optimizer
+from lowbit.compat.bitsandbytes import (
     Adagrad8bit,
-    Adam4bit,
-    Adam8bit,
-    AdamFp8,
-    AdamW4bit,
-    AdamW8bit,
-    AdamWFp8,
     AdEMAMix8bit,
     LAMB8bit,
     LARS8bit,
@@ -32,18 +22,38 @@ from lowbit.peers import (
     RMSprop8bit,
     SGD8bit,
 )
-from lowbit.precise import (
-    get_fp32_model_state_dict,
-    set_fp32_model_state_dict,
-    to_master_free,
+from lowbit.compat.torchao import (
+    Adam4bit,
+    Adam8bit,
+    AdamFp8,
+    AdamW4bit,
+    AdamW8bit,
+    AdamWFp8,
 )
-from lowbit.presets import catalog, scaled
-from lowbit.qconfig import qconfig
-from lowbit.release import step_in_backward
-from lowbit.sgd import SGD, Adagrad, Lion, RMSprop
-from lowbit.stats import Stats
-from lowbit.torchastic import StochasticAccumulator
-from lowbit.trust import LAMB, LARS
+from lowbit.compat.torchastic import StochasticAccumulator
+from lowbit.config.overrides import override
+from lowbit.config.presets import catalog, scaled
+from lowbit.config.qconfig import qconfig
+from lowbit.gradients.accumulate import accumulate
+from lowbit.gradients.clip import clip_grad_norm_, clip_scale
+from lowbit.gradients.step_in_backward import step_in_backward
+from lowbit.optim.adafactor import Adafactor
+from lowbit.optim.adagrad import Adagrad
+from lowbit.optim.adam import Adam
+from lowbit.optim.adamw import AdamW
+from lowbit.optim.ademamix import AdEMAMix
+from lowbit.optim.apollo import APOLLO
+from lowbit.optim.apollo_mini import APOLLOMini
+from lowbit.optim.came import CAME
+from lowbit.optim.fira import Fira
+from lowbit.optim.lamb import LAMB
+from lowbit.optim.lars import LARS
+from lowbit.optim.lion import Lion
+from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.param_groups import param_groups
+from lowbit.optim.rmsprop import RMSprop
+from lowbit.optim.sgd import SGD
+from lowbit.optim.stats import Stats
 
 __version__ = _version("lowbit")
 

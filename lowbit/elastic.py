@@ -1,4 +1,4 @@
-"""Runs that are killed and start again: which checkpoint to go on from, and where the next one goes."""
+"""Checkpoint folders for runs that are killed and restarted: where to save a step, and which save to resume from."""
 
 from __future__ import annotations
 
@@ -14,21 +14,31 @@ _STEP = re.compile(r"step-(\d+)")
 
 
 def step_folder(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
-    """Where the checkpoint of a step goes: `folder`/step-00001000, so that names sort as steps do."""
+    """The folder for a step's checkpoint, such as `folder`/step-00001000; names sort like steps.
+
+    Args:
+        folder: the folder of all checkpoints of a run.
+        step: the number of the step, from 0.
+
+    Raises:
+        ValueError: step is negative.
+    """
     if step < 0:
         raise ValueError(f"step is {step}; steps are counted from 0")
     return pathlib.Path(folder) / f"step-{step:08d}"
 
 
 def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.Path | None:
-    """The newest whole checkpoint among the step folders in `folder`; None where there is none, and where there is no such folder.
+    """The newest complete checkpoint among the step folders in `folder`, or None if there is none or no such folder.
 
-    A save that was killed leaves a folder without `.metadata`, or with files that are too short: it is passed over, as is a file that is damaged.
-    Every rank may ask for itself while nobody writes, as at the start of a run, and all find the same.
+    A killed save leaves a folder without `.metadata`, or with files that are too short. Such folders are skipped, as
+    are damaged files. Every rank may call this while nothing is written, as at the start of a run, and gets the same
+    answer.
 
     Args:
-        folder: what `step_folder` was given.
-        values: read everything, checksums and values too, not only the structure. Slower by the time to read the checkpoint.
+        folder: the folder that `step_folder` got.
+        values: also check all values and checksums, which reads the whole checkpoint. False (default) checks only its
+            structure.
 
     Raises:
         ImportError: lowbit was built without its checkpoint module.

@@ -1,4 +1,4 @@
-"""DDP with gradients accumulated over micro-batches, in bfloat16 with stochastic rounding and reduced once a step. Rank 0 saves; every rank has the same state.
+"""DDP with gradient accumulation over micro-batches: bfloat16 sums with stochastic rounding, reduced once per step. Rank 0 saves the state, which is equal on all ranks.
 
 torchrun --nproc-per-node 2 recipes/ddp_accumulate.py
 """

@@ -1,5 +1,5 @@
-"""What `make run` shows: a GPT learns real text on 2 ranks, twice (float32 AdamW, lowbit); its checkpoint is inspected, resharded to 3 ranks and
-resumed there and on 1, without losing a bit. Ends with a table and a picture, out/loss.png.
+"""The demonstration of `make run`: trains a GPT on real text on 2 ranks, with float32 AdamW and with lowbit. Then it inspects the checkpoint, reshards it
+to 3 ranks, and resumes on 3 ranks and on 1 without losing a bit. It ends with a table and a picture, out/loss.png.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def say(text: str) -> None:
 
 
 def run(command: list[str]) -> str:
-    """Runs a command, its progress on our terminal; its standard output is returned. Exits with its message where it fails."""
+    """Runs a command and returns its standard output; its progress goes to the terminal. Exits with its message if it fails."""
     print("$ " + " ".join(command).replace(sys.executable, "python"), flush=True)
-    # The two cores are shared by the ranks; torchrun would say so at length.
+    # The ranks share the cores. Setting the number of threads also silences torchrun's warning.
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -33,12 +33,12 @@ def run(command: list[str]) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode != 0:
         print(done.stdout)
-        sys.exit(f"that command failed with exit code {done.returncode}")
+        sys.exit(f"the command failed with exit code {done.returncode}")
     return done.stdout
 
 
 def train(ranks: int, *options: str) -> dict:
-    """Runs the recipe on so many ranks; returns the summary that it prints."""
+    """Runs the recipe on `ranks` ranks and returns the summary it prints."""
     launch = (
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         if ranks > 1
@@ -62,12 +62,12 @@ def draw(path: pathlib.Path) -> None:
     for name, label, style in (
         (
             "torch",
-            "torch AdamW, everything float32: 16 bytes a parameter",
+            "torch AdamW, everything float32: 16 bytes per parameter",
             {"color": "#888", "lw": 3},
         ),
         (
             "lowbit",
-            "lowbit AdamW, bfloat16 weights without a copy, 8-bit state",
+            "lowbit AdamW, bfloat16 weights without a master copy, 8-bit state",
             {"color": "#c2410c", "lw": 1.3},
         ),
         ("resumed", "resharded from 2 to 3 ranks and resumed", {"color": "#1d4ed8", "lw": 1.3}),
@@ -91,25 +91,27 @@ def main() -> None:
     OUT.mkdir()
     tool = shutil.which("lowbit-ckpt")
     if tool is None:
-        sys.exit("lowbit-ckpt is not built: `make run` says above which libraries it needs")
+        sys.exit(
+            "lowbit-ckpt is not built: the output of `make run` above names the libraries it needs"
+        )
 
     say("1. Float32 AdamW on 2 ranks, for comparison")
     plain = train(2, "--optimizer", "torch", "--steps", str(STEPS), "--metrics", "out/torch.jsonl")
-    say("2. lowbit on 2 ranks: 8-bit state, bfloat16 weights that have no master copy")
+    say("2. lowbit on 2 ranks: 8-bit state, bfloat16 weights without a master copy")
     schedule = ("--schedule", str(STEPS))
     ours = train(
         2, "--steps", str(STEPS), "--metrics", "out/lowbit.jsonl", "--save", "out/two", *schedule
     )
-    say("3. What is in the checkpoint")
+    say("3. The contents of the checkpoint")
     lines = run([tool, "inspect", "out/two"]).rstrip().splitlines()
     print(
         "\n".join(
             lines
             if len(lines) <= 40
-            else [*lines[:22], f"    ... {len(lines) - 34} lines more ...", *lines[-12:]]
+            else [*lines[:22], f"    ... {len(lines) - 34} more lines ...", *lines[-12:]]
         )
     )
-    say("4. From 2 ranks to 3, as bytes")
+    say("4. Reshard from 2 ranks to 3 without converting values")
     print(run([tool, "reshard", "out/two", "out/three", "--world-size", "3"]), end="")
     before, after = (
         json.loads(run([tool, "inspect", path, "--json", "--digest"]))["digest"]
@@ -127,7 +129,7 @@ def main() -> None:
         "lowbit": ours["bytes_per_parameter"],
     }
     say(
-        f"{ours['parameters']:,} parameters, {STEPS} steps, {time.perf_counter() - start:.0f} s in all"
+        f"{ours['parameters']:,} parameters, {STEPS} steps, {time.perf_counter() - start:.0f} s in total"
     )
     print(f"{'bytes per parameter':<22}{'weights':>9}{'gradient':>10}{'state':>8}{'sum':>8}")
     for name, b in bytes_of.items():
@@ -135,7 +137,7 @@ def main() -> None:
             f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}{sum(b.values()):>8.2f}"
         )
     print(
-        "  (of lowbit's state, embeddings and head are kept in float32: small models have a large share of them)"
+        "  (lowbit keeps the state of embeddings and head in float32: a large share of a small model)"
     )
     print(f"{'loss':<22}{'last 20':>9}{'held out':>10}")
     print(f"  {'float32 AdamW':<20}{plain['train_loss']:>9.4f}{plain['held_out_loss']:>10.4f}")

@@ -1,10 +1,10 @@
-"""A run that survives: it saves every few steps, and wherever it is killed it goes on from its last whole checkpoint, on as many ranks as there are.
+"""Fault-tolerant training: saves every few steps and, whenever it is killed, resumes from the last complete checkpoint, on any number of ranks.
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 recipes/elastic.py --folder out/elastic --steps 40
-    torchrun --standalone --nproc-per-node 3 --max-restarts 3 recipes/elastic.py --folder out/elastic --steps 80   # goes on with 3
+    torchrun --standalone --nproc-per-node 3 --max-restarts 3 recipes/elastic.py --folder out/elastic --steps 80   # resumes on 3 ranks
 
-The command is the same for the first start and for every other. A rank that dies makes torchrun end the others and start all of them again; a rank
-that hangs makes the others give up after --timeout seconds.
+The first start and every restart use the same command. If a rank dies, torchrun stops the others and restarts all of them. If a rank hangs, the others
+give up after --timeout seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def saved(model: nn.Module, opt: torch.optim.Optimizer, step: int) -> dict:
 
 
 def batch(step: int, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows of the step's batch: by the step alone, so that a restart sees the same."""
+    """This rank's rows of the batch of `step`. They depend on the step alone, so a restart sees the same batch."""
     g = torch.Generator().manual_seed(step)
     x = torch.randn(24, 64, generator=g)
     return x[rank::ranks], x.cumsum(1).tanh()[rank::ranks]
@@ -57,7 +57,7 @@ def main() -> None:
 
     cuda = torch.cuda.is_available()
     timeout = timedelta(seconds=args.timeout)
-    # torchrun keeps its store over restarts, and with it the addresses of ranks that are dead: each start needs keys of its own.
+    # torchrun's store survives restarts, with the addresses of dead ranks, so each start needs its own keys.
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timeout))
     store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)  # fmt: skip
@@ -75,8 +75,8 @@ def main() -> None:
         set_optimizer_state_dict(model, opt, content["optim"])
         begin = int(content["progress"]["step"])
         if rank == 0:
-            print(f"going on from {newest}", flush=True)
-    dist.barrier()  # nobody writes before everybody has looked
+            print(f"resuming from {newest}", flush=True)
+    dist.barrier()  # no rank writes before every rank has looked
 
     for step in range(begin, args.steps):
         x, y = batch(step, rank, ranks)
@@ -85,14 +85,14 @@ def main() -> None:
         opt.step()
         opt.zero_grad()
         if (step + 1) % args.every == 0 or step + 1 == args.steps:
-            place = elastic.step_folder(args.folder, step + 1)
-            dcp.save(saved(model, opt, step + 1), checkpoint_id=place)
+            folder = elastic.step_folder(args.folder, step + 1)
+            dcp.save(saved(model, opt, step + 1), checkpoint_id=folder)
         if rank == 0:
             print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
 
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
+    gc.collect()  # gloo aborts at exit if a sharded tensor outlives it
     dist.barrier()
     dist.destroy_process_group()

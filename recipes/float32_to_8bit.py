@@ -1,4 +1,4 @@
-"""A float32 run with torch's AdamW goes on in 8 bits, with bfloat16 weights that have no float32 copy: 16 bytes a parameter become 6.
+"""Continues a float32 run of torch's AdamW in 8 bits, with bfloat16 weights without a float32 copy: 16 bytes per parameter become 6.
 
 python recipes/float32_to_8bit.py
 """
@@ -28,8 +28,8 @@ print(f"float32: step {STEPS}, loss {train(model, old, 0):.3f}", flush=True)
 PATH.parent.mkdir(exist_ok=True)
 torch.save({"model": model.state_dict(), "optimizer": old.state_dict()}, PATH)
 
-# From here on in 8 bits. Parameters are found by their names, which torch keeps where it is given them; without, their order must be the old one, as
-# that of `lowbit.AdamW(model.named_parameters())` is. A directory of torch.distributed.checkpoint loads the same way, into any sharding.
+# From here on in 8 bits. Parameters are matched by name. torch saves names only if it was given them; otherwise `model=` maps the saved numbers to the
+# order of `model.parameters()`. A torch.distributed.checkpoint directory loads the same way, into any sharding.
 model = make_model(torch.bfloat16)
 model.load_state_dict(torch.load(PATH, weights_only=True)["model"])
 opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, weight_decay=0.1)

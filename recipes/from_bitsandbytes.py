@@ -1,4 +1,4 @@
-"""A run of bitsandbytes goes on with lowbit: its 8-bit codes are taken as they are, where the grids of blocks agree, and no number changes.
+"""Continues a bitsandbytes run with lowbit: where the block grids agree, its 8-bit codes are copied and no value changes.
 
 python recipes/from_bitsandbytes.py
 """
@@ -29,9 +29,9 @@ print(f"bitsandbytes: step {STEPS}, loss {train(model, old, 0):.3f}", flush=True
 PATH.parent.mkdir(exist_ok=True)
 torch.save({"model": model.state_dict(), "optimizer": old.state_dict()}, PATH)
 
-# From here on without bitsandbytes. The order of parameters must be that of the old optimizer; `model.named_parameters()` is.
+# From here on without bitsandbytes. It saves no names, so `model=` maps the saved numbers to the order of `model.parameters()`.
 model = make_model()
 model.load_state_dict(torch.load(PATH, weights_only=True)["model"])
 opt = lowbit.AdamW(model.named_parameters(), lr=2e-3, weight_decay=0.1)
-lowbit.load_optimizer(opt, PATH)
+lowbit.load_optimizer(opt, PATH, model=model)
 print(f"step {2 * STEPS}, loss {train(model, opt, STEPS):.3f}")

@@ -1,4 +1,4 @@
-"""FSDP1 (FullyShardedDataParallel): bind the optimizer to the original parameters, save in FSDP2's layout, and go on under any wrapper.
+"""FSDP1 (FullyShardedDataParallel): bind the optimizer to the original parameters, save in FSDP2's layout, and resume under any wrapper.
 
 torchrun --nproc-per-node 2 recipes/fsdp1.py
 """
@@ -40,7 +40,7 @@ begin = 0
 if (PATH / ".metadata").exists():
     weights = {"model": get_model_state_dict(model)}
     state = {"optim": lowbit.fsdp1.get_state_dict(opt), "step": torch.tensor(0)}
-    dcp.load(weights, checkpoint_id=PATH)  # apart: docs/sharding.md says why
+    dcp.load(weights, checkpoint_id=PATH)  # separately: docs/sharding.md explains why
     dcp.load(state, checkpoint_id=PATH)
     set_model_state_dict(model, weights["model"])
     lowbit.fsdp1.set_state_dict(opt, state["optim"])
@@ -64,5 +64,5 @@ dcp.save(saved, checkpoint_id=PATH)
 if rank == 0:
     print(f"step {begin + STEPS}, loss {loss.item():.3f}")
 del model, opt, saved, loss
-gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
+gc.collect()  # gloo aborts at exit if a sharded tensor outlives it
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""FSDP2: shard, build the optimizer, save with torch.distributed.checkpoint; a second run goes on from there on any number of ranks.
+"""FSDP2: shard, build the optimizer, save with torch.distributed.checkpoint. A second run resumes on any number of ranks.
 
 torchrun --nproc-per-node 2 recipes/fsdp2.py
 """
@@ -52,5 +52,5 @@ dcp.save({"model": weights, "optim": state, "step": torch.tensor(begin + STEPS)}
 if rank == 0:
     print(f"step {begin + STEPS}, loss {loss.item():.3f}")
 del model, opt, weights, state, loss
-gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
+gc.collect()  # gloo aborts at exit if a sharded tensor outlives it
 dist.destroy_process_group()

@@ -1,6 +1,6 @@
-"""Hybrid sharding over tensor parallelism: replicas of shards of parts of matrices. State follows the parameters, whatever their placements.
+"""Hybrid sharding with tensor parallelism. Optimizer state follows the parameters, whatever their placements.
 
-torchrun --nproc-per-node 8 recipes/hsdp_tp.py    # replicas 2, shards 2, tensor parallel 2; any other number of ranks has replicas 1 or more
+torchrun --nproc-per-node 8 recipes/hsdp_tp.py    # 2 replicas, 2 shards, tensor parallel 2; the number of ranks sets the number of replicas
 """
 
 import gc
@@ -36,7 +36,10 @@ for block in model.blocks:
 fully_shard(model, mesh=mesh["replicate", "shard"])
 opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
-data_rank, data_ranks = rank // TENSOR, ranks // TENSOR  # ranks of one tensor group see one batch
+data_rank, data_ranks = (
+    rank // TENSOR,
+    ranks // TENSOR,
+)  # all ranks of a tensor-parallel group use the same batch
 for step in range(STEPS):
     loss = loss_of(model, batch(step, data_rank, data_ranks).to(device))
     loss.backward()
@@ -50,6 +53,6 @@ dcp.save({"model": weights, "optim": state}, checkpoint_id=PATH)
 if rank == 0:
     print(f"step {STEPS}, loss {loss.item():.3f}")
 del model, opt, weights, state, loss
-gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
+gc.collect()  # gloo aborts at exit if a sharded tensor outlives it
 dist.barrier()
 dist.destroy_process_group()

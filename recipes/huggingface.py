@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: fine-tunes a causal language model, here a small one with random weights; a second run goes on from the last checkpoint.
+"""Hugging Face Trainer: fine-tunes a causal language model, here a small one with random weights. A second run resumes from the last checkpoint.
 
 python recipes/huggingface.py
 torchrun --nproc-per-node 2 recipes/huggingface.py

@@ -1,4 +1,4 @@
-"""One device: bfloat16 weights without a float32 copy, 8-bit AdamW, a schedule, and a checkpoint that a second run goes on from.
+"""One device: bfloat16 weights without a float32 copy, 8-bit AdamW, a schedule, and a checkpoint from which a second run resumes.
 
 python recipes/single_device.py
 """
@@ -38,4 +38,4 @@ for step in range(begin, begin + STEPS):
 PATH.parent.mkdir(exist_ok=True)
 state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "schedule": schedule.state_dict()}  # fmt: skip
 torch.save({**state, "step": begin + STEPS}, PATH)
-print(f"step {begin + STEPS}, loss {loss.item():.3f}, {opt.stats()['total']['bytes_per_value']:.2f} bytes a parameter")  # fmt: skip
+print(f"step {begin + STEPS}, loss {loss.item():.3f}, {opt.stats()['total']['bytes_per_value']:.2f} bytes per parameter")  # fmt: skip

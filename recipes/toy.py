@@ -1,4 +1,4 @@
-"""What the recipes share and you have of your own: a small model, batches, a loss. The batch of a step depends on the step alone, whatever the number of ranks."""
+"""A small model, batches and a loss, shared by the recipes; replace them with your own. The batch of a step depends on the step alone, not on the number of ranks."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 recipes/train_gpt.py --steps 200 --save out/checkpoint
     torchrun --nproc-per-node 3 recipes/train_gpt.py --steps 300 --resume out/checkpoint
 
-With `--optimizer lowbit` the weights are bfloat16 and have no float32 copy; with `--optimizer torch` everything is float32. A resumed run may have any
-number of ranks. The batch of a step is drawn from (seed, step) alone, so it is the same for every number of ranks.
+With `--optimizer lowbit` the weights are bfloat16 without a float32 copy; with `--optimizer torch` everything is float32. A run can resume on any number
+of ranks. The batch of a step depends only on (seed, step), so it is the same for every number of ranks.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class GPT(nn.Module):
 
 
 class Text:
-    """The bytes of text files; the last twentieth is held out."""
+    """The bytes of text files. The last twentieth is held out for validation."""
 
     def __init__(self, files: list[str], context: int, limit: int = 8 << 20) -> None:
         paths = [pathlib.Path(f) for f in files] or sorted(
@@ -148,9 +148,7 @@ def state_dicts(model: nn.Module, opt: torch.optim.Optimizer, step: int) -> dict
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "files", nargs="*", help="text files (default: Python's own standard library)"
-    )
+    parser.add_argument("files", nargs="*", help="text files (default: Python's standard library)")
     parser.add_argument("--optimizer", choices=["lowbit", "torch"], default="lowbit")
     parser.add_argument(
         "--rule", default="AdamW", help="lowbit's optimizer: AdamW, Adafactor, CAME, Lion, ..."
@@ -167,18 +165,18 @@ def arguments() -> argparse.Namespace:
         "--options",
         type=json.loads,
         default={},
-        help='more of the rule\'s arguments, as JSON, such as {"state_memory": "pinned"}',
+        help='further arguments of the rule as JSON, such as {"state_memory": "pinned"}',
     )
     parser.add_argument(
         "--parallel", choices=["fsdp", "ddp"], default="fsdp", help="with more than one rank"
     )
     parser.add_argument(
-        "--steps", type=int, default=200, help="steps in all, those before a resume included"
+        "--steps", type=int, default=200, help="total steps, including those before a resume"
     )
     parser.add_argument(
         "--schedule", type=int, help="steps of the learning rate schedule (default: --steps)"
     )
-    parser.add_argument("--batch", type=int, default=24, help="sequences in a step, over all ranks")
+    parser.add_argument("--batch", type=int, default=24, help="sequences per step, over all ranks")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4)
@@ -191,16 +189,16 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--save", metavar="DIR", help="write a checkpoint at the end")
     parser.add_argument(
-        "--resume", metavar="DIR", help="start from a checkpoint, of any number of ranks"
+        "--resume", metavar="DIR", help="start from a checkpoint of any number of ranks"
     )
     parser.add_argument(
         "--metrics",
         metavar="FILE",
-        help="write one JSON line a step, and a last one with a summary",
+        help="write one JSON line per step and a final summary line",
     )
-    parser.add_argument("--plot", metavar="PNG", help="draw the loss")
+    parser.add_argument("--plot", metavar="PNG", help="plot the loss")
     parser.add_argument(
-        "--digest", action="store_true", help="put digests of weights and state into the summary"
+        "--digest", action="store_true", help="add digests of weights and state to the summary"
     )
     return parser.parse_args()
 
@@ -275,7 +273,7 @@ def main() -> None:
         dist.all_reduce(losses)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # after a forward without backward the root still holds whole parameters
+            module.reshard()  # after a forward without backward the root still has unsharded parameters
     summary["step"] = args.steps
     summary["train_loss"] = sum(line["loss"] for line in lines[-20:]) / max(len(lines[-20:]), 1)
     summary["held_out_loss"] = losses.item() / ranks
@@ -314,6 +312,6 @@ def plot(lines: list[dict], path: str, label: str) -> None:
 if __name__ == "__main__":
     main()
     if dist.is_initialized():
-        gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
+        gc.collect()  # gloo aborts at exit if a sharded tensor outlives it
         dist.barrier()
         dist.destroy_process_group()

@@ -6,8 +6,6 @@ import tempfile
 import pytest
 from require import need
 
-__all__ = ["need"]
-
 try:
     import hypothesis
 except ImportError:  # a machine with a GPU may have none, and no test that needs it
@@ -25,13 +23,29 @@ else:
 LONGEST = (
     "test_wrappers", "test_recipes", "test_processors", "test_elastic", "test_world", "test_state", "test_frameworks", "test_cpp_front", "test_kinds_convert",
     "test_kinds_tool", "test_bench", "test_convert_torchao", "test_kernel_table", "test_checkpoint_python", "test_memory", "test_sharding", "test_gradients_sharded",
-    "test_resume", "test_flat_shards", "test_reshard",
+    "test_resume", "test_flat_shards", "test_reshard", "test_placed_state", "test_policy", "test_recover",
 )  # fmt: skip
+# What `make check` leaves out: those, and files that start many processes or take more than five seconds of a core.
+SLOW = (
+    *LONGEST,
+    "test_archives", "test_ckpt", "test_convert", "test_convert_adafactor8bit", "test_convert_bitsandbytes", "test_convert_flashoptim", "test_convert_lpmm",
+    "test_convert_weights", "test_cuda", "test_cuda_memory", "test_fsdp1", "test_hostile", "test_kinds", "test_migrate", "test_operator_leak", "test_presence", "test_state_memory", "test_threads", "test_torch_cases", "test_zero_redundancy", "test_compile_sharded",
+    "test_ckpt_misuse", "test_param", "test_help_and_pages",
+    "test_torchtune", "test_two_gpus", "test_update", "test_waiting",
+)  # fmt: skip
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Without the slow tests their files are not even imported: some need seconds for other libraries."""
+    return (config.option.markexpr == "not slow" and collection_path.stem in SLOW) or None
 
 
 def pytest_collection_modifyitems(items):
     place = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +61,7 @@ def processes():
 @pytest.fixture
 def ckpt():
     """Where lowbit reads files itself; a machine without the libraries of lowbit-ckpt builds the package without that."""
-    from lowbit import reader
+    from lowbit.checkpoint import reader
 
     need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module")  # fmt: skip
 
@@ -61,7 +75,7 @@ def pool(processes):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """`made(kind, world)`: the path of a checkpoint of tests/kinds.py, made once a session."""
+    """`made(kind, world)`: the path of a checkpoint of tests/support/kinds.py, made once a session."""
     from kinds import Made
 
     root = tmp_path_factory.getbasetemp()

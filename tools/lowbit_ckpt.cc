@@ -10,6 +10,7 @@
 #include "command/command.h"
 #include "command/examples.h"
 #include "command/signals.h"
+#include "command/version.h"
 #include "io/text.h"
 
 namespace {
@@ -58,7 +59,7 @@ int main(int argc, char** argv) {
       "optimizer, another number of ranks, or as another kind of file. Nothing in a file is ever "
       "executed.",
       "lowbit-ckpt");
-  app.set_version_flag("--version", "lowbit-ckpt " LOWBIT_VERSION);
+  app.set_version_flag("--version", version_text());
   app.require_subcommand(1);
   std::function<Status()> chosen;
   for (const AddCommand add :

@@ -1,12 +1,11 @@
-// Adding the gradient of a micro-batch to what is held of those before it.
+// The sum of the gradients of several micro-batches, one addition at a time.
 //
-//   held' = store(load(held) + scale * g)
+//   sum' = store(load(sum) + scale * g)
 //
-// in float32, one rounding for the product and one for the sum; load and store are those of a
-// parameter format (core/param), so a buffer in bfloat16 is rounded to the nearest, stochastically,
-// or with its Kahan compensation beside it. The random bits of a gradient are those of
-// core/random.h with `step` the number of additions so far and a slot that no parameter or state
-// draws from.
+// in float32, with one rounding for the product and one for the sum. `load` and `store` are those
+// of a parameter format (core/param): a bfloat16 buffer rounds to nearest, rounds stochastically,
+// or carries its Kahan compensation. Random bits come from core/random.h, with `step` the number of
+// additions so far and a slot that neither parameters nor state use.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,7 @@
 
 namespace lowbit {
 
-/// In the highest byte of a group's number; a step draws from 0 (the parameter) up (its state).
+/// The highest byte of a group number. A step uses 0 for the parameter and 1 and up for its state.
 constexpr uint64_t kAccumulateSlot = uint64_t{128} << 56;
 
 LB_HD float accumulated(float held, float g, float scale) { return held + scale * g; }

@@ -1,9 +1,10 @@
-// Exact sums (exact_sum.h) of many columns at once, a row after another.
+// Exact sums (exact_sum.h) of many columns at once, row by row.
 //
-// Terms whose exponents lie within 21 of each other have an exact sum in double, 256 of them in any
-// order (24 + 20 + 8 = 52 bits). So every column has two such sums, over the upper and the lower 21
-// of 42 exponents that are chosen by a first row, with room above it; the few terms outside go to
-// the column's words one by one. Behind 256 rows the sums go there too.
+// The sum of 256 terms whose exponents lie within 21 of each other is exact in double, in any order
+// (24 + 20 + 8 = 52 bits). Each column therefore has two such sums, over the upper and the lower 21
+// of 42 exponents. The first row selects the 42 exponents and leaves room above itself. The few
+// terms outside go to the column's words one by one. After 256 rows the sums are flushed to the
+// words.
 #pragma once
 
 #include "core/exact_sum.h"
@@ -12,37 +13,38 @@ namespace lowbit {
 
 struct ColumnSums {
   static constexpr int kRows = 256, kSpan = 21;
-  static constexpr int kRoom =
-      6;                     // exponents between the first row's largest term and the window's end
-  double *high, *low;        // room for as many columns as a row has
-  int64_t* words = nullptr;  // of the columns
-  int count = 0;             // of columns
-  int rows = 0;              // that the sums are of
-  int least_high = 0,
-      least_low = 0;  // least exponents of both; 1 stands for the subnormal ones too
+  // Exponents between the first row's largest term and the end of the window.
+  static constexpr int kRoom = 6;
+  double *high, *low;        // one for each column of a row
+  int64_t* words = nullptr;  // of the current columns
+  int count = 0;             // number of columns
+  int rows = 0;              // rows added since the last flush
+  // Lowest exponents of the two windows. 1 also covers subnormals.
+  int absmin_high = 0, absmin_low = 0;
 
-  /// What bits of a magnitude an exponent begins with.
+  /// The lowest magnitude bits with this exponent.
   static constexpr int32_t from(int exponent) {
     if (exponent >= 255) return static_cast<int32_t>(kInfinityBits);
     return exponent > 1 ? exponent << 23 : 1;
   }
 };
 
-/// Moves the sums to the words.
+/// Flushes the sums to the words.
 LB_HD void flush_columns(ColumnSums& sums) {
   if (sums.rows == 0) return;
   for (int i = 0; i < sums.count; ++i) {
     int64_t* word = sums.words + i * ExactSum::kWords;
-    exact_add_units(sums.high[i], sums.least_high - 1, word);
-    exact_add_units(sums.low[i], sums.least_low - 1, word);
+    exact_add_units(sums.high[i], sums.absmin_high - 1, word);
+    exact_add_units(sums.low[i], sums.absmin_low - 1, word);
     exact_carry(word);
   }
   sums.rows = 0;
 }
 
-/// A row of n terms, whose columns have these words: those of the row before, as a rule.
+/// Adds a row of n terms. `words` are those of its columns, usually the same as for the previous
+/// row.
 LB_HD void add_columns(const float* x, int n, ColumnSums& sums, int64_t* words) {
-  if (words != sums.words || n != sums.count) {  // flat shards begin and end inside of rows
+  if (words != sums.words || n != sums.count) {  // flat shards begin and end inside rows
     flush_columns(sums);
     sums.words = words, sums.count = n;
   }
@@ -59,14 +61,16 @@ LB_HD void add_columns(const float* x, int n, ColumnSums& sums, int64_t* words) 
       largest = finite && bits > largest ? bits : largest;
       sums.high[i] = sums.low[i] = 0.0;
     }
-    const int top = (largest >> 23) + ColumnSums::kRoom + 1;  // 239: three words from there
+    const int top = (largest >> 23) + ColumnSums::kRoom + 1;
     const int high = top - ColumnSums::kSpan;
-    sums.least_high = high < 1 ? 1 : high > 239 ? 239 : high;
-    const int low = sums.least_high - ColumnSums::kSpan;
-    sums.least_low = low < 1 ? 1 : low;
+    // 239 is the highest position for which three words remain.
+    sums.absmin_high = high < 1 ? 1 : high > 239 ? 239 : high;
+    const int low = sums.absmin_high - ColumnSums::kSpan;
+    sums.absmin_low = low < 1 ? 1 : low;
   }
-  const int32_t above = ColumnSums::from(sums.least_high + ColumnSums::kSpan),
-                upper = ColumnSums::from(sums.least_high), below = ColumnSums::from(sums.least_low);
+  const int32_t above = ColumnSums::from(sums.absmin_high + ColumnSums::kSpan),
+                upper = ColumnSums::from(sums.absmin_high),
+                below = ColumnSums::from(sums.absmin_low);
   Bits outside = {};
   for (int i = 0; i < whole; i += kLanes) {
     Bits bits;

@@ -1,6 +1,6 @@
-// exp, log and powers in double by multiplications, additions and divisions alone, so that every
-// processor and C library gives the same bits; relative error below 1e-15. For constants of a step,
-// not for elements.
+// exp, log and powers in double, by multiplications, additions and divisions only. Every processor
+// and C library therefore gives the same bits. The relative error is below 1e-15. These functions
+// compute constants of a step, not elements.
 #pragma once
 
 #include <cstdint>

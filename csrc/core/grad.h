@@ -1,4 +1,4 @@
-// What a gradient may be stored as. Gradients are only read.
+// Gradient formats. Gradients are read, never written.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// float16, the IEEE format of 16 bits, to float32 and back.
+// Conversions between float32 and float16, the 16-bit IEEE format.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace lowbit {
 
-/// Exact for every value. The exponent is rebiased by a multiplication, which also normalises
-/// subnormals; the largest exponent is infinity or NaN, whose payload is kept.
+/// Exact for every value. A multiplication rebiases the exponent and also normalizes subnormals.
+/// The largest exponent is infinity or NaN, and a NaN keeps its payload.
 LB_HD constexpr float half_to_float(uint16_t stored) {
   const uint32_t magnitude = static_cast<uint32_t>(stored & 0x7fffu) << 13;
   const uint32_t sign = static_cast<uint32_t>(stored & 0x8000u) << 16;
@@ -17,8 +17,8 @@ LB_HD constexpr float half_to_float(uint16_t stored) {
   return bits_float(bits | sign);
 }
 
-/// The nearest, ties to even; from 65520 on infinity; every NaN is 0x7e00. Subnormals are rounded
-/// by the addition of a number whose last place is theirs.
+/// The nearest float16, ties to even. Values from 65520 on become infinity and every NaN becomes
+/// 0x7e00. Adding a number whose last place is that of the subnormals rounds them.
 LB_HD constexpr uint16_t half_nearest(float x) {
   const uint32_t m = magnitude_bits(x);
   const uint32_t sign = (float_bits(x) >> 16) & 0x8000u;

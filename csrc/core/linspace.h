@@ -1,5 +1,6 @@
-// Evenly spaced points as the peers' linspace rounds them: from the nearer end, the step rounded
-// once, every point rounded once (product and sum are exact in double). Compile time only.
+// Evenly spaced points with the rounding of torch.linspace: counted from the nearer end, the step
+// rounded once, every point rounded once (product and sum are exact in double). For compile time
+// only.
 #pragma once
 
 namespace lowbit {

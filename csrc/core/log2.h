@@ -1,10 +1,11 @@
-// log2 and 2^y in float32 operations that are each rounded once, so that every processor and
-// compiler gives the same bits (the functions of C libraries do not promise that).
+// log2 and 2^y in float32 operations that are each rounded once. Every processor and compiler
+// therefore gives the same bits, which the functions of C libraries do not guarantee.
 //
-// Both split off an integer exactly and approximate the rest by a polynomial, fitted to the least
-// largest relative error with coefficients that are floats. log2: error below 5e-8 for the part in
-// [-1/2, 1/2]. 2^y: below 1.5e-7 relative. Powers of two are exact both ways, subnormal ones too.
-// No tables and no branches: compilers make vectors of a loop.
+// Both split off an integer exactly and approximate the rest by a polynomial with float
+// coefficients, fitted to minimize the maximum relative error. The error of log2 is below 5e-8 for
+// the part in [-1/2, 1/2]; the relative error of 2^y is below 1.5e-7. Powers of two are exact in
+// both directions, including subnormals. Without tables and branches, compilers vectorize the
+// loops.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +14,15 @@
 
 namespace lowbit {
 
-/// log2(x) = whole + part, whole an integer, part in [-1/2, 1/2]. Their sum as one float would lose
-/// up to 4e-6 of it.
+/// log2(x) = whole + part, with an integer `whole` and `part` in [-1/2, 1/2]. Their sum in one
+/// float would lose up to 4e-6 of it.
 struct Log2 {
   float whole, part;
 };
 
 /// x >= 2^-126, finite.
 LB_HD constexpr Log2 log2_normal(float x) {
-  constexpr uint32_t kRootHalf = 0x3f3504f3u;  // the mantissa is taken from [sqrt(1/2), sqrt(2))
+  constexpr uint32_t kRootHalf = 0x3f3504f3u;  // mantissas lie in [sqrt(1/2), sqrt(2))
   const uint32_t bits = float_bits(x);
   const int32_t e = static_cast<int32_t>(bits - kRootHalf) >> 23;
   const float f = bits_float(bits - (static_cast<uint32_t>(e) << 23)) - 1.0f;
@@ -50,9 +51,9 @@ LB_HD constexpr float binary_log(float x) {
   return l.whole + l.part;
 }
 
-/// The nearest integer of |x| < 2^22, ties to even.
+/// The integer nearest to x, ties to even, for |x| < 2^22.
 LB_HD constexpr float nearest_integer(float x) {
-  constexpr float kPush = 12582912.0f;  // 1.5 * 2^23: from here on floats are integers
+  constexpr float kPush = 12582912.0f;  // 1.5 * 2^23: from here on every float is an integer
   return (x + kPush) - kPush;
 }
 LB_HD constexpr int32_t to_integer(float whole) {
@@ -60,7 +61,7 @@ LB_HD constexpr int32_t to_integer(float whole) {
   return static_cast<int32_t>(float_bits(whole + kPush) - float_bits(kPush));
 }
 
-/// 2^(y + whole), whole an integer, y + whole in [-250, 250]. NaN gives NaN.
+/// 2^(y + whole), with an integer `whole` and y + whole in [-250, 250]. NaN gives NaN.
 LB_HD constexpr float binary_exp(float y, float whole) {
   const float n = nearest_integer(y), f = y - n;
   float p = 0x1.442d42p-13f;
@@ -69,7 +70,7 @@ LB_HD constexpr float binary_exp(float y, float whole) {
   p = p * f + 0x1.c6af68p-5f;
   p = p * f + 0x1.ebfbe0p-3f;
   p = p * f + 0x1.62e430p-1f;
-  // In two factors, so that subnormal results are rounded once and large ones do not overflow
+  // Two factors, so that a subnormal result is rounded once and a large one does not overflow
   // early.
   const int32_t e = to_integer(n + whole), half = e >> 1;
   const float low = bits_float(static_cast<uint32_t>(half + 127) << 23);

@@ -1,6 +1,6 @@
-// What every function of core is compiled as: always inlined, so that a leaf inside an AVX-512
-// object is AVX-512 code and no per-ISA object emits a weak symbol that the linker could pick for
-// another machine; and callable from a CUDA kernel.
+// LB_HD, the attributes of every function of core. Functions are always inlined: a kernel inside an
+// AVX-512 object is AVX-512 code, and no per-ISA object emits a weak symbol that the linker could
+// pick for another machine. They are also callable from CUDA kernels.
 #pragma once
 
 #if defined(__CUDACC__)

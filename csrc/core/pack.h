@@ -1,5 +1,5 @@
-// Codes of fewer than 8 bits share bytes: a row's codes are one stream of bits, element 0 lowest.
-// Tiles and blocks hold multiples of 8 codes, so they begin on a byte. Bits behind the last code of
+// Packed codes of fewer than 8 bits. The codes of a row form one stream of bits, element 0 lowest.
+// Tiles and blocks have multiples of 8 codes, so they begin on a byte. Bits after the last code of
 // a row are zero.
 #pragma once
 
@@ -9,13 +9,13 @@
 
 namespace lowbit {
 
-/// n codes, one to a byte, into code_bytes(n, kBits) bytes.
+/// Packs n codes, one per byte, into code_bytes(n, kBits) bytes.
 template <int kBits>
 LB_HD void pack(const uint8_t* codes, uint8_t* out, int n) {
   static_assert(kBits >= 1 && kBits < 8);
   int i = 0;
   if constexpr (kBits == 4) {
-    for (; i < n / 2; ++i) {  // two codes are a little-endian word, which compilers vectorise
+    for (; i < n / 2; ++i) {  // two codes form a little-endian word, which compilers vectorize
       uint16_t pair;
       __builtin_memcpy(&pair, codes + 2 * i, 2);
       out[i] = static_cast<uint8_t>(pair | pair >> 4);

@@ -1,5 +1,5 @@
-// x^n by squaring: multiplications only, so every processor and C library gives the same bits (pow
-// does not promise that).
+// x^n by squaring. Multiplications only, so every processor and C library gives the same bits,
+// which pow does not guarantee.
 #pragma once
 
 #include <cstdint>

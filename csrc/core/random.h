@@ -1,11 +1,12 @@
-// Random bits as a function of what they are for: Philox4x32 (Salmon et al., SC11) with 7 rounds.
+// Random bits as a function of their use: Philox4x32 (Salmon et al., SC11) with 7 rounds.
 //
 //   key     = (seed low, step)
 //   counter = (group low, group high, stream, seed high),  group = global element index / 8
 //
-// One call serves the 8 elements of a group, 16 bits each: element e takes word e / 2, its low half
-// where e is even. `stream` names the parameter and is saved with the state. So the bits of an
-// element do not depend on rank, shard, thread, device, or launch shape.
+// One call serves the 8 elements of a group with 16 bits each. Element e takes word e / 2: the low
+// half if e is even, else the high half. `stream` identifies the parameter and is saved with the
+// state. The bits of an element therefore do not depend on rank, shard, thread, device or launch
+// shape.
 #pragma once
 
 #include <cstdint>

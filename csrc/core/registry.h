@@ -1,5 +1,5 @@
-// The one place where a state format, update rule, parameter format or gradient type is registered.
-// Its position in the list is its index.
+// The registry of state formats, update rules, parameter formats and gradient formats. The position
+// of a type in its list is its index.
 #pragma once
 
 #include "core/grad.h"

@@ -1,13 +1,13 @@
 #include "cpu/gradient.h"
 
-#include "catalog.h"
+#include "catalog/catalog.h"
 #include "core/accumulate.h"
 #include "core/bits.h"
 #include "cpu/lowrank.h"
 
 namespace lowbit::cpu {
 
-void accumulate(const Accumulation& job, int64_t begin, int64_t end, const Leaves& leaf) {
+void accumulate(const Accumulation& job, int64_t begin, int64_t end, const Kernels& kernel) {
   const ParamInfo info = param_info(job.format);
   const int width = grad_bytes(job.grad_format);
   const int64_t tiles_per_row = job.tiles_per_row();
@@ -20,30 +20,32 @@ void accumulate(const Accumulation& job, int64_t begin, int64_t end, const Leave
     const auto index = static_cast<uint64_t>(job.first + row * job.global_cols + col);
     const int skip = static_cast<int>(index & 7);
     auto* const stored = static_cast<char*>(job.held) + at * info.bytes;
-    auto* const extra =
-        job.beside != nullptr ? static_cast<char*>(job.beside) + at * info.extra_bytes : nullptr;
-    leaf.load_grad[job.grad_format](static_cast<const char*>(job.grad) + at * width, g, n);
-    leaf.load_param[job.format](stored, extra, held, n);
+    auto* const compensation = job.compensation != nullptr ? static_cast<char*>(job.compensation) +
+                                                                 at * info.compensation_bytes
+                                                           : nullptr;
+    kernel.load_grad[job.grad_format](static_cast<const char*>(job.grad) + at * width, g, n);
+    kernel.load_param[job.format](stored, compensation, held, n);
     for (int i = 0; i < n; ++i) held[i] = accumulated(held[i], g[i], job.scale);
     if (info.random)
-      leaf.draw({job.random, (index >> 3) | kAccumulateSlot, (skip + n + 7) / 8, random16});
-    leaf.store_param[job.format](held, stored, extra, n, info.random ? random16 + skip : nullptr);
+      kernel.draw({job.random, (index >> 3) | kAccumulateSlot, (skip + n + 7) / 8, random16});
+    kernel.store_param[job.format](held, stored, compensation, n,
+                                   info.random ? random16 + skip : nullptr);
   }
 }
 
 void add_powers(const void* grad, int grad_format, int power, int64_t begin, int64_t end,
-                int64_t* words, const Leaves& leaf) {
+                int64_t* words, const Kernels& kernel) {
   constexpr int64_t kCarry = ExactSum::kRoom / kTile;  // tiles
   const int width = grad_bytes(grad_format);
   alignas(64) float x[kTile];
   int64_t since = 0;
   for (int64_t at = begin; at < end; at += kTile) {
     const int n = static_cast<int>(end - at < kTile ? end - at : kTile);
-    leaf.load_grad[grad_format](static_cast<const char*>(grad) + at * width, x, n);
+    kernel.load_grad[grad_format](static_cast<const char*>(grad) + at * width, x, n);
     const int64_t before = words[ExactSum::kNonFinite];
     if (power == 1) {
       for (int i = 0; i < n; ++i) x[i] = bits_float(magnitude_bits(x[i]));
-      leaf.add(x, n, words);
+      kernel.add(x, n, words);
     } else {
       lowrank_kernels().add_squares(x, n, words);
     }

@@ -1,4 +1,5 @@
-// Which leaves run here. Chosen once; LOWBIT_ISA in the environment or set_isa forces one.
+// The choice of kernels for this processor, made once. LOWBIT_ISA in the environment or set_isa
+// overrides it.
 #include <cstdlib>
 #include <cstring>
 
@@ -8,29 +9,29 @@ namespace lowbit::cpu {
 namespace {
 
 struct Isa {
-  const Leaves* leaves;
+  const Kernels* kernels;
   bool usable;
 };
 
 struct Isas {
   Isa isa[4];
   int count = 0;
-  const Leaves* current = nullptr;
+  const Kernels* current = nullptr;
   char names[64] = "";
   const char* refused = nullptr;
 
   Isas() {
-    add(kLeavesBaseline, true);
+    add(kKernelsBaseline, true);
 #if defined(LOWBIT_X86)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("bmi2");
-    add(kLeavesAvx2, avx2);
+    add(kKernelsAvx2, avx2);
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl");
-    add(kLeavesAvx512, avx512);
-    add(kLeavesAvx512Vbmi, avx512 && __builtin_cpu_supports("avx512vbmi"));
+    add(kKernelsAvx512, avx512);
+    add(kKernelsAvx512Vbmi, avx512 && __builtin_cpu_supports("avx512vbmi"));
 #endif
     const char* forced = std::getenv("LOWBIT_ISA");
     if (forced != nullptr && !set(forced)) refused = forced;
@@ -38,8 +39,8 @@ struct Isas {
 
   bool set(const char* name) {
     for (int i = 0; i < count; ++i) {
-      if (std::strcmp(isa[i].leaves->isa, name) == 0) {
-        current = isa[i].leaves;
+      if (std::strcmp(isa[i].kernels->isa, name) == 0) {
+        current = isa[i].kernels;
         return true;
       }
     }
@@ -47,12 +48,12 @@ struct Isas {
   }
 
  private:
-  void add(const Leaves& leaves, bool usable) {
+  void add(const Kernels& kernels, bool usable) {
     if (!usable) return;
-    isa[count++] = {&leaves, true};
-    current = &leaves;
+    isa[count++] = {&kernels, true};
+    current = &kernels;
     if (names[0] != '\0') std::strcat(names, " ");
-    std::strcat(names, leaves.isa);
+    std::strcat(names, kernels.isa);
   }
 };
 
@@ -63,7 +64,7 @@ Isas& isas() {
 
 }  // namespace
 
-const Leaves& leaves() { return *isas().current; }
+const Kernels& kernels() { return *isas().current; }
 const char* usable_isas() { return isas().names; }
 const char* refused_isa() { return isas().refused; }
 bool set_isa(const char* name) { return isas().set(name); }

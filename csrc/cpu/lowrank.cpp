@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "catalog.h"
+#include "catalog/catalog.h"
 #include "cpu/product.h"
 #include "cpu/step.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 using K = LowRankKernels;
 
-/// The scales of n elements of row i, by element.
+/// The scales of n elements of row i, one per element.
 const float* spread(Scales s, int64_t i, int64_t col, int n, float* room) {
   if (s.channel == Channel::kColumn) return s.s + col;
   const float value = s.s[s.channel == Channel::kRow ? i : 0];
@@ -24,29 +24,30 @@ const float* spread(Scales s, int64_t i, int64_t col, int n, float* room) {
 /// p = applied(p, u) for n elements of row i.
 void step_tile(const ParamRows& param, int64_t cols, int64_t i, int64_t col, int n,
                const Scaling& c, const float* u) {
-  const Leaves& leaf = leaves();
+  const Kernels& kernel = kernels();
   float p[kTile];
   uint16_t random16[kTile + 8 + 7 * 8];
   const int64_t local = i * cols + col;
   char* const at = static_cast<char*>(param.data) + local * param_info(param.format).bytes;
   const ParamInfo info = param_info(param.format);
-  char* const extra =
-      param.extra != nullptr ? static_cast<char*>(param.extra) + local * info.extra_bytes : nullptr;
-  leaf.load_param[param.format](at, extra, p, n);
+  char* const compensation =
+      param.compensation != nullptr
+          ? static_cast<char*>(param.compensation) + local * info.compensation_bytes
+          : nullptr;
+  kernel.load_param[param.format](at, compensation, p, n);
   lowrank_kernels().applied(u, c, p, n);
   const uint64_t index = static_cast<uint64_t>(param.first + local);
   const int skip = static_cast<int>(index & 7);
-  if (info.random) leaf.draw({param.random, index >> 3, (skip + n + 7) / 8, random16});
-  leaf.store_param[param.format](p, at, extra, n, random16 + skip);
+  if (info.random) kernel.draw({param.random, index >> 3, (skip + n + 7) / 8, random16});
+  kernel.store_param[param.format](p, at, compensation, n, random16 + skip);
 }
 
 }  // namespace
 
 const LowRankKernels& lowrank_kernels() {
 #if defined(LOWBIT_X86)
-  const std::string_view isa = leaves().isa;
-  if (isa.starts_with(kLowRankAvx512.isa))
-    return kLowRankAvx512;  // byte permutes are of no use here
+  const std::string_view isa = kernels().isa;
+  if (isa.starts_with(kLowRankAvx512.isa)) return kLowRankAvx512;  // byte permutes do not help here
   if (isa == kLowRankAvx2.isa) return kLowRankAvx2;
 #endif
   return kLowRankBaseline;
@@ -54,7 +55,7 @@ const LowRankKernels& lowrank_kernels() {
 
 void load(const GradRows& g, int64_t i, int64_t col, int n, float* out) {
   const int64_t at = (i * g.cols + col) * grad_bytes(g.format);
-  leaves().load_grad[g.format](static_cast<const char*>(g.data) + at, out, n);
+  kernels().load_grad[g.format](static_cast<const char*>(g.data) + at, out, n);
   lowrank_kernels().scale(out, n, g.scale);
 }
 
@@ -69,30 +70,31 @@ void project_rows(const GradRows& g, const float* p, int64_t rank, int64_t begin
           g.cols, rank, begin, end, low);
 }
 
-void column_most(const GradRows& g, int64_t begin, int64_t end, int32_t* most) {
-  const Leaves& leaf = leaves();
-  for (int64_t j = begin; j < end; ++j) most[j] = 0;
+void column_absmax(const GradRows& g, int64_t begin, int64_t end, int32_t* absmax) {
+  const Kernels& kernel = kernels();
+  for (int64_t j = begin; j < end; ++j) absmax[j] = 0;
   for (int64_t i = 0; i < g.rows; ++i) {
     for (int64_t col = begin; col < end; col += kTile) {
       float x[kTile];
       const int n = length(col, end, kTile);
       load(g, i, col, n, x);
-      leaf.most(x, n, reinterpret_cast<uint32_t*>(most + col));
+      kernel.absmax(x, n, reinterpret_cast<uint32_t*>(absmax + col));
     }
   }
 }
 
 void project_columns(const GradRows& g, const float* p, int64_t rank, int projection_exponent,
-                     const int32_t* most, int64_t begin, int64_t end, int64_t* sums) {
+                     const int32_t* absmax, int64_t begin, int64_t end, int64_t* sums) {
   const K& kernel = lowrank_kernels();
   const size_t strip = static_cast<size_t>(rank) * K::kStrip;
-  std::vector<double> wide(K::kDepth * K::kStrip), factors(static_cast<size_t>(K::kDepth * rank)),
-      partial(strip);
+  std::vector<double> converted(K::kDepth * K::kStrip),
+      factors(static_cast<size_t>(K::kDepth * rank)), partial(strip);
   for (int64_t col = begin; col < end; col += K::kStrip) {
     const int n = length(col, end, K::kStrip);
     double rounder[K::kStrip] = {};
     for (int j = 0; j < n; ++j)
-      rounder[j] = FixedColumn(static_cast<uint32_t>(most[col + j]), projection_exponent).rounder();
+      rounder[j] =
+          FixedColumn(static_cast<uint32_t>(absmax[col + j]), projection_exponent).rounder();
     for (int64_t k = 0; k < rank; ++k) {
       std::memset(sums + k * g.cols + col, 0, static_cast<size_t>(n) * sizeof(int64_t));
     }
@@ -104,18 +106,18 @@ void project_columns(const GradRows& g, const float* p, int64_t rank, int projec
         for (int i = 0; i < rows; ++i) {
           float x[K::kStrip] = {};
           load(g, row + i, col, n, x);
-          kernel.widen(x, &wide[static_cast<size_t>(i * K::kStrip)], K::kStrip);
+          kernel.widen(x, &converted[static_cast<size_t>(i * K::kStrip)], K::kStrip);
         }
         for (int64_t e = 0; e < rows * rank; e += kTile) {
           kernel.widen(p + row * rank + e, &factors[static_cast<size_t>(e)],
                        length(e, rows * rank, kTile));
         }
-        kernel.fixed(factors.data(), wide.data(), rounder, partial.data(), rows,
+        kernel.fixed(factors.data(), converted.data(), rounder, partial.data(), rows,
                      static_cast<int>(rank));
       }
       for (int64_t k = 0; k < rank; ++k) {
         for (int j = 0; j < n; ++j) {
-          const FixedColumn column(static_cast<uint32_t>(most[col + j]), projection_exponent);
+          const FixedColumn column(static_cast<uint32_t>(absmax[col + j]), projection_exponent);
           sums[k * g.cols + col + j] +=
               column.units(partial[static_cast<size_t>(k * K::kStrip + j)]);
         }
@@ -124,11 +126,11 @@ void project_columns(const GradRows& g, const float* p, int64_t rank, int projec
   }
 }
 
-void column_values(const int64_t* sums, const int32_t* most, int64_t rank, int64_t cols,
+void column_values(const int64_t* sums, const int32_t* absmax, int64_t rank, int64_t cols,
                    int projection_exponent, int64_t begin, int64_t end, float* low) {
   for (int64_t k = 0; k < rank; ++k) {
     for (int64_t j = begin; j < end; ++j) {
-      const FixedColumn column(static_cast<uint32_t>(most[j]), projection_exponent);
+      const FixedColumn column(static_cast<uint32_t>(absmax[j]), projection_exponent);
       low[k * cols + j] = column.value(sums[k * cols + j]);
     }
   }
@@ -171,7 +173,7 @@ void add_squares(const float* x, int64_t begin, int64_t end, int64_t* words) {
 
 namespace {
 
-/// Calls f(i, col, n) for the tiles of rows [begin, end), and `carry` often enough.
+/// Calls f(i, col, n) for the tiles of rows [begin, end), and `carry` before the sums can overflow.
 template <class F, class Carry>
 void tiles(int64_t cols, int64_t begin, int64_t end, F&& f, Carry&& carry) {
   int64_t since = 0;
@@ -250,7 +252,7 @@ void fira_step(const GradRows& g, const float* n, const float* p, int64_t rank, 
   std::vector<float> whole(static_cast<size_t>(K::kRows * g.cols));
   for (int64_t row = begin; row < end; row += K::kRows) {
     const int rows = length(row, end, K::kRows);
-    // back() writes at row * cols; its rows here are those of `whole`.
+    // back() writes at row * cols, so its rows here are those of `whole`.
     if (tall) {
       back(n + row * rank, p, rank, g.cols, true, 0, rows, whole.data());
     } else {

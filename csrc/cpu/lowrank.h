@@ -1,11 +1,11 @@
-// APOLLO and Fira on the CPU: the passes over one parameter, each over a range that the caller cuts
-// among threads. What a pass leaves does not depend on the cut, nor on how the rows of the
-// parameter are spread over ranks; words, sums and `most` are what ranks reduce. docs/lowrank.md
-// has the order.
+// APOLLO and Fira on the CPU: passes over one parameter, each over a range that the caller splits
+// among threads. The result of a pass does not depend on the split, nor on how ranks share the rows
+// of the parameter. Ranks reduce words, sums and `absmax`. docs/lowrank.md gives the order of the
+// passes.
 //
-// tall: R >= C of the whole parameter. Then L and N are [rows][rank], P is [C][rank], scales are by
-// row. Otherwise L and N are [rank][C], P is [R][rank] (a rank needs its own rows), scales by
-// column.
+// tall: R >= C of the whole parameter. L and N are then [rows][rank], P is [C][rank], and scales
+// are per row. Otherwise L and N are [rank][C], P is [R][rank] (a rank needs its own rows), and
+// scales are per column.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@
 
 namespace lowbit::cpu {
 
-/// The kernels for the instruction set in use (cpu/step.h).
+/// The kernels of the instruction set in use (cpu/step.h).
 const LowRankKernels& lowrank_kernels();
 
-/// Local rows of a gradient, contiguous.
+/// Contiguous local rows of a gradient.
 struct GradRows {
   const void* data;
   int format;  // index into GradFormats
@@ -31,39 +31,40 @@ struct GradRows {
   float scale;  // multiplies every element
 };
 
-/// n <= kTile elements of row i from column col on, scaled.
+/// Loads n <= kTile elements of row i, starting at column col, scaled.
 void load(const GradRows& g, int64_t i, int64_t col, int n, float* out);
 
 /// Local rows of a parameter, like those of the gradient.
 struct ParamRows {
   void* data;
-  void* extra;    // what the format keeps beside the parameter, or null
-  int format;     // index into ParamFormats
-  int64_t first;  // global flat index of the element (0, 0)
+  void* compensation;  // the format's compensation or correction bits, or null
+  int format;          // index into ParamFormats
+  int64_t first;       // global flat index of the element (0, 0)
   RandomKey random;
 };
 
-/// s: one for each row, each column, or one for all.
+/// s: one for each row, one for each column, or a single one.
 enum class Channel { kRow, kColumn, kTensor };
 struct Scales {
   const float* s;
   Channel channel;
 };
 
-/// Rows [begin, end) of P, global; `p` points at row `begin`.
+/// Generates rows [begin, end) of P, global indices. `p` points at row `begin`.
 void make_projection(const ProjectionKey& key, int64_t begin, int64_t end, float* p);
 
 /// Tall. L[i][k] = sum_c G[i][c] P[c][k] for local rows [begin, end).
 void project_rows(const GradRows& g, const float* p, int64_t rank, int64_t begin, int64_t end,
                   float* low);
 
-/// Not tall, first round: most[j] = max_i |G[i][j]| as bits, for columns [begin, end). Ranks: MAX.
-void column_most(const GradRows& g, int64_t begin, int64_t end, int32_t* most);
+/// Not tall, first round: absmax[j] = max_i |G[i][j]| as bits, for columns [begin, end). Ranks:
+/// MAX.
+void column_absmax(const GradRows& g, int64_t begin, int64_t end, int32_t* absmax);
 /// Second round: sums[k][j], [rank][cols], for columns [begin, end); p: the local rows. Ranks: SUM.
 void project_columns(const GradRows& g, const float* p, int64_t rank, int projection_exponent,
-                     const int32_t* most, int64_t begin, int64_t end, int64_t* sums);
+                     const int32_t* absmax, int64_t begin, int64_t end, int64_t* sums);
 /// L from the reduced sums, for columns [begin, end).
-void column_values(const int64_t* sums, const int32_t* most, int64_t rank, int64_t cols,
+void column_values(const int64_t* sums, const int32_t* absmax, int64_t rank, int64_t cols,
                    int projection_exponent, int64_t begin, int64_t end, float* low);
 
 /// s = |N| / (|L| + 1e-8) for rows [begin, end) (tall) or columns [begin, end) (not tall).
@@ -71,27 +72,28 @@ void row_scales(const float* n, const float* low, int64_t rank, int64_t begin, i
                 float* s);
 void column_scales(const float* n, const float* low, int64_t rank, int64_t cols, int64_t begin,
                    int64_t end, float* s);
-/// Adds the squares of x[begin, end) to ExactSum words and carries. For the scale of the whole
-/// tensor: norm_ratio(exact_value(words of N), exact_value(words of L)) after a reduction (SUM)
-/// over ranks.
+/// Adds the squares of x[begin, end) to ExactSum words and carries. The scale of the whole tensor
+/// is norm_ratio(exact_value(words of N), exact_value(words of L)) after a reduction (SUM) over
+/// ranks.
 void add_squares(const float* x, int64_t begin, int64_t end, int64_t* words);
 
-/// APOLLO. Squares of the unlimited update of local rows [begin, end) into words (carried).
+/// APOLLO. Adds the squares of the unlimited update of local rows [begin, end) to words, and
+/// carries.
 void apollo_norm(const GradRows& g, Scales s, const Scaling& c, int64_t begin, int64_t end,
                  int64_t* words);
 /// Steps the parameter.
 void apollo_step(const GradRows& g, Scales s, const Scaling& c, const ParamRows& p, int64_t begin,
                  int64_t end);
 
-/// X brought back to local rows [begin, end) of the parameter's shape, out: [rows][cols].
-/// Tall: out[i][c] = sum_k X[i][k] P[c][k]. Not tall: out[i][j] = sum_k P[i][k] X[k][j].
+/// Maps X back to local rows [begin, end) of the parameter's shape, out: [rows][cols]. Tall:
+/// out[i][c] = sum_k X[i][k] P[c][k]. Not tall: out[i][j] = sum_k P[i][k] X[k][j].
 void back(const float* x, const float* p, int64_t rank, int64_t cols, bool tall, int64_t begin,
           int64_t end, float* out);
-/// Fira. residual, [rows][cols], = (G - alpha back(L)) * s; its squares into words (carried).
+/// Fira. residual, [rows][cols], = (G - alpha back(L)) * s. Adds its squares to words, and carries.
 void fira_norm(const GradRows& g, const float* low, const float* p, int64_t rank, bool tall,
                Scales s, const Scaling& c, int64_t begin, int64_t end, float* residual,
                int64_t* words);
-/// Steps the parameter by alpha back(N) + residual / divisor. g: for the shape only.
+/// Steps the parameter by alpha back(N) + residual / divisor. g gives the shape only.
 void fira_step(const GradRows& g, const float* n, const float* p, int64_t rank, bool tall,
                const Scaling& c, const float* residual, const ParamRows& param, int64_t begin,
                int64_t end);

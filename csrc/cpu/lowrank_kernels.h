@@ -1,4 +1,4 @@
-// The inner loops of the low-rank walk (cpu/lowrank.cpp), one table for each instruction set. All
+// The inner loops of the low-rank passes (cpu/lowrank.cpp), one table for each instruction set. All
 // give the same bits.
 #pragma once
 
@@ -11,11 +11,11 @@
 namespace lowbit::cpu {
 
 struct LowRankKernels {
-  static constexpr int kRows = 64;    // of a block of a product
-  static constexpr int kDepth = 256;  // terms of a product at a time
+  static constexpr int kRows = 64;    // rows of a block of a product
+  static constexpr int kDepth = 256;  // terms of a product per pass
   static constexpr int kWidth = 32;   // columns of a panel
   static constexpr int kDotLanes = 16;
-  static constexpr int kStrip = 64;  // columns of a gradient at a time, in fixed point
+  static constexpr int kStrip = 64;  // columns of a gradient per pass, in fixed point
 
   const char* isa;
   void (*projection)(const ProjectionKey&, uint64_t begin, uint64_t end, float* out);
@@ -29,7 +29,7 @@ struct LowRankKernels {
   /// [rank], g: [rows][kStrip], rounder: [kStrip], sum: [rank][kStrip].
   void (*fixed)(const double* p, const double* g, const double* rounder, double* sum, int rows,
                 int rank);
-  /// x . y: element i goes to lane i mod kDotLanes; the lanes are added in order.
+  /// x . y: element i goes to lane i mod kDotLanes, and the lanes are added in order.
   double (*dot)(const double* x, const double* y, int64_t n);
   /// y += a * x.
   void (*axpy)(double a, const double* x, double* y, int64_t n);

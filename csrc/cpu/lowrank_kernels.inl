@@ -1,4 +1,4 @@
-// Included once by each lowrank_ISA.cpp, which defines LOWBIT_LOWRANK, the table's name, and
+// Included once by each lowrank_ISA.cpp, which defines LOWBIT_LOWRANK, the name of the table, and
 // LOWBIT_ISA.
 #include "core/bits.h"
 #include "core/exact_sum.h"
@@ -13,8 +13,8 @@ namespace {
 
 using K = LowRankKernels;
 
-// Where the product is exact (of two values that were floats), a fused multiply-add is the same as
-// a product and a sum.
+// The product of two converted floats is exact, so a fused multiply-add gives the same result as a
+// product and a sum.
 #if defined(__AVX512F__)
 constexpr int kLanes = 8, kVectors = 4;
 using Doubles = __m512d;
@@ -46,7 +46,7 @@ LB_HD void store(double* to, Doubles x) { __builtin_memcpy(to, &x, sizeof x); }
 LB_HD Doubles exact_product_sum(Doubles a, Doubles b, Doubles c) { return a * b + c; }
 #endif
 
-/// kTall rows times kWide vectors of columns stay in registers.
+/// Keeps kTall rows times kWide vectors of columns in registers.
 template <int kTall, int kWide>
 LB_HD void multiply_tile(const double* a, const double* b, double* sum, int depth) {
   Doubles acc[kTall][kWide];
@@ -129,7 +129,7 @@ void scale(float* g, int n, float factor) {
 void widen(const float* x, double* out, int n) {
   for (int i = 0; i < n; ++i) out[i] = static_cast<double>(x[i]);
 }
-// Of values that were not floats, so never fused.
+// The values need not be converted floats, so products are never fused.
 double dot(const double* x, const double* y, int64_t n) {
   constexpr int kParts = K::kDotLanes / kLanes;
   Doubles acc[kParts] = {};

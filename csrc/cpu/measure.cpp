@@ -1,8 +1,7 @@
-// What must be known of the whole tensor before the update: exact sums for rules, maxima for
-// scales.
+// Reductions over the whole tensor before the update: exact sums for rules, maxima for scales.
 #include <vector>
 
-#include "catalog.h"
+#include "catalog/catalog.h"
 #include "core/column_sums.h"
 #include "core/exact_sum.h"
 #include "cpu/step.h"
@@ -11,28 +10,28 @@
 namespace lowbit::cpu {
 namespace {
 
-/// Another part may add to the same sum at the same time.
+/// Other threads may add to the same sum at the same time.
 void add_shared(int64_t* bins, const int64_t* more) {
   for (int k = 0; k < ExactSum::kWords; ++k) {
     if (more[k] != 0) __atomic_fetch_add(bins + k, more[k], __ATOMIC_RELAXED);
   }
 }
 
-void raise(uint32_t* most, uint32_t bits) {
-  uint32_t seen = __atomic_load_n(most, __ATOMIC_RELAXED);
-  while (seen < bits && !__atomic_compare_exchange_n(most, &seen, bits, true, __ATOMIC_RELAXED,
+void raise(uint32_t* absmax, uint32_t bits) {
+  uint32_t seen = __atomic_load_n(absmax, __ATOMIC_RELAXED);
+  while (seen < bits && !__atomic_compare_exchange_n(absmax, &seen, bits, true, __ATOMIC_RELAXED,
                                                      __ATOMIC_RELAXED)) {
   }
 }
 
-/// With more than two dimensions every row of the job has row and column sums of its own; with two,
-/// rows share the column sums, and columns of tiles do not.
+/// Whether every row of the job has row and column sums of its own, which is so with more than two
+/// dimensions. With two, rows share the column sums, and columns of tiles do not.
 bool by_rows(const Job& job) {
   return rule_info(job.rule).factors > 0 && job.cols != job.inner_cols;
 }
 
-/// The magnitudes of blocks, one after another, as StateSlot::block_next has them. Tiles hold whole
-/// blocks, so nobody else measures these.
+/// Writes the magnitudes of blocks, one after another, in the form of StateSlot::block_next. Tiles
+/// have whole blocks, so no other part measures these.
 void measure_blocks(const float* x, int n, int block, uint32_t* next) {
   for (int i = 0; i < n; i += block, next += 2) {
     const int count = n - i < block ? n - i : block;
@@ -44,11 +43,11 @@ void measure_blocks(const float* x, int n, int block, uint32_t* next) {
   }
 }
 
-/// In which parts a job is measured, each part by one thread.
+/// The parts into which a job is split for measuring, each for one thread.
 enum class Walk {
-  kTiles,    // nothing is shared: a tile, in the order of memory
+  kTiles,    // nothing is shared: tiles, in memory order
   kColumns,  // rows share columns: all rows of a tile's columns
-  kRows,     // every row has columns of its own: a row
+  kRows,     // every row has columns of its own: rows
 };
 
 Walk walk_of(const Job& job, int round) {
@@ -70,7 +69,7 @@ int64_t parts_of(const Job& job, Walk walk) {
                                   : job.rows;
 }
 
-/// fn(row, tile) for all tiles of the parts, along the rows: memory is read as it lies.
+/// fn(row, tile) for all tiles of the parts, row by row, in memory order.
 template <class Fn>
 void for_tiles(const Job& job, Walk walk, int64_t begin, int64_t end, const Fn& fn) {
   const int64_t tiles = job.tiles_per_row();
@@ -89,15 +88,15 @@ void for_tiles(const Job& job, Walk walk, int64_t begin, int64_t end, const Fn& 
 int64_t measure_parts(const Job& job, int round) { return parts_of(job, walk_of(job, round)); }
 int64_t scale_parts(const Job& job) { return parts_of(job, walk_of_scales(job)); }
 
-void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves& leaf) {
+void measure(const Job& job, int round, int64_t begin, int64_t end, const Kernels& kernel) {
   const RuleInfo rule = rule_info(job.rule);
   const int grid_factor = rule.grid_factor[round];
   const Walk walk = walk_of(job, round);
-  Tile tile(job, leaf);
-  float grid[kMostTile], sums[kMaxTotals][kMostTile];
+  Tile tile(job, kernel);
+  float grid[kMaxTile], sums[kMaxTotals][kMaxTile];
   float* const totals[kMaxTotals] = {sums[0], sums[1]};
   int64_t all[kMaxTotals][ExactSum::kWords] = {};
-  std::vector<ColumnSums> columns;  // of each part
+  std::vector<ColumnSums> columns;  // one for each part
   std::vector<double> room;
   if (walk == Walk::kColumns) {
     columns.resize(static_cast<size_t>(end - begin));
@@ -107,23 +106,23 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
   }
   for_tiles(job, walk, begin, end, [&](int64_t row, int64_t at) {
     if (!tile.load(row, at)) return;
-    leaf.measure[job.rule](round, tile.g(), tile.p(), tile.s(), tile.f(), tile.n, job.coef, grid,
-                           totals);
+    kernel.measure[job.rule](round, tile.g(), tile.p(), tile.s(), tile.f(), tile.n, job.coef, grid,
+                             totals);
     for (int k = 0; k < rule.totals[round]; ++k) {
       if (tile.ragged()) tile.blank(totals[k]);
-      leaf.add(totals[k], tile.n, all[k]);
+      kernel.add(totals[k], tile.n, all[k]);
       exact_carry(all[k]);
     }
     if (grid_factor < 0) return;
     const Factor& factor = job.factor[grid_factor];
     tile.runs([&](int64_t r, int64_t batch, int64_t c, int first, int count) {
       int64_t bins[ExactSum::kWords] = {};
-      leaf.add(grid + first, count, bins);
+      kernel.add(grid + first, count, bins);
       exact_carry(bins);
       add_shared(factor.row_sums + r * ExactSum::kWords, bins);
       int64_t* cols = factor.col_sums + (batch * (job.inner_cols + 1) + c) * ExactSum::kWords;
       if (walk == Walk::kColumns) {
-        leaf.add_columns(grid + first, count, columns[static_cast<size_t>(at - begin)], cols);
+        kernel.add_columns(grid + first, count, columns[static_cast<size_t>(at - begin)], cols);
         return;
       }
       for (int i = 0; i < count; ++i) exact_add(grid[first + i], cols + i * ExactSum::kWords);
@@ -134,12 +133,12 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Leaves
     add_shared(job.totals + (round * kMaxTotals + k) * ExactSum::kWords, all[k]);
 }
 
-void measure_scales(const Job& job, int64_t begin, int64_t end, const Leaves& leaf) {
+void measure_scales(const Job& job, int64_t begin, int64_t end, const Kernels& kernel) {
   const int slots = rule_info(job.rule).slots;
-  const bool everywhere = job.measures_scales(slots);
+  const bool everywhere = job.has_cross_tile_scales(slots);
   const Walk walk = walk_of_scales(job);
-  Tile tile(job, leaf);
-  // What columns have at most, of each slot one after another; shared at the end.
+  Tile tile(job, kernel);
+  // The column maxima of every slot, one after another; added to the shared ones at the end.
   const int64_t from = walk == Walk::kColumns ? begin * job.tile - job.lead() : 0;
   const int64_t width = walk == Walk::kColumns ? (end - begin) * job.tile : 0;
   std::vector<uint32_t> columns(static_cast<size_t>(slots * width));
@@ -153,19 +152,19 @@ void measure_scales(const Job& job, int64_t begin, int64_t end, const Leaves& le
       if (slot.kind == kBlock && cut >= 0)
         measure_blocks(x, tile.n, slot.block,
                        slot.block_next + 2 * (cut * job.blocks(slot.block) + tile.block_of(slot)));
-      if (!is_measured(slot.kind)) continue;
+      if (!is_cross_tile(slot.kind)) continue;
       uint32_t* const own = slot.col_next == nullptr
                                 ? nullptr
                                 : columns.data() + (k * width + tile.col - from + tile.begin);
-      const uint32_t most = leaf.most(x + tile.begin, tile.end - tile.begin, own);
-      if (slot.row_next != nullptr) raise(slot.row_next + row * slot.row_stride, most);
+      const uint32_t absmax = kernel.absmax(x + tile.begin, tile.end - tile.begin, own);
+      if (slot.row_next != nullptr) raise(slot.row_next + row * slot.row_stride, absmax);
     }
   });
   for (int k = 0; k < slots; ++k) {
     if (job.state[k].col_next == nullptr) continue;
-    const uint32_t* most = columns.data() + k * width;
+    const uint32_t* absmax = columns.data() + k * width;
     for (int64_t i = from < 0 ? -from : 0; i < width && from + i < job.cols; ++i)
-      raise(job.state[k].col_next + from + i, most[i]);
+      raise(job.state[k].col_next + from + i, absmax[i]);
   }
 }
 

@@ -1,4 +1,4 @@
-// Products of float32 matrices in one fixed order.
+// Matrix products of float32 in one fixed order.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace lowbit::cpu {
 
-inline int length(int64_t at, int64_t end, int most) {
-  return static_cast<int>(end - at < most ? end - at : most);
+inline int length(int64_t at, int64_t end, int limit) {
+  return static_cast<int>(end - at < limit ? end - at : limit);
 }
 
 /// out[i][j] = sum_c a(i, c) b[c * b_row + j * b_col], c ascending, in double and rounded once, for
-/// i in [begin, end), j < cols. a_load(i, c, n, out): n floats of row i.
+/// i in [begin, end), j < cols. a_load(i, c, n, out) loads n floats of row i.
 template <class Load>
 void product(Load&& a_load, const float* b, int64_t b_row, int64_t b_col, int64_t depth,
              int64_t cols, int64_t begin, int64_t end, float* out) {

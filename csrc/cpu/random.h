@@ -1,4 +1,4 @@
-// Drawing the random bits of a tile, in parts that an update takes between its own work.
+// The random bits of a tile, drawn in parts between the other work of an update.
 #pragma once
 
 #if defined(__SSE2__)
@@ -6,22 +6,22 @@
 #else
 #include <cstring>
 
-#include "cpu/leaves.h"
+#include "cpu/kernels.h"
 
 namespace lowbit::cpu {
 
-constexpr int kDrawnGroups = 8;  // a turn
+constexpr int kDrawnGroups = 8;  // per iteration
 
-/// The groups of a turn side by side in a plain loop: what depends on the high word of the group
-/// alone, compilers take out of it.
+/// The groups of one iteration in a plain loop. Compilers hoist the terms that depend only on the
+/// high word of the group.
 __attribute__((noinline)) static void draw_turn(RandomKey key, uint64_t group, uint16_t* out) {
   const auto low = static_cast<uint32_t>(group), high = static_cast<uint32_t>(group >> 32);
-  const auto put = [&](uint32_t i, const Random8& r) {  // the first half of a word is its low one
+  const auto put = [&](uint32_t i, const Random8& r) {  // the first half of a word is its low half
     for (uint32_t w = 0; w < 4; ++w) std::memcpy(out + 8 * i + 2 * w, &r.word[w], 4);
   };
   if (low <= ~0u - kDrawnGroups) {
     for (uint32_t i = 0; i < kDrawnGroups; ++i) put(i, random8(key, low + i, high));
-  } else {  // the low word may begin again
+  } else {  // the low word may wrap around
     for (uint32_t i = 0; i < kDrawnGroups; ++i) put(i, random8(key, group + i));
   }
 }

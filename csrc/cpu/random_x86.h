@@ -1,12 +1,12 @@
-// Philox calls side by side, the same bits as core/random.h.
+// Several Philox calls in vector lanes, with the same bits as core/random.h.
 //
-// Across a tile only the low word of the group changes. So one product of the first round and one
-// of the second are the same for all calls and are taken once, as scalars.
+// Within a tile only the low word of the group changes. One product of the first round and one of
+// the second are therefore the same for all calls, and are computed once as scalars.
 #pragma once
 
 #include <immintrin.h>
 
-#include "cpu/leaves.h"
+#include "cpu/kernels.h"
 
 namespace lowbit::cpu {
 
@@ -15,7 +15,7 @@ namespace lowbit::cpu {
 struct Lanes {
   using V = __m512i;
   static constexpr int kCount = 8;
-  /// In the order in which the words of even and odd lanes are stored one after the other.
+  /// In the order in which the words of even lanes, then of odd lanes, are stored.
   LB_HD static V groups() { return _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); }
   LB_HD static V all(uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
   LB_HD static V add(V a, V b) { return _mm512_add_epi64(a, b); }
@@ -75,8 +75,8 @@ struct Lanes {
 };
 #endif
 
-/// Philox with everything that does not depend on the low word of the group taken out. Words live
-/// in the low halves of 64-bit lanes; what is in the high halves does not count.
+/// Philox with all terms hoisted that do not depend on the low word of the group. Words are in the
+/// low halves of 64-bit lanes; the high halves are ignored.
 struct PhiloxLanes {
   using V = Lanes::V;
   V m0 = Lanes::all(kPhiloxM0), m1 = Lanes::all(kPhiloxM1);
@@ -101,7 +101,7 @@ struct PhiloxLanes {
     second_x3 = Lanes::all(static_cast<uint32_t>(a));
   }
 
-  /// The calls of the groups in the lanes of `group`, 8 values of 16 bits each.
+  /// The calls for the groups in the lanes of `group`, 8 values of 16 bits each.
   LB_HD void operator()(V group, uint16_t* out) const {
     V a = Lanes::multiply(m0, group);
     V x3 = a, x2 = Lanes::exclusive_or(Lanes::high_words(a), first_x2);
@@ -122,7 +122,8 @@ struct PhiloxLanes {
 
 class Drawing {
  public:
-  // A turn; with short vectors, 64 values of an update are more than a processor looks ahead.
+  // Groups per iteration. With short vectors, 64 values of an update exceed the processor's
+  // lookahead.
 #if defined(__AVX2__)
   static constexpr int kGroups = 8;
 #else
@@ -142,7 +143,7 @@ class Drawing {
   LB_HD void finish() {
     while (more()) next();
     if (until_ == draw_.groups) return;
-    // The low word of the group begins again inside this tile.
+    // The low word of the group wraps around inside this tile.
     philox_ = PhiloxLanes(draw_.key, static_cast<uint32_t>((draw_.first >> 32) + 1));
     begin(until_);
     while (more()) next();

@@ -14,8 +14,8 @@ using K = LowRankKernels;
 
 size_t index(int64_t i) { return static_cast<size_t>(i); }
 
-/// Elements [first, first + count) of the shorter side at places [at, at + deep) of the longer one:
-/// out[i * row + c * col].
+/// Elements [first, first + count) of the shorter dimension at positions [at, at + deep) of the
+/// longer one: out[i * row + c * col].
 void slice(const GradRows& g, bool tall, int64_t first, int count, int64_t at, int deep,
            double* out, int row, int col) {
   float line[kTile];
@@ -32,7 +32,7 @@ void slice(const GradRows& g, bool tall, int64_t first, int count, int64_t at, i
   }
 }
 
-/// Turns the vector so that its largest component is positive.
+/// Flips the sign of the vector if its largest component is negative.
 void orient(double* x, int64_t n) {
   int64_t largest = 0;
   for (int64_t i = 1; i < n; ++i) {
@@ -43,8 +43,8 @@ void orient(double* x, int64_t n) {
   }
 }
 
-/// Gram and Schmidt (modified): each vector in turn is given the length 1 and taken off those after
-/// it; x: [count][n]. A vector that those before it span becomes 0.
+/// Modified Gram-Schmidt: each vector in turn is normalized and removed from those after it; x:
+/// [count][n]. A vector in the span of those before it becomes 0.
 void orthonormalize(double* x, int64_t count, int64_t n, const Parallel& parallel) {
   const K& kernel = lowrank_kernels();
   std::vector<double> before(index(count));
@@ -63,18 +63,18 @@ void orthonormalize(double* x, int64_t count, int64_t n, const Parallel& paralle
   }
 }
 
-/// Brings the largest diagonal entry near 1 by a power of two, so that float32 holds the others.
-/// False where an entry is not finite. All-zero stays.
+/// Scales the matrix by a power of two so that the largest diagonal entry is near 1 and float32 can
+/// represent the others. Returns false if an entry is not finite. A zero matrix stays zero.
 bool normalize(double* a, int64_t n) {
-  double most = 0.0;
+  double max_diagonal = 0.0;
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j <= i; ++j) {
       if (!(a[i * n + j] - a[i * n + j] == 0.0)) return false;
     }
-    if (a[i * n + i] > most) most = a[i * n + i];
+    if (a[i * n + i] > max_diagonal) max_diagonal = a[i * n + i];
   }
-  if (most == 0.0) return true;
-  int exponent = exponent_above(most);
+  if (max_diagonal == 0.0) return true;
+  int exponent = exponent_above(max_diagonal);
   exponent = exponent < -1000 ? -1000 : exponent > 1000 ? 1000 : exponent;
   const double factor = power_of_two(-exponent);
   for (int64_t i = 0; i < n; ++i) {
@@ -115,10 +115,10 @@ void iterate(const double* a, int64_t n, int64_t width, std::vector<double>& x,
       product(row, from.data(), width, 1, n, width, begin, end, to.data());
     });
   }
-  orthonormalize(x.data(), width, n, parallel);  // makes good what the first pass lost
+  orthonormalize(x.data(), width, n, parallel);  // restores the accuracy that the first pass lost
 }
 
-/// Eigenvectors of the matrix as far as the rows of x span it, in their place.
+/// Replaces the rows of x by the eigenvectors of the matrix within their span.
 void rayleigh_ritz(const double* a, int64_t n, int64_t width, std::vector<double>& x,
                    const Parallel& parallel) {
   const K& kernel = lowrank_kernels();
@@ -189,7 +189,7 @@ void gram(const GradRows& g, bool tall, int64_t begin, int64_t end, double* a) {
 bool eigenvectors(double* a, int64_t n, double* vectors, double* values) {
   const K& kernel = lowrank_kernels();
   if (!normalize(a, n)) return false;
-  // An odd number of cache lines from row to row: columns are written too.
+  // Rows are an odd number of cache lines apart, because columns are written too.
   const int64_t stride = n + 8 + (n / 8 % 2 ? 8 : 0);
   std::vector<double> basis(index(n * n), 0.0), full(index(n * stride));
   for (int64_t i = 0; i < n; ++i) {

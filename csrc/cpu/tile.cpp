@@ -2,17 +2,17 @@
 
 #include <cstring>
 
-#include "catalog.h"
+#include "catalog/catalog.h"
 
 namespace lowbit::cpu {
 
-Tile::Tile(const Job& job, const Leaves& leaf) : job_(job), leaf_(leaf) {
+Tile::Tile(const Job& job, const Kernels& kernel) : job_(job), kernel_(kernel) {
   const RuleInfo rule = rule_info(job.rule);
   const ParamInfo param = param_info(job.param_format);
   slots_ = rule.slots;
   factors_count_ = rule.factors;
   param_bytes_ = param.bytes;
-  extra_bytes_ = param.extra_bytes;
+  compensation_bytes_ = param.compensation_bytes;
   grad_bytes_ = grad_bytes(job.grad_format);
   random_ = job.write_param && param.random;
   lead_ = job.lead();
@@ -23,11 +23,11 @@ Tile::Tile(const Job& job, const Leaves& leaf) : job_(job), leaf_(leaf) {
   for (int k = 0; k < slots_; ++k) {
     const StateInfo info = state_info(job.state[k].format);
     cursor_[k] = {info.bits, info.scale_bytes, nullptr, nullptr};
-    finds_most_ |= job.state[k].kind == kBlock && factors_count_ == 0;
+    finds_absmax_ |= job.state[k].kind == kBlock && factors_count_ == 0;
   }
 }
 
-void Tile::most_of(const uint32_t* rows, const uint32_t* cols, int stride, uint32_t* out) const {
+void Tile::absmax_of(const uint32_t* rows, const uint32_t* cols, int stride, uint32_t* out) const {
   const uint32_t of_row = rows != nullptr ? rows[row * stride] : ~0u;
   const int before = col < 0 ? static_cast<int>(-col) : 0;
   for (int i = 0; i < before; ++i) out[i] = 0;
@@ -67,11 +67,12 @@ bool Tile::load(int64_t at_row, int64_t tile) {
   begin = static_cast<int>(first), end = static_cast<int>(last);
   const int64_t at = row * job_.cols + col - job_.front + first;
   param_ = static_cast<char*>(job_.param) + at * param_bytes_;
-  extra_ = job_.extra != nullptr ? static_cast<char*>(job_.extra) + (at + job_.front) * extra_bytes_
-                                 : nullptr;
+  compensation_ = job_.compensation != nullptr ? static_cast<char*>(job_.compensation) +
+                                                     (at + job_.front) * compensation_bytes_
+                                               : nullptr;
   const void* grad = static_cast<const char*>(job_.grad) + at * grad_bytes_;
-  leaf_.load_grad[job_.grad_format](grad, g_ + begin, end - begin);
-  leaf_.load_param[job_.param_format](param_, extra_, p_ + begin, end - begin);
+  kernel_.load_grad[job_.grad_format](grad, g_ + begin, end - begin);
+  kernel_.load_param[job_.param_format](param_, compensation_, p_ + begin, end - begin);
   prefetch(static_cast<const char*>(grad) + n * grad_bytes_, n * grad_bytes_);
   if (ragged()) {
     blank(g_), blank(p_);
@@ -82,15 +83,15 @@ bool Tile::load(int64_t at_row, int64_t tile) {
     Cursor& c = cursor_[k];
     c.values = static_cast<char*>(slot.values) + row * code_bytes(job_.cols, c.bits) +
                (col < 0 ? -code_bytes(-col, c.bits) : code_bytes(col, c.bits));
-    if (is_measured(slot.kind)) {
-      most_of(slot.row_most, slot.col_most, slot.row_stride, most_);
-      leaf_.decode_given[slot.format](codes_in(c), most_, s_[k], n);
+    if (is_cross_tile(slot.kind)) {
+      absmax_of(slot.row_absmax, slot.col_absmax, slot.row_stride, absmax_);
+      kernel_.dequantize_given[slot.format](codes_in(c), absmax_, s_[k], n);
     } else {
       c.scales = nullptr;
       if (slot.kind == kBlock)
         c.scales = static_cast<char*>(slot.scales) +
                    (row * job_.blocks(slot.block) + block_of(slot)) * c.stored_bytes;
-      leaf_.decode[slot.format](codes_in(c), c.scales, slot.block, s_[k], n);
+      kernel_.dequantize[slot.format](codes_in(c), c.scales, slot.block, s_[k], n);
     }
   }
   if (factors_count_ == 0) return true;
@@ -107,8 +108,8 @@ bool Tile::load(int64_t at_row, int64_t tile) {
   return true;
 }
 
-/// The random bits of elements whose group begins `skip_` elements before the tile; slot counts
-/// from 1, the parameter is 0, so that no two things that are stored share bits.
+/// The random bits of elements whose group begins `skip_` elements before the tile. Slots count
+/// from 1 and the parameter is 0, so no two stored values share bits.
 static Draw draw_of(const Job& job, int64_t row, int64_t col, int n, int slot, uint16_t* out) {
   const uint64_t index = static_cast<uint64_t>(job.first + row * job.global_cols + col);
   const int skip = static_cast<int>(index & 7);
@@ -117,11 +118,12 @@ static Draw draw_of(const Job& job, int64_t row, int64_t col, int n, int slot, u
 
 void Tile::update() {
   prefetch(param_ + n * param_bytes_, n * param_bytes_);
-  if (extra_ != nullptr) prefetch(extra_ + n * extra_bytes_, n * extra_bytes_);
+  if (compensation_ != nullptr)
+    prefetch(compensation_ + n * compensation_bytes_, n * compensation_bytes_);
   skip_ = static_cast<int>((job_.first + row * job_.global_cols + col) & 7);
   const Draw draw = draw_of(job_, row, col, n, 0, random16_);
-  leaf_.update[job_.rule](g_, p_, states_, factors_, n, job_.coef, random_ ? &draw : nullptr,
-                          finds_most_ ? most_of_state_ : nullptr);
+  kernel_.update[job_.rule](g_, p_, states_, factors_, n, job_.coef, random_ ? &draw : nullptr,
+                            finds_absmax_ ? absmax_of_state_ : nullptr);
   if (ragged()) {
     for (int k = 0; k < slots_; ++k) blank(s_[k]);
   }
@@ -129,21 +131,21 @@ void Tile::update() {
 
 const uint16_t* Tile::draw_for(int slot) {
   if (!job_.state[slot].stochastic) return nullptr;
-  leaf_.draw(draw_of(job_, row, col, n, slot + 1, state_random16_));
+  kernel_.draw(draw_of(job_, row, col, n, slot + 1, state_random16_));
   return state_random16_ + skip_;
 }
 
 void Tile::store() {
   const int64_t cut = job_.cut_row(row);
-  const bool found = finds_most_ && !ragged();
+  const bool found = finds_absmax_ && !ragged();
   for (int k = 0; k < slots_; ++k) {
     const StateSlot& slot = job_.state[k];
     if (slot.kind != kBlock) continue;
     const uint32_t* given =
         cut < 0 ? nullptr : slot.block_next + 2 * (cut * job_.blocks(slot.block) + block_of(slot));
-    leaf_.scale[slot.format](s_[k], slot.block, n, given,
-                             found ? most_of_state_ + k * kMostOfSlot : nullptr, cursor_[k].scales,
-                             scales_[k]);
+    kernel_.scale[slot.format](s_[k], slot.block, n, given,
+                               found ? absmax_of_state_ + k * kMaxOfSlot : nullptr,
+                               cursor_[k].scales, scales_[k]);
   }
   for (int k = 0; k < slots_; ++k) {
     const StateSlot& slot = job_.state[k];
@@ -151,17 +153,17 @@ void Tile::store() {
     const uint16_t* random16 = draw_for(k);
     char* codes = col < 0 ? codes_ : c.values;
     prefetch(c.values + code_bytes(n, c.bits), code_bytes(n, c.bits));
-    if (is_measured(slot.kind)) {
-      most_of(slot.row_next, slot.col_next, slot.row_stride, most_);
-      leaf_.encode_given[slot.format](s_[k], codes, most_, n, random16);
+    if (is_cross_tile(slot.kind)) {
+      absmax_of(slot.row_next, slot.col_next, slot.row_stride, absmax_);
+      kernel_.quantize_given[slot.format](s_[k], codes, absmax_, n, random16);
     } else {
-      leaf_.encode[slot.format](s_[k], codes, scales_[k], slot.block, n, random16);
+      kernel_.quantize[slot.format](s_[k], codes, scales_[k], slot.block, n, random16);
     }
     if (col < 0) codes_out(c);
   }
   if (job_.write_param)
-    leaf_.store_param[job_.param_format](p_ + begin, param_, extra_, end - begin,
-                                         random16_ + skip_ + begin);
+    kernel_.store_param[job_.param_format](p_ + begin, param_, compensation_, end - begin,
+                                           random16_ + skip_ + begin);
 }
 
 }  // namespace lowbit::cpu

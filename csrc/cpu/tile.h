@@ -1,42 +1,43 @@
-// One tile of a job in float32, as every pass over a job meets it.
+// One tile of a job in float32, used by every pass over a job.
 #pragma once
 
 #include <cstdint>
 
-#include "cpu/leaves.h"
-#include "job.h"
+#include "core/job.h"
+#include "cpu/kernels.h"
 
 namespace lowbit::cpu {
 
-/// The processor fetches a stream ahead while it is read, and not while a tile is worked on.
+/// Prefetches `bytes`. The hardware prefetches a stream while it is read, but not while the kernels
+/// compute.
 inline void prefetch(const void* memory, int64_t bytes) {
   constexpr int kLine = 64;
   for (int64_t at = 0; at < bytes; at += kLine)
     __builtin_prefetch(static_cast<const char*>(memory) + at);
 }
 
-/// Walks over the tiles of one job: loads a tile, and knows where its parts lie in memory.
+/// A cursor over the tiles of one job: loads a tile and tracks the memory of its parts.
 class Tile {
  public:
-  Tile(const Job& job, const Leaves& leaf);
+  Tile(const Job& job, const Kernels& kernel);
 
-  /// Loads gradient, parameter, state and factors of the tile at (row, tile of the row); false, and
-  /// nothing is loaded, where no element of it is here.
+  /// Loads gradient, parameter, state and factors of the tile at (row, tile of the row). Returns
+  /// false, without loading, if none of its elements are local.
   bool load(int64_t row, int64_t tile);
-  /// Updates p and s; draws the parameter's random bits on the way where they are wanted. State that
-  /// is not here is zero.
+  /// Updates p and s, and draws the random bits that the parameter needs. State that is not local
+  /// is zero.
   void update();
   /// Writes state and parameter.
   void store();
 
-  // Of the tile that is loaded: its first column, which lies before the part where blocks do; its
-  // length, and which of its elements are here. What the others hold counts for nothing.
+  // The loaded tile: its first column (before the local part if blocks begin there), its length,
+  // and the range of its local elements. All other elements are ignored.
   int64_t row, col;
   int n, begin, end;
   bool ragged() const { return begin > 0 || end < n; }
-  /// Sets the elements of x that are not here to zero.
+  /// Sets the elements of x that are not local to zero.
   void blank(float* x) const;
-  /// The tile's first block of a slot among those of its row.
+  /// The index, within the row, of the tile's first block of a slot.
   int64_t block_of(const StateSlot& slot) const { return (offset_ + col) / slot.block; }
   float* g() { return g_; }
   float* p() { return p_; }
@@ -60,36 +61,38 @@ class Tile {
  private:
   struct Cursor {
     int bits, stored_bytes;
-    char* values;  // where the tile begins; before the memory, but for tiles that begin there
+    // The start of the tile. It lies before the memory if the tile begins before the local part.
+    char* values;
     char* scales;
   };
-  /// Codes of a tile that begins before the part, in a buffer.
+  /// The codes of a tile that begins before the local part, in a buffer.
   const char* codes_in(const Cursor& c);
   void codes_out(const Cursor& c) const;
-  void most_of(const uint32_t* rows, const uint32_t* cols, int stride, uint32_t* out) const;
+  void absmax_of(const uint32_t* rows, const uint32_t* cols, int stride, uint32_t* out) const;
   const uint16_t* draw_for(int slot);
 
   const Job& job_;
-  const Leaves& leaf_;
-  int slots_, factors_count_, param_bytes_, extra_bytes_, grad_bytes_, skip_ = 0;
-  bool random_, finds_most_ = false;
-  int64_t rows_inside_;    // inner rows in a row of the job
-  int64_t lead_, offset_;  // columns before the part of the first tile, and of the first block
+  const Kernels& kernel_;
+  int slots_, factors_count_, param_bytes_, compensation_bytes_, grad_bytes_, skip_ = 0;
+  bool random_, finds_absmax_ = false;
+  int64_t rows_inside_;  // inner rows in a row of the job
+  // Columns before the local part, of the first tile and of the first block.
+  int64_t lead_, offset_;
   Cursor cursor_[kMaxSlots];
-  char *param_ = nullptr, *extra_ = nullptr;
-  // Apart by an odd number of cache lines: at multiples of 4096 bytes a load waits for the store of
-  // another array.
-  static constexpr int kRoom = kMostTile + 272;
+  char *param_ = nullptr, *compensation_ = nullptr;
+  // Arrays are an odd number of cache lines apart: at multiples of 4096 bytes a load waits for the
+  // store to another array.
+  static constexpr int kRoom = kMaxTile + 272;
   alignas(64) float g_[kRoom], p_[kRoom], s_[kMaxSlots][kRoom];
   float f_[2 * kMaxFactors][kRoom];
   float* states_[kMaxSlots];
   const float* factors_[2 * kMaxFactors];
-  uint32_t most_[kMostTile];
+  uint32_t absmax_[kMaxTile];
   BlockScales scales_[kMaxSlots];
-  // What the update finds, of use where the whole tile is here.
-  alignas(64) float most_of_state_[kMaxSlots * kMostOfSlot];
-  alignas(64) char codes_[kMostTile * sizeof(float)];
-  alignas(64) uint16_t random16_[kMostTile + 8 + 7 * 8], state_random16_[kMostTile + 8 + 7 * 8];
+  // The magnitudes that the update finds, valid if the whole tile is local.
+  alignas(64) float absmax_of_state_[kMaxSlots * kMaxOfSlot];
+  alignas(64) char codes_[kMaxTile * sizeof(float)];
+  alignas(64) uint16_t random16_[kMaxTile + 8 + 7 * 8], state_random16_[kMaxTile + 8 + 7 * 8];
 };
 
 }  // namespace lowbit::cpu

@@ -1,57 +1,56 @@
-// What ops_*.cpp and the CUDA library agree on: plain structs over a C interface, so the library is
-// built without torch, opened on first use, and missing where no CUDA compiler was. Every function
-// returns null, or a sentence about what went wrong.
+// The interface between csrc/ops and the CUDA library: plain structs over a C interface. The
+// library is built without torch, is opened on first use, and is absent if the build had no CUDA
+// compiler. Every function returns null or one sentence that explains the error.
 #pragma once
 
 #include <cstdint>
 
+#include "core/job.h"
 #include "core/lowrank/projection.h"
 #include "core/lowrank/scaling.h"
 #include "core/random.h"
-#include "job.h"
 
 namespace lowbit {
 
 constexpr int kCudaAbi = 5;
 
-/// A measured scale of one slot as state keeps it: one tensor, or for rank 1 one for each
+/// The stored form of a slot's cross-tile scales: one tensor, or for rank 1 one tensor per
 /// dimension.
 struct CudaScale {
-  static constexpr int kMostDims = 6;
-  float* most[kMostDims];
-  int64_t dims[kMostDims];  // of the parameter, `count` of them
-  uint32_t* col_most;       // where the dimensions after the first are combined, else null
+  static constexpr int kMaxDims = 6;
+  float* absmax[kMaxDims];
+  int64_t dims[kMaxDims];  // of the parameter; `count` entries
+  uint32_t* col_absmax;    // if the dimensions after the first are combined, else null
   uint32_t *row_next, *col_next;
-  int64_t rows, cols;  // entries of row_next and col_next
+  int64_t rows, cols;  // lengths of row_next and col_next
   int count;
 };
 
-/// One phase of a step over `count` jobs of one rule whose pointers are device pointers. Steps,
-/// learning rate, scale and found_inf are read on the device, so nothing waits for the device and a
-/// CUDA graph may capture the call. Job::coef, Job::random.step and Job::write_param are set on the
-/// device.
+/// One phase of a step over `count` jobs of one rule with device pointers. Step counts, learning
+/// rate, scale and found_inf are read on the device, so nothing waits for the device and a CUDA
+/// graph can capture the call. The device sets Job::coef, Job::random.step and Job::write_param.
 struct CudaStep {
   int device;
   void* stream;
   const Job* jobs;  // host memory
   int64_t count;
-  int phase, phases;    // `phases` of them measure something; the one after them updates
-  float* const* steps;  // host array of device pointers, one for each job; incremented in phase 0
-                        // unless found_inf
-  const double* hyper;  // host, as the rule lists them
+  int phase, phases;  // the first `phases` phases measure, the next one updates
+  // Host array of device pointers, one per job. Phase 0 increments them unless found_inf is set.
+  float* const* steps;
+  const double* hyper;  // host, in the order of the rule
   int hypers;
   const float* lr;          // device, or null: hyper[0]
   const float* grad_scale;  // device, or null: 1
   const float* found_inf;   // device, or null: 0
   int maximize;
-  const CudaScale* scales;  // host memory, every measured scale of the jobs
+  const CudaScale* scales;  // host memory: every cross-tile scale of the jobs
   int64_t scale_count;
-  void* sums[2];  // device: the sums of rows and of columns of all jobs, set to 0 before a round
+  void* sums[2];  // device: the sums of rows and of columns of all jobs, zeroed before a round
   int64_t sums_bytes[2];
   void* workspace;  // device, lowbit_cuda_workspace(jobs, count) bytes, 256-byte aligned
 };
 
-/// Float32 values [rows, cols] to codes and scales, or back.
+/// Quantizes or dequantizes float32 values [rows, cols].
 struct CudaCode {
   int device;
   void* stream;
@@ -62,55 +61,57 @@ struct CudaCode {
   void* scales;
 };
 
-/// Device pointers.
+/// One accumulation; all pointers are device pointers.
 struct CudaAccumulation {
   int device;
   void* stream;
   Accumulation job;
 };
 
-/// Memory that is not the device's own, at one address for it and the host: pinned stays on the
-/// host, managed moves between the two by pages.
+/// Memory outside the device's own, at one address for host and device. Pinned memory stays on the
+/// host; managed memory moves between the two by pages.
 enum CudaMemory : int { kPinned, kManaged };
 struct CudaBlock {
   int device;
   int memory;  // a CudaMemory
   int64_t bytes;
-  void* at;  // what lowbit_cuda_allocate found
+  void* at;  // the result of lowbit_cuda_allocate
 };
 
-/// A matrix of a low-rank step (docs/lowrank.md), or what is here of its rows; device pointers.
+/// A matrix of a low-rank step (docs/lowrank.md), or its local rows. All pointers are device
+/// pointers.
 struct LowRankJob {
   const void* grad;
-  void *param, *extra;  // extra: what the format keeps beside the parameter, or null
-  const float* step;    // steps so far; the inner step counts it
-  const float* lr;      // or null: hyper[0]
-  float* p;             // the rows of P that go with these of the gradient
-  float *low, *n;       // L and N
-  float* scales;        // of channels, or one
-  float* residual;      // Fira
-  float* norm;          // what the limiter keeps
-  uint32_t* most;       // of columns, 0 at first
-  int64_t* sums;        // [rank][cols], 0 at first
-  int64_t* words;       // exact sums, 0 at first: the squares of N, of L and of the update
+  // compensation: the format's compensation or correction bits, or null.
+  void *param, *compensation;
+  const float* step;  // number of steps so far; the inner step increments it
+  const float* lr;    // or null: use hyper[0]
+  float* p;           // the rows of P for these rows of the gradient
+  float *low, *n;     // L and N
+  float* scales;      // one per channel, or a single one
+  float* residual;    // for Fira
+  float* norm;        // state of the limiter
+  uint32_t* absmax;   // of columns, initially 0
+  int64_t* sums;      // [rank][cols], initially 0
+  int64_t* words;     // exact sums, initially 0: the squares of N, of L and of the update
   int64_t rows, cols, rank;
   int64_t first;    // global flat index of the element (0, 0)
-  int64_t p_first;  // number of the first row of P that is here
-  int64_t gap;      // steps between two projections
+  int64_t p_first;  // index of the first local row of P
+  int64_t gap;      // number of steps between two projections
   uint64_t seed;
   uint32_t stream;
   int grad_format, param_format;
   int exponent;    // |P| <= 2^exponent
   bool tall;       // of the whole matrix
-  bool fira;       // else APOLLO
-  bool draws;      // P is drawn here, else given
-  bool by_tensor;  // one scale for all
-  bool limits;     // the norm of the update
+  bool fira;       // false: APOLLO
+  bool draws;      // whether P is generated here or given
+  bool by_tensor;  // one scale for the whole tensor
+  bool limits;     // whether the norm of the update is limited
   bool maximize;
   double hyper[7];  // lr, beta1, beta2, weight_decay, front, after, alpha
   double gamma;
   // Set on the device, in the first pass.
-  bool write;  // false where lr is 0
+  bool write;  // false if lr is 0
   float g_scale;
   Scaling scaling;
   RandomKey random;
@@ -121,7 +122,7 @@ struct LowRankJob {
   LB_HD int64_t channels() const { return by_tensor ? 1 : tall ? rows : cols; }
 };
 
-/// What happens between two reductions over ranks (lowbit/lowrank.py).
+/// The passes between two reductions over ranks (lowbit/step/lowrank.py).
 enum class LowRankPass { kProject, kSumColumns, kValues, kMeasure, kNorm, kApply };
 constexpr int kLowRankPasses = 6;
 
@@ -132,7 +133,7 @@ struct CudaLowRank {
   const LowRankJob* jobs;  // host memory
   int64_t count;
   LowRankPass pass;
-  LowRankJob* table;        // device: room for the jobs, kept from the first pass to the last
+  LowRankJob* table;        // device: room for the jobs, valid from the first pass to the last
   const float* grad_scale;  // device, or null: 1
   const float* found_inf;   // device, or null: 0
 };
@@ -141,12 +142,13 @@ extern "C" {
 using CudaAbiFn = int (*)();                                          // lowbit_cuda_abi
 using CudaWorkspaceFn = int64_t (*)(const Job* jobs, int64_t count);  // lowbit_cuda_workspace
 using CudaStepFn = const char* (*)(const CudaStep*);                  // lowbit_cuda_step
-using CudaCodeFn = const char* (*)(const CudaCode*);  // lowbit_cuda_encode, lowbit_cuda_decode
+// lowbit_cuda_quantize, lowbit_cuda_dequantize
+using CudaCodeFn = const char* (*)(const CudaCode*);
 using CudaAccumulateFn = const char* (*)(const CudaAccumulation*);  // lowbit_cuda_accumulate
 using CudaAllocateFn = const char* (*)(CudaBlock*);                 // lowbit_cuda_allocate
 /// Waits for the device first: lowbit_cuda_free.
 using CudaFreeFn = const char* (*)(const CudaBlock*);
-/// Moves managed blocks to the device where it has room for them: lowbit_cuda_prefetch.
+/// Moves managed blocks to the device while it has room: lowbit_cuda_prefetch.
 using CudaPrefetchFn = const char* (*)(int device, void* stream);
 using CudaLowRankFn = const char* (*)(const CudaLowRank*);  // lowbit_cuda_lowrank
 }

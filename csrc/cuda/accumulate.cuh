@@ -1,4 +1,4 @@
-// A gradient added to its buffer: cpu/gradient.cpp on a GPU. A thread takes the 8 neighbours that
+// Adds a gradient to its buffer: cpu/gradient.cpp on a GPU. A thread handles the 8 neighbors that
 // share random bits, wherever they begin in a row.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace lowbit::cuda {
 
 constexpr int kAccumulateWarps = 8;
 
-/// Groups of 8 that a row of `cols` elements may touch.
+/// The number of groups of 8 that a row of `cols` elements may touch.
 LB_HD constexpr int64_t groups_in_row(int64_t cols) { return (cols + 7) / 8 + 1; }
 
 __global__ void __launch_bounds__(kAccumulateWarps* kLanes) accumulate(const Accumulation call) {
@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kAccumulateWarps* kLanes) accumulate(const Acc
        i < all; i += stride) {
     const int64_t row = divide(i, groups), begin = call.first + row * call.global_cols;
     const int64_t group = begin / 8 + (i - row * groups);
-    const int64_t before = group * 8 - begin;  // of the row's first element; below 0 at its start
+    // Of the first element of the row; negative at its start.
+    const int64_t before = group * 8 - begin;
     const int from = before < 0 ? static_cast<int>(-before) : 0;
     const int to = call.cols - before < 8 ? static_cast<int>(call.cols - before) : 8;
     if (from >= to) continue;
@@ -43,12 +44,12 @@ __global__ void __launch_bounds__(kAccumulateWarps* kLanes) accumulate(const Acc
       LB_UNROLL(8)
       for (int e = 0; e < 8; ++e) {
         if (e < from || e >= to) continue;
-        if constexpr (kHasExtra<P>) {
-          auto* extra = static_cast<typename P::Extra*>(call.beside) + at;
-          typename P::Extra beside = extra[e];
-          const float x = accumulated(P::load(held[e], beside), g[e], call.scale);
-          held[e] = P::store(x, random.bits16(e), beside);
-          extra[e] = beside;
+        if constexpr (kHasCompensation<P>) {
+          auto* compensation = static_cast<typename P::Compensation*>(call.compensation) + at;
+          typename P::Compensation c = compensation[e];
+          const float x = accumulated(P::load(held[e], c), g[e], call.scale);
+          held[e] = P::store(x, random.bits16(e), c);
+          compensation[e] = c;
         } else {
           None none;
           const float x = accumulated(P::load(held[e], none), g[e], call.scale);

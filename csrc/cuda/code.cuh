@@ -1,4 +1,4 @@
-// Float32 values to codes and scales and back, a warp for each tile, any format: the leaves of
+// Quantizes and dequantizes float32 values, one warp per tile, in any format: the kernels of
 // step_any without a step.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace lowbit::cuda {
 
-template <bool kEncode>
+template <bool kQuantize>
 __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) code(const CudaCode call) {
   LB_SHARED(AnyShared, shared);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) code(const Cuda
   LB_UNROLL(1)
   for (int64_t i = warp_number<kAnyWarps>(thread); i < tiles; i += warps<kAnyWarps>()) {
     const TileAt tile = tile_at(job, i);
-    const bool twice = kEncode && job.tile > kTile;
+    const bool twice = kQuantize && job.tile > kTile;
     if (twice) forget_blocks(w, lane);
     LB_UNROLL(1)
     for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
@@ -37,15 +37,15 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) code(const Cuda
         const Chunk at = chunk_at(job, tile, col);
         const int first = static_cast<int>(col - tile.col);
         float* values = call.values + at.row * call.cols + at.col;
-        if constexpr (kEncode) {
+        if constexpr (kQuantize) {
           for (int e = lane; e < at.n; e += kLanes) w.s[0][e] = values[e];
           if (pass == 0) {
             measure_blocks(w, 0, at, first, lane);
           } else {
-            encode_slot(w, 0, at, first, lane, shared.tables);
+            quantize_slot(w, 0, at, first, lane, shared.tables);
           }
         } else {
-          decode_slot(w, 0, at, lane, shared.tables);
+          dequantize_slot(w, 0, at, lane, shared.tables);
           for (int e = lane; e < at.n; e += kLanes) values[e] = w.s[0][e];
         }
       }

@@ -1,8 +1,8 @@
-// Codes of any format for kernels that learn the format at run time.
+// Codes of any format, for kernels that get the format at run time.
 //
-// Most formats are codebooks (core/state/codebook.h), which differ in their tables alone: they
-// share one path that reads the tables of all from one array, so a kernel holds it once. Each of
-// the others is a case of its own.
+// Most formats are codebooks (core/state/codebook.h), which differ only in their tables. They share
+// one path that reads the tables of all formats from one array, so a kernel has it once. Each of
+// the other formats is a case of its own.
 #pragma once
 
 #include "core/scale/block.h"
@@ -25,19 +25,19 @@ constexpr int all_entries(Types<F...>) {
   return (book_entries<F>() + ...);
 }
 
-/// Values and boundaries of all codebooks, one after another.
+/// The values and boundaries of all codebooks, one after another.
 struct Books {
   static constexpr int kEntries = all_entries(StateFormats{});
   float value[kEntries], boundary[kEntries];
 };
 
-/// What a walk must know of a format before it looks at codes.
+/// The properties of a format that a walk needs before it reads codes.
 struct Shape {
   int bits, scale_bytes;
-  int entries, offset;  // of a codebook in Books; entries 0: not one
-  int codes;            // of a codebook that are used
+  int entries, offset;  // of a codebook in Books; entries == 0: not a codebook
+  int codes;            // number of used codes of a codebook
   uint32_t zero, lowest;
-  bool scaled, is_signed, needs_least;
+  bool scaled, is_signed, needs_min;
 };
 struct Shapes {
   Shape at[StateFormats::kCount];
@@ -49,7 +49,7 @@ constexpr Shape shape_of(int offset) {
   s.bits = F::kBits, s.scaled = F::kScaled, s.is_signed = F::kSigned;
   if constexpr (F::kScaled) {
     s.scale_bytes = F::Scale::kStored * static_cast<int>(sizeof(typename F::Scale::Stored));
-    s.needs_least = F::Scale::kNeedsLeast;
+    s.needs_min = F::Scale::kNeedsMin;
   }
   if constexpr (IsCodebook<F>) {
     static_assert(__is_same(typename F::Scale, BlockScale) && F::kBits <= 8);
@@ -86,7 +86,7 @@ constexpr Books make_books(Types<F...>) {
   return books;
 }
 
-/// Where a codebook's tables begin.
+/// The offset of a codebook's tables.
 template <class F, class... All>
 constexpr int book_offset(Types<All...>) {
   int offset = 0;
@@ -101,9 +101,9 @@ constexpr int kBookOffset = book_offset<F>(StateFormats{});
 LB_TABLE Books kBooks = make_books(StateFormats{});
 LB_TABLE Shapes kShapes = make_shapes(StateFormats{});
 
-// What with_code hands over: how the codes of one format are read and written.
+// The argument of with_code's callback: how codes of one format are read and written.
 
-/// One of core's formats, or its faster twin.
+/// One of core's formats, or its faster equivalent.
 template <class F>
 struct FormatCode {
   using Format = F;
@@ -111,10 +111,12 @@ struct FormatCode {
   static constexpr bool kScaled = F::kScaled;
   const typename Device<F>::Tables& tables;
 
-  __device__ __forceinline__ float decode(uint32_t code) const {
-    return Device<F>::decode(static_cast<Storage>(code), tables);
+  __device__ __forceinline__ float dequantize(uint32_t code) const {
+    return Device<F>::dequantize(static_cast<Storage>(code), tables);
   }
-  __device__ __forceinline__ uint32_t encode(float z) const { return Device<F>::encode(z, tables); }
+  __device__ __forceinline__ uint32_t quantize(float z) const {
+    return Device<F>::quantize(z, tables);
+  }
   __device__ __forceinline__ uint32_t neighbour(uint32_t code, bool up) const {
     return F::neighbour(code, up);
   }
@@ -132,8 +134,8 @@ struct BookCode {
   const float *value, *boundary;
   const Shape& shape;
 
-  __device__ __forceinline__ float decode(uint32_t code) const { return value[code]; }
-  __device__ __forceinline__ uint32_t encode(float z) const {
+  __device__ __forceinline__ float dequantize(uint32_t code) const { return value[code]; }
+  __device__ __forceinline__ uint32_t quantize(float z) const {
     uint32_t code = 0;
     LB_UNROLL(1)
     for (uint32_t step = static_cast<uint32_t>(shape.entries) / 2; step != 0; step >>= 1)
@@ -148,7 +150,7 @@ struct BookCode {
   __device__ __forceinline__ bool is_signed() const { return shape.is_signed; }
 };
 
-/// Calls fn with the code of a format.
+/// Calls fn with the Code of a format.
 template <class Fn>
 __device__ __forceinline__ void with_code(int format, const TablesOf<StateFormats>& tables,
                                           const Fn& fn) {

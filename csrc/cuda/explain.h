@@ -1,11 +1,11 @@
-// Errors of the CUDA runtime as the sentences of abi.h.
+// Errors of the CUDA runtime as the sentences that abi.h returns.
 #pragma once
 
 #include <cstdio>
 
 namespace lowbit::cuda {
 
-/// A sentence about a failed call, for the caller's thread; null where it did not fail.
+/// A sentence about a failed call, in a buffer of the calling thread, or null if it succeeded.
 inline const char* explain(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return nullptr;
   const char* hint = "";

@@ -1,11 +1,11 @@
-// How the device reads and writes a state format. By default core's own functions; a format whose
-// definition wants tables brings a faster twin with the same bits (dynamic8.cuh), which finds its
-// tables in shared memory.
+// How the device reads and writes a state format: by default with core's own functions. A format
+// whose definition needs tables has a faster equivalent with the same bits (dynamic8.cuh), whose
+// tables are in shared memory.
 #pragma once
 
 #include "core/registry.h"
 
-// How often a loop's body is repeated in the code.
+// How often the body of a loop is repeated in the code.
 #ifndef LB_UNROLL
 #define LB_PRAGMA(text) _Pragma(#text)
 #define LB_UNROLL(times) LB_PRAGMA(unroll times)
@@ -16,13 +16,13 @@ namespace lowbit::cuda {
 template <class F>
 struct Device {
   struct Tables {};
-  /// Called by every thread of a block before the first use of the tables.
+  /// Every thread of a block calls this before the first use of the tables.
   static __device__ __forceinline__ void fill(Tables&, int, int) {}
-  static __device__ __forceinline__ float decode(typename F::Storage stored, const Tables&) {
-    return F::decode(stored);
+  static __device__ __forceinline__ float dequantize(typename F::Storage stored, const Tables&) {
+    return F::dequantize(stored);
   }
-  static __device__ __forceinline__ typename F::Storage encode(float z, const Tables&) {
-    return static_cast<typename F::Storage>(F::encode(z));
+  static __device__ __forceinline__ typename F::Storage quantize(float z, const Tables&) {
+    return static_cast<typename F::Storage>(F::quantize(z));
   }
 };
 
@@ -38,7 +38,7 @@ __device__ __forceinline__ void fill_tables(TablesOf<StateFormats>& tables, Type
   (Device<F>::fill(tables, thread, threads), ...);
 }
 
-/// Calls fn with the type at `index`; nothing where there is none.
+/// Calls fn with the type at `index`, or does nothing if there is none.
 template <class Fn, class... F>
 __device__ __forceinline__ void visit(int index, Types<F...>, const Fn& fn) {
   int i = 0;
@@ -51,9 +51,9 @@ constexpr int bytes_at(int index, Types<F...>) {
   return bytes[index];
 }
 
-/// What one instruction moves. A struct of our own would be taken apart into words, and so are plain
-/// stores of what was put together from halves; those by __stcg are not, and what is loaded by __ldcg
-/// is known to lie in global memory.
+/// The unit of one memory instruction. The compiler would split a struct of our own into words, and
+/// also a plain store of a value assembled from halves. It does not split __stcg, and it knows that
+/// __ldcg reads global memory.
 template <int kWords>
 struct Moved;
 template <>
@@ -83,7 +83,7 @@ struct Moved<4> {
   }
 };
 
-/// Eight neighbouring values of `kBits` bits as the memory holds them, moved in pieces of up to 16
+/// Eight neighboring values of `kBits` bits in their memory layout, moved in units of up to 16
 /// bytes.
 template <class Storage, int kBits = 8 * static_cast<int>(sizeof(Storage))>
 struct Pack8 {
@@ -125,18 +125,18 @@ struct Pack8 {
 };
 
 template <class P>
-constexpr bool kHasExtra = !__is_same(typename P::Extra, None);
+constexpr bool kHasCompensation = !__is_same(typename P::Compensation, None);
 
-/// What is kept beside 8 values of a parameter.
+/// The compensation of 8 values of a parameter.
 template <class P>
-struct ExtraPack : Pack8<typename P::Extra> {
+struct CompensationPack : Pack8<typename P::Compensation> {
   __device__ __forceinline__ void read(const void* at) {
-    Pack8<typename P::Extra>::operator=(Pack8<typename P::Extra>::load(at));
+    Pack8<typename P::Compensation>::operator=(Pack8<typename P::Compensation>::load(at));
   }
 };
 template <class P>
-  requires(!kHasExtra<P>)
-struct ExtraPack<P> {
+  requires(!kHasCompensation<P>)
+struct CompensationPack<P> {
   __device__ __forceinline__ void clear() {}
 };
 

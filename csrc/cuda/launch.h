@@ -1,4 +1,4 @@
-// Launching kernels: host code that the launchers share.
+// Host code shared by the launchers of kernels.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,22 @@ const char* launch(void (*kernel)(Expected...), int64_t blocks, int threads, voi
   return explain(cudaLaunchKernelEx(&config, kernel, given...), name);
 }
 
-/// Blocks for so many tiles: no more than the device holds at once, each then walks over many
-/// tiles.
+/// The number of blocks for a number of tiles: at most as many as the device runs at once, each of
+/// which then walks over many tiles.
 template <class Kernel>
 cudaError_t grid(int device, Kernel kernel, int64_t tiles, int warps, int64_t* blocks) {
   int processors = 0, each = 0;
   cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, warps * kLanes, 0);
-  const int64_t most = static_cast<int64_t>(processors) * (each > 0 ? each : 1),
+  const int64_t max_blocks = static_cast<int64_t>(processors) * (each > 0 ? each : 1),
                 wanted = ceil_div(tiles, warps);
-  *blocks = wanted < most ? wanted : most;
+  *blocks = wanted < max_blocks ? wanted : max_blocks;
   return error;
 }
 
-/// Chooses the device, and loads kernels onto it once, so that none is loaded while a graph is
-/// captured. loaded: a bit for each device.
+/// Selects the device, and loads kernels onto it once, so that none is loaded during graph capture.
+/// loaded: one bit per device.
 template <class... Kernel>
 const char* begin(int device, uint64_t& loaded, Kernel... kernels) {
   if (const char* error = explain(cudaSetDevice(device), "choosing the device")) return error;

@@ -7,8 +7,8 @@
 namespace lowbit::cuda {
 namespace {
 
-// Declared by torch since 2.11 and exported by libtorch_cuda, which a CPU build of torch lacks: so
-// it is looked up, not linked.
+// torch declares this function since 2.11, and libtorch_cuda exports it. A CPU build of torch lacks
+// it, so it is looked up at run time.
 using TorchStreamFn = int32_t (*)(int32_t device, void** stream);
 TorchStreamFn torch_stream = nullptr;
 
@@ -28,8 +28,8 @@ const char* open(Library& library) {
   if (dladdr(reinterpret_cast<void*>(&open), &here) == 0)
     return "the lowbit operators cannot find their own file";
   const std::string path(here.dli_fname);
-  const std::string beside = path.substr(0, path.find_last_of('/') + 1) + "_cuda.so";
-  void* handle = dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const std::string sibling = path.substr(0, path.find_last_of('/') + 1) + "_cuda.so";
+  void* handle = dlopen(sibling.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     static std::string text = "lowbit was built without CUDA, or its CUDA library does not load (" +
                               std::string(dlerror()) +
@@ -41,8 +41,8 @@ const char* open(Library& library) {
     return "_cuda.so is of another lowbit version; build again";
   if (!find(handle, "lowbit_cuda_workspace", library.workspace) ||
       !find(handle, "lowbit_cuda_step", library.step) ||
-      !find(handle, "lowbit_cuda_encode", library.encode) ||
-      !find(handle, "lowbit_cuda_decode", library.decode) ||
+      !find(handle, "lowbit_cuda_quantize", library.quantize) ||
+      !find(handle, "lowbit_cuda_dequantize", library.dequantize) ||
       !find(handle, "lowbit_cuda_accumulate", library.accumulate) ||
       !find(handle, "lowbit_cuda_allocate", library.allocate) ||
       !find(handle, "lowbit_cuda_free", library.free) ||

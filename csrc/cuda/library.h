@@ -1,5 +1,5 @@
-// The CUDA library, opened on first use: `_cuda.so` beside this one. A machine without it, or
-// without a GPU, loses nothing but CUDA.
+// The CUDA library, `_cuda.so` in the folder of this library, opened on first use. Without it, or
+// without a GPU, everything but CUDA works.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 namespace lowbit::cuda {
 
 struct Library {
-  const char* error;  // null, or why CUDA cannot be used and what to do
+  const char* error;  // null, or why CUDA is not usable and what to do
   CudaWorkspaceFn workspace;
   CudaStepFn step;
-  CudaCodeFn encode, decode;
+  CudaCodeFn quantize, dequantize;
   CudaAccumulateFn accumulate;
   CudaAllocateFn allocate;
   CudaFreeFn free;
   CudaPrefetchFn prefetch;
   CudaLowRankFn lowrank;
-  /// torch's current stream on the device.
+  /// The current stream of torch on the device.
   void* (*current_stream)(int device);
 };
 

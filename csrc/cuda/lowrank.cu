@@ -1,4 +1,4 @@
-// The launcher of low-rank steps: which kernels a pass takes. Host code, compiled with the kernels.
+// The launcher of low-rank steps: the kernels of each pass. Host code, compiled with the kernels.
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +10,7 @@
 namespace lowbit::cuda {
 namespace {
 
-/// Matrices that are served together, of one call.
+/// Up to kMany matrices of one call, processed together.
 struct Chunk {
   const CudaLowRank& call;
   const LowRankJob* jobs;  // host
@@ -26,7 +26,8 @@ LowRankBatch batch_of(const Chunk& chunk) {
   return batch;
 }
 
-/// A kernel over the units of a chunk, of which a block of threads takes `together` at a time.
+/// Launches a kernel over the units of a chunk. A block of threads processes `together` units at
+/// once.
 template <class Kernel, class Units>
 const char* walk(const Chunk& chunk, Kernel kernel, const Units& units, int threads, int together,
                  const char* name) {
@@ -51,7 +52,7 @@ const char* multiply(const Chunk& chunk, const char* name) {
 }
 
 const char* prepare(const Chunk& chunk) {
-  std::vector<LowRankTable> table(1);  // too large for some stacks
+  std::vector<LowRankTable> table(1);  // on the heap: too large for some stacks
   table[0].jobs = chunk.table;
   table[0].grad_scale = chunk.call.grad_scale;
   table[0].found_inf = chunk.call.found_inf;
@@ -61,15 +62,15 @@ const char* prepare(const Chunk& chunk) {
                 "launching prepare_lowrank", table[0]);
 }
 
-const char* settle(const Chunk& chunk, LowRankSettle what, bool LowRankJob::* wanted) {
+const char* finalize(const Chunk& chunk, LowRankFinalize what, bool LowRankJob::* wanted) {
   if (std::none_of(chunk.jobs, chunk.jobs + chunk.count,
                    [&](const LowRankJob& job) { return job.*wanted; }))
     return nullptr;
-  return launch(settle_lowrank, 1, LowRankBatch::kMany, chunk.call.stream,
-                "launching settle_lowrank", batch_of(chunk), chunk.table, what);
+  return launch(finalize_lowrank, 1, LowRankBatch::kMany, chunk.call.stream,
+                "launching finalize_lowrank", batch_of(chunk), chunk.table, what);
 }
 
-/// The launches of a pass, one after another; the first sentence about one that failed.
+/// Launches the kernels of a pass in order. Returns the sentence of the first one that failed.
 const char* run_pass(const Chunk& chunk) {
   const char* error = nullptr;
   const auto each = [&](auto... launches) { ((error = error ? error : launches()), ...); };
@@ -82,7 +83,7 @@ const char* run_pass(const Chunk& chunk) {
              return walk(chunk, lowrank_narrow, narrow_units, kNarrowWarps * kLanes, kNarrowWarps,
                          "projecting rows");
            },
-           [&] { return by_warps(chunk, lowrank_most, most_units, "measuring columns"); });
+           [&] { return by_warps(chunk, lowrank_absmax, absmax_units, "measuring columns"); });
       break;
     case LowRankPass::kSumColumns:
       each([&] {
@@ -97,12 +98,12 @@ const char* run_pass(const Chunk& chunk) {
            [&] { return by_warps(chunk, lowrank_squares, square_units, "summing squares"); });
       break;
     case LowRankPass::kNorm:
-      each([&] { return settle(chunk, LowRankSettle::kScale, &LowRankJob::by_tensor); },
+      each([&] { return finalize(chunk, LowRankFinalize::kScale, &LowRankJob::by_tensor); },
            [&] { return by_warps(chunk, lowrank_norm, norm_units, "measuring updates"); },
            [&] { return multiply<Product::kResidual>(chunk, "measuring residuals"); });
       break;
     case LowRankPass::kApply:
-      each([&] { return settle(chunk, LowRankSettle::kLimit, &LowRankJob::limits); },
+      each([&] { return finalize(chunk, LowRankFinalize::kLimit, &LowRankJob::limits); },
            [&] { return by_warps(chunk, lowrank_step, step_units, "stepping matrices"); },
            [&] { return multiply<Product::kStep>(chunk, "stepping matrices"); });
       break;
@@ -113,9 +114,9 @@ const char* run_pass(const Chunk& chunk) {
 const char* run_lowrank(const CudaLowRank& call) {
   static thread_local uint64_t loaded = 0;
   if (const char* error =
-          begin(call.device, loaded, prepare_lowrank, draw_projection, settle_lowrank, lowrank_most,
-                lowrank_columns, lowrank_values, lowrank_channels, lowrank_squares, lowrank_norm,
-                lowrank_step, lowrank_narrow, lowrank_product<Product::kLow>,
+          begin(call.device, loaded, prepare_lowrank, draw_projection, finalize_lowrank,
+                lowrank_absmax, lowrank_columns, lowrank_values, lowrank_channels, lowrank_squares,
+                lowrank_norm, lowrank_step, lowrank_narrow, lowrank_product<Product::kLow>,
                 lowrank_product<Product::kResidual>, lowrank_product<Product::kStep>))
     return error;
   for (int64_t at = 0; at < call.count; at += LowRankBatch::kMany) {

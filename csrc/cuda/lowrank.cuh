@@ -1,9 +1,9 @@
 // Low-rank steps on a GPU, with the bits of cpu/lowrank.cpp: a table of matrices, filled on the
-// device, and what is done once for each of them.
+// device, and the work that is done once per matrix.
 //
-// A kernel walks over the units of many matrices, as step.cuh does over tiles. What a unit is
-// depends on the pass; the units are counted by functions of the job that the launcher
-// (lowrank.cu) and the kernel share.
+// A kernel walks over the units of many matrices, as step.cuh does over tiles. The unit depends on
+// the pass. The launcher (lowrank.cu) and the kernel share the functions that count the units of a
+// job.
 #pragma once
 
 #include "core/lowrank/fixed.h"
@@ -17,7 +17,7 @@ constexpr int kLowRankWarps = 8, kLowRankThreads = kLowRankWarps * kLanes;
 constexpr int kLowRankSums = 3;  // LowRankJob::words
 enum LowRankSum { kSquaresOfN, kSquaresOfLow, kSquaresOfUpdate };
 
-/// The matrices that one launch serves.
+/// The matrices of one launch.
 struct LowRankBatch {
   static constexpr int kMany = 64;
   const LowRankJob* jobs;
@@ -31,7 +31,7 @@ struct LowRankBatch {
   }
 };
 
-/// The job of a unit, and the unit's number in it.
+/// The job of a unit, and the index of the unit in it.
 struct LowRankUnit {
   int64_t job, number;
 };
@@ -40,7 +40,7 @@ __device__ __forceinline__ LowRankUnit unit_at(const LowRankBatch& batch, int64_
   return {job, unit - (job > 0 ? batch.ends[job - 1] : 0)};
 }
 
-/// Tiles of kTile columns of a row.
+/// The number of tiles of kTile columns in a row.
 LB_HD int64_t row_tiles(const LowRankJob& job) { return ceil_div(job.cols, kTile); }
 
 /// One element of a gradient, scaled.
@@ -55,7 +55,7 @@ __device__ __forceinline__ float scale_at(const LowRankJob& job, int64_t row, in
 
 // ---- the table ----
 
-/// Jobs by value: a captured graph keeps its own copy. Kernel arguments end at 32764 bytes.
+/// Jobs by value: a captured graph has its own copy. Kernel arguments are limited to 32764 bytes.
 struct LowRankTable {
   LowRankJob* jobs;
   const float *grad_scale, *found_inf;  // or null
@@ -64,7 +64,7 @@ struct LowRankTable {
 };
 static_assert(sizeof(LowRankTable) <= 32764);
 
-/// Writes the table, and what is constant over a matrix, in double. One block of threads.
+/// Writes the table and the constants of each matrix, in double. One block of threads.
 __global__ void __launch_bounds__(LowRankBatch::kMany)
     prepare_lowrank(LB_ARGUMENT(LowRankTable) call) {
   static_assert(sizeof(LowRankJob) % sizeof(Word) == 0);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(LowRankBatch::kMany)
 
 // ---- the projection ----
 
-/// Calls of Philox, of four entries each, by 32 for the lanes of a warp.
+/// The number of Philox calls, four entries each, in groups of 32 for the lanes of a warp.
 LB_HD int64_t draw_units(const LowRankJob& job) {
   const int64_t begin = job.p_first * job.rank, end = begin + job.p_rows() * job.rank;
   return job.draws && end > begin ? ceil_div(ceil_div(end, 4) - begin / 4, kLanes) : 0;
@@ -125,17 +125,18 @@ __global__ void __launch_bounds__(kLowRankThreads)
   }
 }
 
-// ---- what sums mean ----
+// ---- results of the sums ----
 
-enum class LowRankSettle { kScale, kLimit };
+enum class LowRankFinalize { kScale, kLimit };
 struct LowRankDigits {
   int64_t digit[LowRankBatch::kMany][ExactSum::kWords];
 };
 
-/// One block of threads, one for each matrix: the scale of the whole, or what the limiter divides
-/// by.
+/// One block of threads, with one thread per matrix: computes the scale of the whole tensor, or the
+/// divisor of the limiter.
 __global__ void __launch_bounds__(LowRankBatch::kMany)
-    settle_lowrank(LB_ARGUMENT(LowRankBatch) batch, LowRankJob* jobs, const LowRankSettle what) {
+    finalize_lowrank(LB_ARGUMENT(LowRankBatch) batch, LowRankJob* jobs,
+                     const LowRankFinalize what) {
   LB_SHARED(LowRankDigits, shared);
   if (batch.skipped()) return;
   const int thread = static_cast<int>(threadIdx.x);
@@ -145,11 +146,11 @@ __global__ void __launch_bounds__(LowRankBatch::kMany)
   const auto sum = [&](LowRankSum which) {
     return exact_value(job.words + which * ExactSum::kWords, digit);
   };
-  if (what == LowRankSettle::kScale && job.by_tensor) {
+  if (what == LowRankFinalize::kScale && job.by_tensor) {
     const double of_n = sum(kSquaresOfN);
     *job.scales = canonical(norm_ratio(of_n, sum(kSquaresOfLow)));
   }
-  if (what == LowRankSettle::kLimit && job.limits) {
+  if (what == LowRankFinalize::kLimit && job.limits) {
     double state = static_cast<double>(*job.norm);
     const double divisor = Limiter{job.gamma}.divisor(__builtin_sqrt(sum(kSquaresOfUpdate)), state);
     *job.norm = static_cast<float>(state);
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(LowRankBatch::kMany)
 
 // ---- exact sums of a warp ----
 
-/// What a warp adds up before it adds to a job's words, in shared memory.
+/// The terms that a warp sums before it adds to the words of a job, in shared memory.
 struct WarpSum {
   float x[kTile];
   int64_t words[ExactSum::kWords];
@@ -168,10 +169,10 @@ struct WarpSum {
     if (lane < ExactSum::kWords) words[lane] = 0;
     __syncwarp();  // memory order: additions follow a shuffle
   }
-  /// The first n values of x, where lane i wrote those with index i mod 32.
+  /// Adds the first n values of x; lane i wrote those with index i mod 32.
   __device__ __forceinline__ void add(int n, int lane) { add_values(x, 0, n, words, lane); }
   __device__ __forceinline__ void flush(int64_t* to, int lane) {
-    __syncwarp();  // memory order: carrying is no atomic addition
+    __syncwarp();  // memory order: carrying is not an atomic addition
     if (lane == 0) exact_carry(words);
     __syncwarp();
     if (lane < ExactSum::kWords) add_word(to + lane, words[lane]);

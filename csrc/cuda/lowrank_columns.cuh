@@ -1,20 +1,20 @@
-// L of a matrix that is not tall, as sums over rows in fixed point (core/lowrank/fixed.h): integers,
-// so rows are cut into strips that any block of threads adds; and the scales of channels.
+// L of a matrix that is not tall, as sums over rows in fixed point (core/lowrank/fixed.h), and the
+// scales of channels. The sums are integers, so any block of threads may add any strip of rows.
 #pragma once
 
 #include "cuda/lowrank.cuh"
 
 namespace lowbit::cuda {
 
-// ---- the largest of a column ----
+// ---- column maxima ----
 
-constexpr int kMostRows = 64, kMostCols = 4 * kLanes;
+constexpr int kMaxRows = 64, kMaxCols = 4 * kLanes;
 
-LB_HD int64_t most_units(const LowRankJob& job) {
-  return job.tall ? 0 : ceil_div(job.rows, kMostRows) * ceil_div(job.cols, kMostCols);
+LB_HD int64_t absmax_units(const LowRankJob& job) {
+  return job.tall ? 0 : ceil_div(job.rows, kMaxRows) * ceil_div(job.cols, kMaxCols);
 }
 
-__global__ void __launch_bounds__(kLowRankThreads) lowrank_most(LB_ARGUMENT(LowRankBatch) batch) {
+__global__ void __launch_bounds__(kLowRankThreads) lowrank_absmax(LB_ARGUMENT(LowRankBatch) batch) {
   if (batch.skipped()) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   LB_UNROLL(1)
@@ -22,11 +22,10 @@ __global__ void __launch_bounds__(kLowRankThreads) lowrank_most(LB_ARGUMENT(LowR
        i += warps<kLowRankWarps>()) {
     const LowRankUnit unit = unit_at(batch, i, lane);
     const LowRankJob job = batch.jobs[unit.job];
-    const int64_t strips = ceil_div(job.cols, kMostCols), strip = divide(unit.number, strips);
-    const int64_t col = (unit.number - strip * strips) * kMostCols + lane,
-                  first = strip * kMostRows;
-    const int64_t last = job.rows - first < kMostRows ? job.rows : first + kMostRows;
-    uint32_t most[4] = {};
+    const int64_t strips = ceil_div(job.cols, kMaxCols), strip = divide(unit.number, strips);
+    const int64_t col = (unit.number - strip * strips) * kMaxCols + lane, first = strip * kMaxRows;
+    const int64_t last = job.rows - first < kMaxRows ? job.rows : first + kMaxRows;
+    uint32_t absmax[4] = {};
     visit(job.grad_format, GradFormats{}, [&](auto format) {
       LB_UNROLL(2)
       for (int64_t row = first; row < last; ++row) {
@@ -35,31 +34,33 @@ __global__ void __launch_bounds__(kLowRankThreads) lowrank_most(LB_ARGUMENT(LowR
           if (col + q * kLanes >= job.cols) continue;
           const uint32_t m =
               magnitude_bits(grad_at<decltype(format)>(job, row * job.cols + col + q * kLanes));
-          most[q] = m > most[q] ? m : most[q];
+          absmax[q] = m > absmax[q] ? m : absmax[q];
         }
       }
     });
     LB_UNROLL(4)
     for (int q = 0; q < 4; ++q) {
-      if (col + q * kLanes < job.cols && most[q] != 0)
-        atomicMax(job.most + col + q * kLanes, most[q]);
+      if (col + q * kLanes < job.cols && absmax[q] != 0)
+        atomicMax(job.absmax + col + q * kLanes, absmax[q]);
     }
   }
 }
 
 // ---- sums in fixed point ----
 
-/// A block of threads takes a column each, and so many of the sums of each column at a time.
+/// Each thread of a block handles one column, and this many of its sums at once.
 constexpr int kSumThreads = 128, kSumDepth = 32;
 
-/// Sums of a column at a time, and rows of a strip; a strip's sums are exact in double.
+/// The number of sums of a column per pass, and the rows of a strip, whose sums are exact in
+/// double.
 template <bool kOne>
 constexpr int kSumsAtOnce = kOne ? 1 : 8;
 LB_HD int64_t sum_rows(const LowRankJob& job) { return job.rank == 1 ? 128 : 1024; }
 static_assert(1024 <= kFixedExact);
 
 struct SumGrid {
-  int64_t strips, parts, cols;  // of rows, of sums, of columns
+  // The numbers of strips of rows, of parts of the sums, and of groups of columns.
+  int64_t strips, parts, cols;
 };
 LB_HD SumGrid sum_grid(const LowRankJob& job) {
   return {ceil_div(job.rows, sum_rows(job)), ceil_div(job.rank, job.rank == 1 ? 1 : 8),
@@ -74,12 +75,12 @@ struct SumShared {
   double p[kSumDepth * kSumsAtOnce<false>];
 };
 
-/// Adds rows [first, last) of a column, or of none, to sums k, k + 1, ...
+/// Adds rows [first, last) of a column, if there is one, to the sums k, k + 1, ...
 template <int kMany>
 __device__ __forceinline__ void sum_strip(const LowRankJob& job, SumShared& shared, int64_t col,
                                           int64_t k, int64_t first, int64_t last, int thread) {
   const bool here = col < job.cols;
-  const FixedColumn column(here ? job.most[col] : 0, job.exponent);
+  const FixedColumn column(here ? job.absmax[col] : 0, job.exponent);
   const double rounder = column.rounder();
   double sum[kMany] = {};
   LB_UNROLL(1)
@@ -100,7 +101,7 @@ __device__ __forceinline__ void sum_strip(const LowRankJob& job, SumShared& shar
       for (int i = 0; i < deep; ++i) {
         const double g =
             static_cast<double>(grad_at<decltype(format)>(job, (row + i) * job.cols + col));
-        // The product is exact, so that the sum is rounded once, as in fixed_term.
+        // The product is exact, so the sum is rounded once, as in fixed_term.
         LB_UNROLL(8)
         for (int of = 0; of < kMany; ++of)
           sum[of] += __builtin_fma(shared.p[i * kMany + of], g, rounder) - rounder;
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kSumThreads) lowrank_columns(LB_ARGUMENT(LowRa
   }
 }
 
-/// L from the sums, one row of it by kTile columns at a time.
+/// L from the sums, in units of kTile columns of one row.
 LB_HD int64_t value_units(const LowRankJob& job) {
   return job.tall ? 0 : job.rank * row_tiles(job);
 }
@@ -154,13 +155,13 @@ __global__ void __launch_bounds__(kLowRankThreads) lowrank_values(LB_ARGUMENT(Lo
     LB_UNROLL(1)
     for (int64_t col = first + lane; col < first + kTile && col < job.cols; col += kLanes)
       job.low[k * job.cols + col] =
-          FixedColumn(job.most[col], job.exponent).value(job.sums[k * job.cols + col]);
+          FixedColumn(job.absmax[col], job.exponent).value(job.sums[k * job.cols + col]);
   }
 }
 
 // ---- scales ----
 
-/// One for each channel, a lane each.
+/// The scale of each channel, one channel per lane.
 LB_HD int64_t channel_units(const LowRankJob& job) {
   return job.by_tensor ? 0 : ceil_div(job.channels(), kLanes);
 }
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(kLowRankThreads)
   }
 }
 
-/// The squares of N and of L, where one scale is for all.
+/// The squares of N and of L, if the whole tensor has one scale.
 LB_HD int64_t square_units(const LowRankJob& job) {
   return job.by_tensor ? ceil_div(job.low_size(), kTile) : 0;
 }

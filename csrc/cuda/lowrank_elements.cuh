@@ -1,22 +1,22 @@
 // APOLLO's passes over the elements of a matrix: the squares of the update, and the step. A warp
-// takes kTile columns of a row.
+// processes kTile columns of a row.
 #pragma once
 
 #include "cuda/lowrank.cuh"
 
 namespace lowbit::cuda {
 
-/// Loads a parameter, steps it by u and stores it; random16: of its element.
+/// Loads one parameter, steps it by u and stores it. random16: the random bits of the element.
 template <class P>
 __device__ __forceinline__ void step_element(const LowRankJob& job, int64_t at, float u,
                                              uint32_t random16) {
   auto* param = static_cast<typename P::Storage*>(job.param) + at;
-  if constexpr (kHasExtra<P>) {
-    auto* extra = static_cast<typename P::Extra*>(job.extra) + at;
-    typename P::Extra beside = *extra;
-    const float p = job.scaling.applied(P::load(*param, beside), u);
-    *param = P::store(p, random16, beside);
-    *extra = beside;
+  if constexpr (kHasCompensation<P>) {
+    auto* compensation = static_cast<typename P::Compensation*>(job.compensation) + at;
+    typename P::Compensation c = *compensation;
+    const float p = job.scaling.applied(P::load(*param, c), u);
+    *param = P::store(p, random16, c);
+    *compensation = c;
   } else {
     None none;
     const float p = job.scaling.applied(P::load(*param, none), u);
@@ -62,15 +62,15 @@ __global__ void __launch_bounds__(kLowRankThreads) lowrank_norm(LB_ARGUMENT(LowR
   if (before >= 0) sum.flush(batch.jobs[before].words + kSquaresOfUpdate * ExactSum::kWords, lane);
 }
 
-/// Whether a lane's 8 neighbours are always all there, aligned for 16-byte accesses, and share random
-/// bits.
+/// Whether the 8 neighbors of a lane always exist, are aligned for 16-byte accesses, and share
+/// random bits.
 __device__ __forceinline__ bool by_eights(const LowRankJob& job) {
   const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
   return job.cols % 8 == 0 && job.first % 8 == 0 && aligned(job.param) && aligned(job.grad) &&
-         aligned(job.extra);
+         aligned(job.compensation);
 }
 
-/// Steps the 8 elements of a row from `col` on, by one lane.
+/// Steps 8 elements of a row, from `col` on, by one lane.
 __device__ __forceinline__ void step_eight(const LowRankJob& job, int64_t row, int64_t col) {
   const int64_t at = row * job.cols + col;
   float u[8];
@@ -86,27 +86,29 @@ __device__ __forceinline__ void step_eight(const LowRankJob& job, int64_t row, i
     using P = decltype(format);
     auto* to = static_cast<typename P::Storage*>(job.param) + at;
     auto param = Pack8<typename P::Storage>::load(to);
-    ExtraPack<P> extra;
-    if constexpr (kHasExtra<P>) extra.read(static_cast<const typename P::Extra*>(job.extra) + at);
+    CompensationPack<P> compensation;
+    if constexpr (kHasCompensation<P>)
+      compensation.read(static_cast<const typename P::Compensation*>(job.compensation) + at);
     Random8 random{};
     if constexpr (P::kRandom)
       random = random8(job.random, static_cast<uint64_t>(job.first + at) / 8);
     LB_UNROLL(8)
     for (int e = 0; e < 8; ++e) {
-      typename P::Extra beside{};
-      if constexpr (kHasExtra<P>) beside = extra.get(e);
-      const float p = job.scaling.applied(P::load(param.get(e), beside), u[e]);
-      param.set(e, P::store(p, random.bits16(e), beside));
-      if constexpr (kHasExtra<P>) extra.set(e, beside);
+      typename P::Compensation c{};
+      if constexpr (kHasCompensation<P>) c = compensation.get(e);
+      const float p = job.scaling.applied(P::load(param.get(e), c), u[e]);
+      param.set(e, P::store(p, random.bits16(e), c));
+      if constexpr (kHasCompensation<P>) compensation.set(e, c);
     }
     param.store(to);
-    if constexpr (kHasExtra<P>) extra.store(static_cast<typename P::Extra*>(job.extra) + at);
+    if constexpr (kHasCompensation<P>)
+      compensation.store(static_cast<typename P::Compensation*>(job.compensation) + at);
   });
 }
 
 LB_HD int64_t step_units(const LowRankJob& job) { return job.fira ? 0 : job.rows * row_tiles(job); }
 struct StepShared {
-  float u[kLowRankWarps][kTile];  // a lane has every 32nd, and nobody else looks at it
+  float u[kLowRankWarps][kTile];  // a lane has every 32nd, and no other lane reads it
   Random8 random[kLowRankWarps][kTile / 8 + 1];
 };
 
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(kLowRankThreads, 2)
       if constexpr (P::kRandom) {
         const uint64_t index = static_cast<uint64_t>(job.first + first);
         skip = static_cast<int>(index & 7);
-        __syncwarp();  // nobody reads the tile before any more
+        __syncwarp();  // no lane still reads the previous tile
         LB_UNROLL(1)
         for (int group = lane; group * 8 < skip + n; group += kLanes)
           random[group] = random8(job.random, index / 8 + static_cast<uint64_t>(group));

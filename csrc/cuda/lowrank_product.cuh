@@ -1,12 +1,12 @@
 // Products of float32 matrices in the order of cpu/product.h: terms exact in double, added in
-// ascending order of the index and rounded to float32 once. Every sum belongs to one thread.
+// ascending order of the index and rounded to float32 once. One thread computes each sum.
 #pragma once
 
 #include "cuda/lowrank_elements.cuh"
 
 namespace lowbit::cuda {
 
-// ---- L of a tall matrix, few sums in a row: a lane for each row ----
+// ---- L of a tall matrix with few sums per row: one lane per row ----
 
 constexpr int kNarrowRank = 8, kNarrowWarps = 4;
 
@@ -15,10 +15,10 @@ LB_HD int64_t narrow_units(const LowRankJob& job) {
 }
 struct NarrowShared {
   double p[kNarrowWarps][kLanes * kNarrowRank];
-  float g[kNarrowWarps][kLanes][kLanes + 1];  // a row in each bank
+  float g[kNarrowWarps][kLanes][kLanes + 1];  // one row per bank
 };
 
-/// Rows [first, first + 32) of L.
+/// Computes rows [first, first + 32) of L.
 template <int kRank>
 __device__ __forceinline__ void narrow_rows(const LowRankJob& job, double* p,
                                             float (*g)[kLanes + 1], int64_t first, int lane) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void narrow_rows(const LowRankJob& job, double* p,
   LB_UNROLL(1)
   for (int64_t col = 0; col < job.cols; col += kLanes) {
     const int deep = static_cast<int>(job.cols - col < kLanes ? job.cols - col : kLanes);
-    __syncwarp();  // nobody reads the columns before any more
+    __syncwarp();  // no lane still reads the previous columns
     visit(job.grad_format, GradFormats{}, [&](auto format) {
       LB_UNROLL(8)
       for (int i = 0; i < rows; ++i) {
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kNarrowWarps* kLanes, 4)
   }
 }
 
-// ---- tiles of a product: a block of threads for 64 x 64 sums, 16 of them a thread ----
+// ---- tiles of a product: 64 x 64 sums per block of threads, 16 per thread ----
 
 constexpr int kSide = 64, kDeep = 16, kGrid = 16, kEachWay = kSide / kGrid;
 constexpr int kProductThreads = kGrid * kGrid, kProductWarps = kProductThreads / kLanes;
@@ -89,8 +89,8 @@ struct ProductShared {
   WarpSum sum[kProductWarps];
 };
 
-/// out[i][j] = sum_c a(i, c) b(c, j), c ascending. `a` and `b` give 0 outside. across: whether
-/// neighbouring j of b(c, j) are neighbours in memory, else neighbouring c.
+/// out[i][j] = sum_c a(i, c) b(c, j), c ascending. `a` and `b` give 0 out of range. across: whether
+/// b(c, j) with neighboring j are neighbors in memory, else those with neighboring c.
 template <class A, class B>
 __device__ __forceinline__ void multiply_tile(ProductShared& shared, int64_t depth, const A& a,
                                               const B& b, bool across, int thread) {
@@ -127,8 +127,8 @@ __device__ __forceinline__ void multiply_tile(ProductShared& shared, int64_t dep
   __syncthreads();
 }
 
-/// L = G P of a tall matrix; Fira's residual (G - alpha back(L)) s with the sum of its squares; and
-/// Fira's step by alpha back(N) + residual / divisor.
+/// The products: L = G P of a tall matrix; Fira's residual (G - alpha back(L)) s with the sum of
+/// its squares; Fira's step by alpha back(N) + residual / divisor.
 enum class Product { kLow, kResidual, kStep };
 
 template <Product kWhat>
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kProductThreads, 2)
     const int64_t across = ceil_div(width, kSide), down = divide(unit.number, across);
     const int64_t row = down * kSide, col = (unit.number - down * across) * kSide;
     product_tile<kWhat>(job, shared, row, col, thread);
-    // Element e of the tile, of those of this warp: half a row at a time.
+    // The elements e of the tile that belong to this warp: half a row at a time.
     constexpr int kOwn = kSide * kSide / kProductWarps;
     const int own = thread / kLanes * kOwn + lane;
     const auto each = [&](int e, const auto& use) {

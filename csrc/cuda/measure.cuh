@@ -1,5 +1,5 @@
-// The rounds of a rule before its update on a GPU (cpu/measure.cpp and catalog.cpp's
-// settle_factor), with the same results: sums are integers, so the order does not matter.
+// The measuring rounds of a rule on a GPU, with the results of cpu/measure.cpp and of the CPU's
+// finalize_factor. Sums are integers, so the order does not matter.
 #pragma once
 
 #include "core/exact_sum.h"
@@ -10,22 +10,22 @@ namespace lowbit::cuda {
 
 // ---- sums of a round ----
 
-/// Rows of a two-dimensional parameter that a warp measures one below another, so that it adds to
-/// the sums of columns once for all of them.
+/// The number of rows of a two-dimensional parameter that a warp measures in sequence, so that it
+/// adds to the sums of columns once for all of them.
 constexpr int kStripRows = 32;
 
-/// With more dimensions every row has column sums of its own.
+/// The rows of a strip. With more than two dimensions every row has column sums of its own.
 LB_HD int64_t rows_in_strip(const Job& job) { return job.inner_cols == job.cols ? kStripRows : 1; }
-/// What a warp measures at a time: a tile of each row of a strip.
+/// The number of parts: one tile of each row of a strip, the work of one warp.
 LB_HD int64_t measure_parts(const Job& job) {
   return ceil_div(job.rows, rows_in_strip(job)) * job.tiles_per_row();
 }
 
-/// What a strip adds to the sums of a chunk's columns. Each column has a window of exponents, placed
-/// by its first value, in which the terms of all rows have an exact sum in 64 bits; what lies outside
-/// is added by itself. A lane has every 32nd column, and nobody else looks at it.
+/// The contributions of a strip to the sums of a chunk's columns. The first value of a column
+/// places a window of exponents in which the terms of all rows have an exact sum in 64 bits. Terms
+/// outside are added one by one. A lane has every 32nd column, and no other lane reads it.
 struct ColumnSums {
-  // 24 bits of a mantissa, 5 for 32 rows, 33 of the window, and the sign.
+  // 24 bits of the mantissa, 5 for 32 rows, 33 of the window, and the sign.
   static constexpr int kAbove = 33, kBelow = 20, kNone = 255;
   static constexpr int kLastBase = 16 * (ExactSum::kBins - 3) - 1;  // four pieces stay below kBins
   static_assert(24 + 5 + kAbove < 63 && kStripRows <= 32 && kLastBase + kAbove > 253);
@@ -64,7 +64,7 @@ struct ColumnSums {
 
 struct MeasureWarp {
   AnyWarp any;
-  int64_t totals[kMaxTotals][ExactSum::kWords];  // of the job that the warp is at
+  int64_t totals[kMaxTotals][ExactSum::kWords];  // of the warp's current job
   ColumnSums columns;
 };
 struct MeasureShared {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void measure_values(AnyWarp& w, const Chunk& at, int 
   }
 }
 
-/// What the chunk's values add to the sums: grid takes the place of g, totals that of p and s[0].
+/// Adds the chunk's values to the sums: grid replaces g, and totals replace p and s[0].
 __device__ __forceinline__ void measure_chunk(AnyWarp& w, const Chunk& at, int round, int lane) {
   visit(w.job.rule, UpdateRules{}, [&](auto rule) {
     using U = decltype(rule);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void measure_chunk(AnyWarp& w, const Chunk& at, int r
   });
 }
 
-/// Sums of rows and columns of the matrices that the chunk lies in.
+/// Adds to the sums of rows and columns of the matrices that the chunk touches.
 __device__ __forceinline__ void add_grid(MeasureWarp& own, const Chunk& at, const Factor& factor,
                                          int lane) {
   const AnyWarp& w = own.any;
@@ -138,9 +138,9 @@ struct RoundShape {
   int round, grid_factor, totals;
 };
 
-/// Adds the warp's totals to the job's.
+/// Adds the warp's totals to those of the job.
 __device__ __forceinline__ void flush_totals(MeasureWarp& w, int round, int lane) {
-  __syncwarp();  // memory order: carrying is no atomic addition
+  __syncwarp();  // memory order: carrying is not an atomic addition
   if (lane < kMaxTotals) exact_carry(w.totals[lane]);
   __syncwarp();
   for (int k = 0; k < kMaxTotals; ++k) {
@@ -166,13 +166,13 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
   for (int k = 0; k < kMaxTotals; ++k) {
     if (lane < ExactSum::kWords) own.totals[k][lane] = 0;
   }
-  Place place;
+  TileRange range;
   LB_UNROLL(1)
   for (int64_t i = warp_number<kAnyWarps>(thread); i < batch.tiles; i += warps<kAnyWarps>()) {
-    if (place.end != 0 && i >= place.end) flush_totals(own, shape.round, lane);
-    stage_job(batch, i, lane, w.job, place);
+    if (range.end != 0 && i >= range.end) flush_totals(own, shape.round, lane);
+    stage_job(batch, i, lane, w.job, range);
     const int64_t rows = rows_in_strip(job);
-    TileAt tile = tile_at(job, i - place.begin);
+    TileAt tile = tile_at(job, i - range.begin);
     const int64_t strip = tile.row * rows;
     const int slots = slots_of(job.rule);
     LB_UNROLL(1)
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
         for (int k = 0; k < shape.totals; ++k)
           add_values(k == 0 ? w.p : w.s[0], 0, at.n, own.totals[k], lane);
         if (shape.grid_factor < 0) continue;
-        if (job.batches == 1) add_values(w.g, 0, at.n, own.totals[kGridTotal], lane);
+        if (job.one_matrix()) add_values(w.g, 0, at.n, own.totals[kGridTotal], lane);
         add_grid(own, at, job.factor[shape.grid_factor], lane);
       }
       if (shape.grid_factor < 0 || rows == 1) continue;
@@ -196,22 +196,23 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
       for (int e = lane; e < kTile; e += kLanes) own.columns.flush(e, words + e * ExactSum::kWords);
     }
   }
-  if (place.end != 0) flush_totals(own, shape.round, lane);
+  if (range.end != 0) flush_totals(own, shape.round, lane);
 }
 
-/// What a block of threads settles: one of many matrices, or of a single one so many of its columns
-/// and then rows. Batch::ends counts them.
-constexpr int kMatrixThreads = 128, kSettled = kMatrixThreads / kLanes * kTile;
+/// The work of one block of threads: one of many matrices, or part of the columns, then of the
+/// rows, of a single one. Batch::ends counts these parts.
+constexpr int kMatrixThreads = 128, kFinalizedLines = kMatrixThreads / kLanes * kTile;
 
-LB_HD int64_t settle_parts(const Job& job) {
-  return job.batches == 1 ? ceil_div(job.inner_cols + job.inner_rows, kSettled) : job.batches;
+LB_HD int64_t finalize_parts(const Job& job) {
+  return job.one_matrix() ? ceil_div(job.inner_cols + job.inner_rows, kFinalizedLines)
+                          : job.batches;
 }
-struct SettlePart {
+struct FinalizePart {
   int64_t matrix, col, col_end, row, row_end;
 };
-__device__ __forceinline__ SettlePart settle_part(const Job& job, int64_t i) {
-  if (job.batches != 1) return {i, 0, job.inner_cols, 0, job.inner_rows};
-  const int64_t begin = i * kSettled, end = begin + kSettled, cols = job.inner_cols;
+__device__ __forceinline__ FinalizePart finalize_part(const Job& job, int64_t i) {
+  if (!job.one_matrix()) return {i, 0, job.inner_cols, 0, job.inner_rows};
+  const int64_t begin = i * kFinalizedLines, end = begin + kFinalizedLines, cols = job.inner_cols;
   const auto within = [](int64_t at, int64_t length) {
     return at < 0 ? 0 : at < length ? at : length;
   };
@@ -219,7 +220,7 @@ __device__ __forceinline__ SettlePart settle_part(const Job& job, int64_t i) {
           within(end - cols, job.inner_rows)};
 }
 
-/// Adds the old row means to the sum behind each matrix's columns.
+/// Adds the old row means to the sum after the columns of each matrix.
 
 __global__ void __launch_bounds__(kMatrixThreads, 4) old_rows(const Batch batch, const int k) {
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
@@ -227,15 +228,15 @@ __global__ void __launch_bounds__(kMatrixThreads, 4) old_rows(const Batch batch,
   for (int64_t m = blockIdx.x; m < batch.tiles; m += gridDim.x) {
     const int64_t i = find_job(batch, m, lane);
     const Job& job = batch.jobs[i];
-    const SettlePart part = settle_part(job, m - (i > 0 ? batch.ends[i - 1] : 0));
+    const FinalizePart part = finalize_part(job, m - (i > 0 ? batch.ends[i - 1] : 0));
     const int64_t b = part.matrix;
     const Factor& factor = job.factor[k];
     int64_t* words =
         factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
-    // A row that begins elsewhere counts there.
+    // A row that begins on another rank counts there.
     const int64_t skipped = job.front > 0 && b == 0 ? divide(job.cols, job.inner_cols) : 0;
     const int64_t first = part.row > skipped ? part.row : skipped;
-    for (int64_t r = first + thread / kLanes * kTile; r < part.row_end; r += kSettled) {
+    for (int64_t r = first + thread / kLanes * kTile; r < part.row_end; r += kFinalizedLines) {
       const int64_t left = part.row_end - r;
       add_values(factor.row + b * job.inner_rows + r, 0,
                  static_cast<int>(left < kTile ? left : kTile), words, lane);
@@ -243,16 +244,16 @@ __global__ void __launch_bounds__(kMatrixThreads, 4) old_rows(const Batch batch,
   }
 }
 
-struct SettleShared {
+struct FinalizeShared {
   int64_t digit[kMatrixThreads][ExactSum::kWords], added[ExactSum::kWords];
   double mean;
 };
 
-/// Moves row and column means to the sums. The rows are divided by a mean for which the sum over all
-/// columns of their matrix must be known; of a single matrix it is the total of its grid.
+/// Moves row and column means toward the measured ones. The mean that divides the rows needs the
+/// sum over all columns of the matrix; for a single matrix this is the total of its grid.
 __global__ void __launch_bounds__(kMatrixThreads, 4)
-    settle_factor(const Batch batch, const FactorMove* moves, const RoundShape shape) {
-  LB_SHARED(SettleShared, shared);
+    finalize_factor(const Batch batch, const FactorMove* moves, const RoundShape shape) {
+  LB_SHARED(FinalizeShared, shared);
   constexpr int kWords = ExactSum::kWords;
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
@@ -262,13 +263,14 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
     const int64_t i = find_job(batch, m, lane);
     const Job& job = batch.jobs[i];
     const FactorMove move = moves[i];
-    const SettlePart part = settle_part(job, m - (i > 0 ? batch.ends[i - 1] : 0));
+    const FinalizePart part = finalize_part(job, m - (i > 0 ? batch.ends[i - 1] : 0));
     const int64_t b = part.matrix;
     const Factor& factor = job.factor[shape.grid_factor];
     const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
     const double cols = static_cast<double>(job.global_inner_cols),
                  rows = static_cast<double>(job.global_inner_rows);
-    if (job.global_inner_rows == 0 || job.global_inner_cols == 0) continue;  // nothing has a mean
+    if (job.global_inner_rows == 0 || job.global_inner_cols == 0)
+      continue;  // no means without elements
     if (thread < kWords) shared.added[thread] = 0;
     __syncthreads();
     LB_UNROLL(1)
@@ -276,7 +278,7 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
       const int64_t* words = sums + c * kWords;
       float& mean = factor.col[b * job.inner_cols + c];
       mean = moved(mean, exact_value(words, digit) / rows, move.weight);
-      if (job.batches == 1) continue;  // its sum lies with the totals
+      if (job.one_matrix()) continue;  // its sum is one of the totals
       for (int w = 0; w < kWords; ++w) digit[w] = words[w];
       exact_carry(digit);
       for (int w = 0; w < kWords; ++w) add_word(shared.added + w, digit[w]);
@@ -284,7 +286,7 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
     __syncthreads();
     if (thread == 0 && part.row < part.row_end) {
       const double old = exact_value(sums + job.inner_cols * kWords, digit) / rows;
-      const int64_t* all = job.batches == 1
+      const int64_t* all = job.one_matrix()
                                ? job.totals + (shape.round * kMaxTotals + kGridTotal) * kWords
                                : shared.added;
       shared.mean = mean_of_rows(old, exact_value(all, digit) / (rows * cols), move);

@@ -1,7 +1,7 @@
-// State that is not in the device's own memory (abi.h). Kernels step it where it is: each of its
-// bytes is read once and written once, by the warp that computes with it, so the bus is busy in both
-// directions while other warps compute, and there is nothing to copy ahead or to wait for. Host code;
-// callers put the current device back.
+// State outside the device's own memory (abi.h). Kernels step it in place: the warp that computes
+// with a byte reads and writes it once. The bus is therefore busy in both directions while other
+// warps compute, and nothing is copied ahead or waited for. Host code; callers restore the current
+// device.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -15,12 +15,12 @@
 namespace lowbit::cuda {
 namespace {
 
-/// The managed blocks of a device by address, and how far hints for them have come.
+/// The managed blocks of a device by address, and the progress of the prefetch hints for them.
 struct Managed {
   std::map<uintptr_t, int64_t> bytes;
-  uintptr_t next = 0;  // where the last hint ended
-  int64_t left = 0;    // bytes of this round that had none yet
-  int calls = 0;       // since the round ended
+  uintptr_t next = 0;  // end of the last hint
+  int64_t left = 0;    // bytes without a hint in this round
+  int calls = 0;       // since the end of the last round
 
   void begin_round() {
     left = 0;
@@ -32,7 +32,7 @@ struct Registry {
   std::mutex mutex;
   std::map<int, Managed> of;
 };
-/// Never destroyed: tensors may be freed after static objects are.
+/// Never destroyed: tensors may be freed after static objects are destroyed.
 Registry& registry() {
   static auto* kept = new Registry;
   return *kept;
@@ -66,8 +66,8 @@ const char* pin(CudaBlock& block) {
                  doing);
 }
 
-/// Kernels have the pages mapped wherever they are, so that those on the host are read and written
-/// over the bus instead of being moved by faults; they are moved by `prefetch`, where there is room.
+/// Maps the pages into the device wherever they are. Kernels then read and write pages on the host
+/// over the bus, and page faults do not move them; `prefetch` does, if there is room.
 const char* manage(CudaBlock& block) {
   int concurrent = 0;
   if (const char* error = explain(
@@ -103,7 +103,8 @@ const char* allocate(CudaBlock& block) {
   block.at = nullptr;
   if (const char* error = explain(cudaSetDevice(block.device), "choosing the device")) return error;
   const char* error = block.memory == kManaged ? manage(block) : pin(block);
-  if (error != nullptr) static_cast<void>(cudaGetLastError());  // nobody else's
+  if (error != nullptr)
+    static_cast<void>(cudaGetLastError());  // clears the error for later callers
   return error;
 }
 
@@ -116,7 +117,8 @@ const char* release(const CudaBlock& block) {
     managed.begin_round();
   }
   cudaError_t error = cudaSetDevice(block.device);
-  // A kernel may still step it: this memory is not of torch's allocator, which knows streams.
+  // A kernel may still step it: this memory does not come from torch's allocator, which tracks
+  // streams.
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
   const cudaError_t freed = block.memory == kManaged ? cudaFree(block.at) : cudaFreeHost(block.at);
   if (error == cudaSuccess) error = freed;
@@ -124,17 +126,17 @@ const char* release(const CudaBlock& block) {
   return explain(error, "freeing state");
 }
 
-constexpr int kHints = 64;           // a call
-constexpr int kCalls = 128;          // from one round of hints to the next
-constexpr int kSpare = 16;           // one part of the device's memory in so many is left alone
-constexpr int64_t kPage = 64 << 10;  // what hints are rounded to
+constexpr int kHints = 64;           // per call
+constexpr int kCalls = 128;          // between two rounds of hints
+constexpr int kSpare = 16;           // this fraction of the device's memory, 1 / kSpare, stays free
+constexpr int64_t kPage = 64 << 10;  // granularity of hints
 
-/// Hints for the blocks that come after those of the last call, as far as the device has free
-/// memory: so none pushes another out, and over some calls all come that fit. When each byte had one,
-/// or nothing more is free, that is a round: then the driver is asked nothing for many calls, since
-/// each question takes a call tens of microseconds, until another round brings back what was pushed
-/// out. A block that is taken or freed begins one too. Nothing while a graph is captured, which
-/// cannot hold hints.
+/// Gives hints for the blocks after those of the last call, as far as the device has free memory.
+/// No block therefore evicts another, and after some calls all that fit are on the device. A round
+/// ends when every byte had a hint or no memory is free. The driver is then not queried for many
+/// calls, since each query takes tens of microseconds; the next round brings back evicted pages.
+/// Allocating or freeing a block also begins a round. Nothing happens during graph capture, because
+/// a graph cannot contain hints.
 const char* prefetch(int device, void* stream) {
   Registry& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
@@ -162,7 +164,7 @@ const char* prefetch(int device, void* stream) {
     auto block = managed.bytes.upper_bound(managed.next);
     if (block != managed.bytes.begin() &&
         std::prev(block)->first + static_cast<uintptr_t>(std::prev(block)->second) > managed.next) {
-      --block;  // the last hint ended inside
+      --block;  // the last hint ended inside this block
     } else {
       if (block == managed.bytes.end()) block = managed.bytes.begin();
       managed.next = block->first;

@@ -1,10 +1,10 @@
-"""What each kernel takes of a processor, from the cubins that nvcc keeps: `python resources.py FOLDER [FILE] [--lenient]`.
+"""Resources of each kernel, from the cubins that nvcc keeps: `python resources.py FOLDER [FILE] [--lenient]`.
 
-Reads the ELF files itself, so it needs neither cuobjdump nor a GPU. Prints, or writes to FILE, one table
-for each architecture: registers of a thread, bytes of shared memory of a block, instructions, and how many of
-them move 16 bytes between a thread and global memory. Exits with 1 where a kernel keeps anything in
-local memory (a stack frame: spilled registers, or an array that is indexed at run time), or where no
-cubin is found; with --lenient it only says so of local memory.
+Reads the ELF files itself, so it needs neither cuobjdump nor a GPU. Prints, or writes to FILE, one table per architecture: registers per
+thread, bytes of shared memory per block, instructions, and how many of them move 16 bytes between a thread and global memory.
+
+Exits with 1 if no cubin is found, or if a kernel uses local memory: a stack frame for spilled registers or for an array that is indexed at
+run time. With --lenient local memory is reported only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def sections_of(elf: bytes) -> list[Section]:
 
 
 def attributes(info: bytes) -> list[tuple[int, bytes]]:
-    """The attributes of an .nv.info section: a form, a number, and what follows by its form."""
+    """The attributes of an .nv.info section: form, number, and the value, whose size depends on the form."""
     found, at = [], 0
     while at + 4 <= len(info):
         form, number, length = struct.unpack_from("<BBH", info, at)
@@ -79,7 +79,7 @@ def symbols(sections: dict[str, Section]) -> list[str]:
 
 def count(kernel: Kernel, code: bytes) -> None:
     words = [int.from_bytes(code[i : i + INSTRUCTION], "little") for i in range(0, len(code), INSTRUCTION)]  # fmt: skip
-    while words and words[-1] & 0xFFF == NOP:  # up to a full cache line
+    while words and words[-1] & 0xFFF == NOP:  # padding to a full cache line
         words.pop()
     kernel.instructions = len(words)
     wide = [w & 0xFFF for w in words if w >> SIZE_AT & 7 == SIZE_128]
@@ -106,14 +106,16 @@ def kernels_of(elf: bytes) -> list[Kernel]:
 
 
 def readable(names: list[str]) -> list[str]:
-    """Without parameters and namespaces; as they are where there is no c++filt."""
+    """Demangled names without parameters and namespaces; unchanged if c++filt is missing."""
     if shutil.which("c++filt") is None:
         return names
     out = subprocess.run(["c++filt"], input="\n".join(names), text=True, capture_output=True).stdout
     short = []
     for name in out.splitlines():
         name = re.sub(r"lowbit::(cuda::)?", "", name).removeprefix("void ")
-        name = re.sub(r"\(\w+\)(?=\d)", "", name)  # of an enumerator, which is shown as its number
+        name = re.sub(
+            r"\(\w+\)(?=\d)", "", name
+        )  # the type of an enumerator, which c++filt prints as a number
         short.append(re.sub(r"\((?!anonymous).*", "", name))
     return short
 

@@ -1,5 +1,5 @@
-// The launcher: which kernel serves which job, and the C interface of abi.h. Host code, compiled
-// with the kernels.
+// The launcher: the kernel for each job, and the C interface of abi.h. Host code, compiled with the
+// kernels.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -26,7 +26,7 @@ constexpr int index_of(Types<Fs...>) {
   return found;
 }
 
-/// A kernel with fixed formats. The popular ones; all else goes to step_any.
+/// A kernel with fixed formats. The common combinations have one; all others use step_any.
 struct Fast {
   int rule, param, grad, state[2];
   void (*kernel)(Batch);
@@ -54,7 +54,7 @@ const Fast kFast[] = {
     fast<Float32Param, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
     fast<BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>(),
     fast<Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
-    // embeddings, heads, norms: state kept wide
+    // embeddings, heads, norms: full-precision state
     fast<BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
     fast<BFloat16Nearest, BFloat16Grad, Float32State, Float32State>(),
     fast<BFloat16Kahan, BFloat16Grad, Float32State, Float32State>(),
@@ -72,8 +72,9 @@ int param_bytes(int format, Types<P...>) {
   return bytes[format];
 }
 template <class... P>
-int extra_bytes(int format, Types<P...>) {
-  const int bytes[] = {kHasExtra<P> ? static_cast<int>(sizeof(typename P::Extra)) : 0 ...};
+int compensation_bytes(int format, Types<P...>) {
+  const int bytes[] = {kHasCompensation<P> ? static_cast<int>(sizeof(typename P::Compensation))
+                                           : 0 ...};
   return bytes[format];
 }
 
@@ -81,17 +82,18 @@ bool aligned(const void* p, int bytes) {
   return reinterpret_cast<uintptr_t>(p) % static_cast<uintptr_t>(bytes) == 0;
 }
 
-/// Whether a lane's 8 values are always all there, aligned for 16-byte accesses, inside one block
-/// and one Philox group.
+/// Whether the 8 values of a lane always exist, are aligned for 16-byte accesses, and lie inside
+/// one block and one Philox group.
 bool by_eights(const Job& job) {
   if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 || job.tile != kTile ||
       job.cut != kNoCut || job.front != 0 || job.back != 0 || !aligned(job.param, 16) ||
-      !aligned(job.grad, 16) || !aligned(job.extra, 16))
+      !aligned(job.grad, 16) || !aligned(job.compensation, 16))
     return false;
   for (int k = 0; k < 2; ++k) {
     const StateSlot& slot = job.state[k];
     const int bytes = kHostShapes.at[slot.format].bits;  // of 8 values
-    if (!aligned(slot.values, bytes < 16 ? bytes : 16) || slot.stochastic || is_measured(slot.kind))
+    if (!aligned(slot.values, bytes < 16 ? bytes : 16) || slot.stochastic ||
+        is_cross_tile(slot.kind))
       return false;
   }
   return true;
@@ -109,7 +111,7 @@ int kernel_of(const Job& job) {
   return kAny;
 }
 
-/// The rows [begin, end) of a job whose rule looks at no more than a block, as a job of their own.
+/// The rows [begin, end) of a job as a job of its own, for rules that need no more than a block.
 Job rows_of(const Job& whole, int64_t begin, int64_t end) {
   Job job = whole;
   const auto move = [](auto*& at, int64_t bytes) {
@@ -119,7 +121,7 @@ Job rows_of(const Job& whole, int64_t begin, int64_t end) {
   const int64_t room = begin * whole.cols, from = begin > 0 ? room - whole.front : 0;
   move(job.param, from * param_bytes(whole.param_format, ParamFormats{}));
   move(job.grad, from * bytes_at(whole.grad_format, GradFormats{}));
-  move(job.extra, room * extra_bytes(whole.param_format, ParamFormats{}));
+  move(job.compensation, room * compensation_bytes(whole.param_format, ParamFormats{}));
   const int64_t cut = whole.cut_row(begin);
   for (StateSlot& slot : job.state) {
     const Shape& shape = kHostShapes.at[slot.format];
@@ -130,7 +132,7 @@ Job rows_of(const Job& whole, int64_t begin, int64_t end) {
       if (cut > 0) move(slot.block_next, 2 * cut * blocks * 4);
     }
     if (slot.row_stride != 0) {
-      move(slot.row_most, 4 * begin);
+      move(slot.row_absmax, 4 * begin);
       move(slot.row_next, 4 * begin);
     }
   }
@@ -142,12 +144,12 @@ Job rows_of(const Job& whole, int64_t begin, int64_t end) {
   return job;
 }
 
-/// The most jobs that one is served as.
-int most_parts(const Job& job) { return job.front > 0 || job.back > 0 ? 3 : 1; }
+/// The maximum number of jobs that replace one.
+int max_parts(const Job& job) { return job.front > 0 || job.back > 0 ? 3 : 1; }
 
-/// The kernel for a job, and for the whole rows between its cut ones where a faster one takes them.
+/// Splits a job if a faster kernel can process the whole rows between its cut ones.
 std::vector<Job> parts_of(const Job& job) {
-  if (most_parts(job) == 1 || job.cut == kCutAll) return {job};
+  if (max_parts(job) == 1 || job.cut == kCutAll) return {job};
   const int64_t begin = job.front > 0, end = job.rows - (job.back > 0);
   if (begin >= end) return {job};
   const Job middle = rows_of(job, begin, end);
@@ -162,8 +164,8 @@ const char* begin(int device) {
   static thread_local uint64_t loaded = 0;
   return [&]<size_t... i>(std::index_sequence<i...>) {
     return begin(device, loaded, kFast[i].kernel..., step_any, prepare, count_steps, code<true>,
-                 code<false>, accumulate, measure, measure_scales, old_rows, settle_factor, scales,
-                 cut_scales);
+                 code<false>, accumulate, measure, measure_scales, old_rows, finalize_factor,
+                 scales, cut_scales);
   }(std::make_index_sequence<kFastCount>{});
 }
 
@@ -179,7 +181,7 @@ int64_t table_bytes(int64_t count) {
   return count * static_cast<int64_t>(sizeof(Job) + 2 * sizeof(int64_t) + sizeof(FactorMove));
 }
 
-/// What a rule says of its rounds, for the host.
+/// The rounds of a rule, for the host.
 template <class U>
 constexpr RoundShape round_of(int round) {
   RoundShape shape{round, -1, 0};
@@ -200,8 +202,8 @@ int rounds_at(int rule, Types<U...>) {
   return all[rule];
 }
 
-/// The jobs in the order in which they lie in the workspace, kernel by kernel, with running tiles
-/// within a kernel's batch and running matrices over all.
+/// The order of the jobs in the workspace, kernel by kernel, with running tiles within the batch of
+/// a kernel and running matrices over all jobs.
 struct Order {
   struct Part {
     int64_t begin, count, tiles;
@@ -214,14 +216,14 @@ struct Order {
   };
   std::vector<Item> items;
   std::deque<Job> made;        // parts of jobs
-  std::vector<float*> shared;  // steps of jobs in several parts
+  std::vector<float*> shared;  // steps of jobs with several parts
   Part parts[kFastCount + 1];
   int64_t matrices = 0;
   bool cut = false;
   int64_t count() const { return static_cast<int64_t>(items.size()); }
 };
 
-/// What a launch walks over in a phase.
+/// The units of the launches of a phase.
 enum class Walk { kUpdate, kMeasure, kMeasureScales };
 
 Order order_jobs(const CudaStep& call, Walk walk) {
@@ -234,7 +236,7 @@ Order order_jobs(const CudaStep& call, Walk walk) {
       all[kAny].push_back({&job, call.steps[i], true, 0, 0});
       continue;
     }
-    if (most_parts(job) == 1) {
+    if (max_parts(job) == 1) {
       all[kernel_of(job)].push_back({&job, call.steps[i], true, 0, 0});
       continue;
     }
@@ -253,17 +255,17 @@ Order order_jobs(const CudaStep& call, Walk walk) {
                                : walk == Walk::kMeasureScales
                                    ? job.measured_rows(kMaxSlots) * job.tiles_per_row()
                                    : job.tiles();
-      item.matrix_end = order.matrices += settle_parts(job);
+      item.matrix_end = order.matrices += finalize_parts(job);
       order.items.push_back(item);
     }
   }
   return order;
 }
 
-/// Adds an item to the launch; false where it has no room.
+/// Adds an item to the launch. Returns false if the launch is full.
 bool add_item(Prepare& p, const Order::Item& item, int rounds, int* words) {
   Job job = *item.job;
-  if (rounds == 0) {  // what only sums look at
+  if (rounds == 0) {  // only sums need these fields
     job.numel = job.batches = job.inner_rows = job.inner_cols = 0;
     job.global_inner_rows = job.global_inner_cols = 0;
   }
@@ -294,7 +296,7 @@ bool add_item(Prepare& p, const Order::Item& item, int rounds, int* words) {
 
 /// Writes the job table and steps.
 const char* launch_prepare(const CudaStep& call, const Table& table, const Order& order) {
-  std::vector<Prepare> chunk(1);  // too large for some stacks
+  std::vector<Prepare> chunk(1);  // on the heap: too large for some stacks
   Prepare& p = chunk[0];
   p.lr = call.lr;
   p.grad_scale = call.grad_scale;
@@ -327,7 +329,7 @@ const char* launch_prepare(const CudaStep& call, const Table& table, const Order
   return nullptr;
 }
 
-/// One kernel over the tiles (or matrices) of a batch, on as many blocks as fit.
+/// Launches one kernel over the tiles (or matrices) of a batch, on as many blocks as fit.
 template <class... Expected, class... Given>
 const char* launch_batch(const CudaStep& call, void (*kernel)(Batch, Expected...), int warps,
                          const char* name, const Batch& batch, int64_t each,
@@ -347,9 +349,9 @@ const char* launch_scales(const CudaStep& call, std::initializer_list<ScaleWork>
   s.found_inf = call.found_inf;
   const bool combined =
       std::any_of(call.scales, call.scales + call.scale_count,
-                  [](const CudaScale& scale) { return scale.col_most != nullptr; });
+                  [](const CudaScale& scale) { return scale.col_absmax != nullptr; });
   for (const ScaleWork work : works) {
-    if (work != ScaleWork::kWrite && !combined) continue;  // else there is nothing to do
+    if (work != ScaleWork::kWrite && !combined) continue;  // otherwise nothing to do
     for (int64_t at = 0; at < call.scale_count; at += Scales::kMany) {
       const int64_t left = call.scale_count - at;
       s.count = static_cast<int>(left < Scales::kMany ? left : Scales::kMany);
@@ -362,7 +364,7 @@ const char* launch_scales(const CudaStep& call, std::initializer_list<ScaleWork>
   return nullptr;
 }
 
-/// A round's sums begin at 0, but for the rows' old means.
+/// Zeroes the sums of a round, except those of the rows' old means.
 const char* begin_sums(const CudaStep& call, const Batch& matrices, int factor) {
   for (int i = 0; i < 2; ++i) {
     if (call.sums_bytes[i] == 0) continue;
@@ -378,7 +380,7 @@ const char* begin_sums(const CudaStep& call, const Batch& matrices, int factor) 
 
 const char* run(const CudaStep& call) {
   if (call.count == 0) return nullptr;
-  if (call.hypers > kMostHypers) return "more hyperparameters than any rule takes";
+  if (call.hypers > kRuleHypers) return "more hyperparameters than any rule takes";
   if (const char* error = begin(call.device)) return error;
 
   const int rule = call.jobs[0].rule, rounds = rounds_at(rule, UpdateRules{});
@@ -393,9 +395,9 @@ const char* run(const CudaStep& call) {
   if (call.phase > 0 && call.phase <= rounds) {
     const RoundShape before = round_at(rule, call.phase - 1, UpdateRules{});
     if (before.grid_factor >= 0) {
-      if (const char* error =
-              launch_batch(call, settle_factor, kMatrixThreads / kLanes, "launching settle_factor",
-                           matrices, kMatrixThreads / kLanes, table.moves, before))
+      if (const char* error = launch_batch(call, finalize_factor, kMatrixThreads / kLanes,
+                                           "launching finalize_factor", matrices,
+                                           kMatrixThreads / kLanes, table.moves, before))
         return error;
     }
   }
@@ -428,25 +430,25 @@ const char* run(const CudaStep& call) {
   if (order.cut) {
     const Batch batch{table.jobs, table.ends, order.count(), order.count() * CutScales::kBlocksEach,
                       call.found_inf};
-    const int64_t most = int64_t{1} << 16;
-    if (const char* error = launch(cut_scales, batch.tiles < most ? batch.tiles : most,
+    const int64_t max_blocks = int64_t{1} << 16;
+    if (const char* error = launch(cut_scales, batch.tiles < max_blocks ? batch.tiles : max_blocks,
                                    CutScales::kThreads, call.stream, "launching cut_scales", batch))
       return error;
   }
   return launch_scales(call, {ScaleWork::kWrite});
 }
 
-template <bool kEncode>
+template <bool kQuantize>
 const char* run_code(const CudaCode& call) {
   const int64_t tiles = call.rows * ceil_div(call.cols, call.block > kTile ? call.block : kTile);
   if (tiles == 0) return nullptr;
   if (const char* error = begin(call.device)) return error;
   int64_t blocks = 0;
-  if (const char* error = explain(grid(call.device, code<kEncode>, tiles, kAnyWarps, &blocks),
+  if (const char* error = explain(grid(call.device, code<kQuantize>, tiles, kAnyWarps, &blocks),
                                   "asking for the device's size"))
     return error;
-  return launch(code<kEncode>, blocks, kAnyWarps * kLanes, call.stream,
-                kEncode ? "launching encode" : "launching decode", call);
+  return launch(code<kQuantize>, blocks, kAnyWarps * kLanes, call.stream,
+                kQuantize ? "launching quantize" : "launching dequantize", call);
 }
 
 const char* run_accumulate(const CudaAccumulation& call) {
@@ -469,20 +471,20 @@ const char* run_accumulate(const CudaAccumulation& call) {
 
 LB_EXPORT int lowbit_cuda_abi() { return lowbit::kCudaAbi; }
 
-/// Bytes: the jobs, then what the table keeps for each.
+/// The size of the workspace in bytes: the jobs, then the tables' entries for each job.
 LB_EXPORT int64_t lowbit_cuda_workspace(const lowbit::Job* jobs, int64_t count) {
   int64_t parts = 0;
-  for (int64_t i = 0; i < count; ++i) parts += lowbit::cuda::most_parts(jobs[i]);
+  for (int64_t i = 0; i < count; ++i) parts += lowbit::cuda::max_parts(jobs[i]);
   return lowbit::cuda::table_bytes(parts);
 }
 
 LB_EXPORT const char* lowbit_cuda_step(const lowbit::CudaStep* call) {
   return lowbit::cuda::run(*call);
 }
-LB_EXPORT const char* lowbit_cuda_encode(const lowbit::CudaCode* call) {
+LB_EXPORT const char* lowbit_cuda_quantize(const lowbit::CudaCode* call) {
   return lowbit::cuda::run_code<true>(*call);
 }
-LB_EXPORT const char* lowbit_cuda_decode(const lowbit::CudaCode* call) {
+LB_EXPORT const char* lowbit_cuda_dequantize(const lowbit::CudaCode* call) {
   return lowbit::cuda::run_code<false>(*call);
 }
 LB_EXPORT const char* lowbit_cuda_accumulate(const lowbit::CudaAccumulation* call) {

@@ -1,9 +1,9 @@
 // Exact sums (core/exact_sum.h) on a GPU.
 //
-// A warp adds a run of values as follows. Under the largest exponent of the run lie 31 within
-// which every value is an integer of at most 54 bits in one unit, so 256 of them have an exact sum
-// in 64 bits: lanes add theirs, shuffles add the lanes', and four lanes add 16 bits each to the
-// words. What is smaller, 2^-31 of the largest, is added value by value.
+// A warp adds a run of values as follows. Within the 31 exponents below the largest one of the run,
+// every value is an integer of at most 54 bits in one unit, so the sum of 256 of them is exact in
+// 64 bits. Each lane adds its values, shuffles add the lanes, and four lanes add 16 bits each to
+// the words. Values smaller than 2^-31 of the largest are added one by one.
 #pragma once
 
 #include "core/exact_sum.h"
@@ -16,7 +16,7 @@ __device__ __forceinline__ void add_word(int64_t* word, int64_t x) {
     atomicAdd(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(x));
 }
 
-/// Where a finite value's mantissa lies, and the mantissa with the sign (exact_sum.h).
+/// The position of a finite value's mantissa, and the mantissa with the sign (exact_sum.h).
 struct Term {
   int position;
   int64_t mantissa;
@@ -27,7 +27,7 @@ __device__ __forceinline__ Term term_of(float x) {
   return {static_cast<int>(exponent ? exponent - 1 : 0), bits >> 31 ? -m : m};
 }
 
-/// One value by one lane.
+/// Adds one value, by one lane.
 __device__ __forceinline__ void add_value(float x, int64_t* words) {
   if (magnitude_bits(x) >= kInfinityBits) {
     add_word(words + ExactSum::kNonFinite, 1);
@@ -37,17 +37,18 @@ __device__ __forceinline__ void add_value(float x, int64_t* words) {
   add_word(words + (t.position >> 4), t.mantissa << (t.position & 15));
 }
 
-/// x[begin, end), at most kTile values, by all lanes; lane i takes the values with index i mod 32.
+/// Adds x[begin, end), at most kTile values, by all lanes. Lane i adds the values with index i mod
+/// 32.
 __device__ __forceinline__ void add_values(const float* x, int begin, int end, int64_t* words,
                                            int lane) {
   constexpr int kWindow = 31;
   const int start = begin + ((lane - begin) & (kLanes - 1));
-  uint32_t most = 0;
+  uint32_t absmax = 0;
   for (int i = start; i < end; i += kLanes) {
     const uint32_t magnitude = magnitude_bits(x[i]);
-    if (magnitude < kInfinityBits && magnitude > most) most = magnitude;
+    if (magnitude < kInfinityBits && magnitude > absmax) absmax = magnitude;
   }
-  const int top = term_of(bits_float(largest(most, kLanes))).position;
+  const int top = term_of(bits_float(largest(absmax, kLanes))).position;
   const int base = top >= kWindow ? top - kWindow + 1 : 0;
   int64_t sum = 0;
   for (int i = start; i < end; i += kLanes) {

@@ -1,5 +1,5 @@
-// Gradient, parameter and rule for a warp that learns them at run time, and a chunk as every pass
-// over a job meets it (cpu/tile.cpp).
+// Gradient, parameter and rule of a warp that gets formats at run time, and the chunks that every
+// pass over a job uses (cpu/tile.cpp).
 #pragma once
 
 #include "cuda/slot.cuh"
@@ -12,7 +12,7 @@ __device__ __forceinline__ int slots_of(int rule) {
   return slots;
 }
 
-/// The tile of a job that a warp is at, in chunks. It begins where blocks do, so perhaps before the
+/// The current tile of a warp, in chunks. It begins where blocks do, possibly before the local
 /// part.
 struct TileAt {
   int64_t row, col, end;
@@ -25,7 +25,7 @@ __device__ __forceinline__ TileAt tile_at(const Job& job, int64_t tile) {
   return {row, col, job.cols - col < job.tile ? job.cols : col + job.tile};
 }
 
-/// The columns of a row that are here: without what lies elsewhere of the first and the last row.
+/// The local columns of a row. The first and the last row may be partly on other ranks.
 struct Here {
   int64_t begin, end;
 };
@@ -47,13 +47,13 @@ __device__ __forceinline__ Chunk chunk_at(const Job& job, const TileAt& tile, in
   return {tile.row, col, n, within(0), within(here.begin), within(here.end)};
 }
 
-/// Where the chunk's first element lies in parameter and gradient, or in what has room for the
-/// elements before the first that is here.
+/// The index of the chunk's first element in parameter and gradient, or, with `front`, in tensors
+/// that have room for the elements before the first local one.
 __device__ __forceinline__ int64_t first_of(const Job& job, const Chunk& at, int64_t front) {
   return at.row * job.cols + at.col - front;
 }
 
-/// Gradient, parameter and state of the chunk, in float32.
+/// Loads gradient, parameter and state of the chunk as float32.
 __device__ __forceinline__ void load_chunk(AnyWarp& w, const Chunk& at, int slots, int lane,
                                            const TablesOf<StateFormats>& tables) {
   const Job& job = w.job;
@@ -66,20 +66,21 @@ __device__ __forceinline__ void load_chunk(AnyWarp& w, const Chunk& at, int slot
   visit(job.param_format, ParamFormats{}, [&](auto format) {
     using P = decltype(format);
     const auto* in = static_cast<const typename P::Storage*>(job.param) + first;
-    if constexpr (kHasExtra<P>) {
-      const auto* extra = static_cast<const typename P::Extra*>(job.extra) + whole;
+    if constexpr (kHasCompensation<P>) {
+      const auto* compensation =
+          static_cast<const typename P::Compensation*>(job.compensation) + whole;
       LB_UNROLL(2)
       for (int i = lane; i < at.n; i += kLanes)
-        w.p[i] = at.has(i) ? P::load(in[i], extra[i]) : 0.0f;
+        w.p[i] = at.has(i) ? P::load(in[i], compensation[i]) : 0.0f;
     } else {
       for (int i = lane; i < at.n; i += kLanes) w.p[i] = at.has(i) ? P::load(in[i], None{}) : 0.0f;
     }
   });
   LB_UNROLL(1)
-  for (int k = 0; k < slots; ++k) decode_slot(w, k, at, lane, tables);
+  for (int k = 0; k < slots; ++k) dequantize_slot(w, k, at, lane, tables);
 }
 
-/// Which inner row and column of which matrix an element of a row is, for factored moments.
+/// The matrix, inner row and inner column of an element, for factored moments.
 struct Inner {
   int64_t row, col, matrix;
 };
@@ -94,7 +95,7 @@ __device__ __forceinline__ Inner inner_of(const Job& job, int64_t row, int64_t c
   return {r, col, job.batches == 1 ? 0 : divide(r, job.inner_rows)};
 }
 
-/// Row and column factors of one element, as the rule takes them.
+/// Row and column factors of one element, in the rule's order.
 template <class U>
 __device__ __forceinline__ void factors_at(const Job& job, int64_t row, int64_t col,
                                            float (&f)[2 * kMaxFactors]) {
@@ -140,11 +141,11 @@ __device__ __forceinline__ void store_param(AnyWarp& w, const Chunk& at, int lan
       if (!at.has(i)) continue;
       const int e = skip + i;
       const uint32_t random16 = P::kRandom ? w.random[e >> 3].bits16(e & 7) : 0;
-      if constexpr (kHasExtra<P>) {
-        auto* extra = static_cast<typename P::Extra*>(job.extra) + whole;
-        typename P::Extra beside = extra[i];
-        out[i] = P::store(w.p[i], random16, beside);
-        extra[i] = beside;
+      if constexpr (kHasCompensation<P>) {
+        auto* compensation = static_cast<typename P::Compensation*>(job.compensation) + whole;
+        typename P::Compensation c = compensation[i];
+        out[i] = P::store(w.p[i], random16, c);
+        compensation[i] = c;
       } else {
         None none;
         out[i] = P::store(w.p[i], random16, none);

@@ -1,4 +1,4 @@
-// What a warp needs to find its work and to agree on a number.
+// Warp primitives: finding work and agreeing on a number.
 #pragma once
 
 #include "core/layout.h"
@@ -6,24 +6,24 @@
 
 namespace lowbit::cuda {
 
-// One object for a whole block of threads.
+// One object per block of threads.
 #ifndef LB_SHARED
 #define LB_SHARED(Type, name) __shared__ Type name
 #endif
 
-// A large argument of a kernel, which threads only read.
+// A large kernel argument that threads only read.
 #ifndef LB_ARGUMENT
 #define LB_ARGUMENT(Type) const __grid_constant__ Type
 #endif
 
-/// A piece of a struct that is copied.
+/// The unit in which structs are copied.
 using Word = uint64_t __attribute__((__may_alias__));
 
 constexpr int kLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-/// The number of a thread's warp among all, in blocks of kWarps, and how many there are: the pieces
-/// of the work go to one after another.
+/// The index of a thread's warp among all warps, in blocks of kWarps, and the number of warps.
+/// Units of work are dealt to warps in turn.
 template <int kWarps>
 __device__ __forceinline__ int64_t warp_number(int thread) {
   return static_cast<int64_t>(blockIdx.x) * kWarps + thread / kLanes;
@@ -33,8 +33,8 @@ __device__ __forceinline__ int64_t warps() {
   return static_cast<int64_t>(gridDim.x) * kWarps;
 }
 
-/// The first job whose end (`ends`, `count` of them) lies beyond the tile, by all lanes of a warp:
-/// each round cuts the range into 32 parts.
+/// The first job whose end (`ends`, `count` of them) lies beyond the tile, found by all lanes of a
+/// warp: each iteration divides the range into 32 parts.
 template <class Jobs>
 __device__ __forceinline__ int64_t find_job(const Jobs& batch, int64_t tile, int lane) {
   int64_t low = 0, length = batch.count;
@@ -49,13 +49,13 @@ __device__ __forceinline__ int64_t find_job(const Jobs& batch, int64_t tile, int
   return low;
 }
 
-/// a / b for a >= 0, b > 0; 64-bit division is many times slower, and almost never needed.
+/// a / b for a >= 0, b > 0. 64-bit division is many times slower and almost never needed.
 __device__ __forceinline__ int64_t divide(int64_t a, int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
   return a / b;
 }
 
-/// The largest of the values that `lanes` neighbouring lanes hold, a power of two.
+/// The largest value of `lanes` neighboring lanes, a power of two.
 __device__ __forceinline__ uint32_t largest(uint32_t mine, int lanes) {
   for (int span = 1; span < lanes; span <<= 1) {
     const uint32_t other = __shfl_xor_sync(kAllLanes, mine, span);

@@ -1,1 +1,1 @@
-"""One short module for each framework that has a place for optimizers of others; docs/frameworks.md says how each is used, and which need none."""
+"""One short module for each framework that accepts other libraries' optimizers; docs/frameworks.md shows their use."""

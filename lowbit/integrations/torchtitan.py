@@ -1,7 +1,9 @@
-"""torchtitan: `OptimizersContainer` whose groups may name lowbit's optimizers.
+"""torchtitan: an `OptimizersContainer` whose groups may name lowbit's optimizers.
 
-In a model's configuration, `optimizer=lowbit.integrations.torchtitan.adamw(lr=3e-4)`; or `LowbitOptimizers.Config(param_groups=[...])` with
-`ParamGroupConfig(optimizer_name="lowbit.AdamW", optimizer_kwargs={"lr": 3e-4, "state_format": "4bit"})`. torchtitan's own names keep their meaning.
+In a model's configuration write `optimizer=lowbit.integrations.torchtitan.adamw(lr=3e-4)`. Or write
+`LowbitOptimizers.Config(param_groups=[...])` with
+`ParamGroupConfig(optimizer_name="lowbit.AdamW", optimizer_kwargs={"lr": 3e-4, "state_format": "4bit"})`.
+torchtitan's own names keep their meaning.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
 import lowbit
-from lowbit.groups import HEAD_NAMES
-from lowbit.optim import LowbitOptimizer
+from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.param_groups import HEAD_NAMES
 
-# FQNs whose state stays wide: torchtitan's name of embeddings, and those of output heads.
-WIDE = r"(^|\.)(tok_embeddings|" + "|".join(HEAD_NAMES) + r")\.weight$"
+# FQNs whose state stays in full precision: torchtitan's embedding and the output heads.
+FULL_PRECISION = r"(^|\.)(tok_embeddings|" + "|".join(HEAD_NAMES) + r")\.weight$"
 
 
 class LowbitOptimizers(OptimizersContainer):
-    """torchtitan's container; "lowbit.X" names class X of lowbit."""
+    """torchtitan's container, in which "lowbit.X" names class X of lowbit."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
-        """As of `OptimizersContainer`; `implementation` is ignored by lowbit's optimizers."""
+        """Like `OptimizersContainer.Config`; lowbit's optimizers ignore `implementation`."""
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
@@ -38,19 +40,22 @@ class LowbitOptimizers(OptimizersContainer):
         return cls
 
 
-def adamw(lr: float = 8e-4, *, wide: str | None = WIDE, **options: Any) -> LowbitOptimizers.Config:
-    """A configuration with `lowbit.AdamW` for everything, torchtitan's betas and weight decay.
+def adamw(
+    lr: float = 8e-4, *, full_precision: str | None = FULL_PRECISION, **options: Any
+) -> LowbitOptimizers.Config:
+    """A configuration with `lowbit.AdamW` for all parameters, and torchtitan's betas (0.9, 0.95) and weight decay 0.1.
 
     Args:
-        lr: learning rate.
-        wide: pattern of names whose parameters keep float32 state; it must match some. None: no such group.
-        options: more of `lowbit.AdamW`'s arguments.
+        lr: learning rate; 8e-4 by default.
+        full_precision: a regular expression; parameters whose name it matches keep float32 state. It must match some
+            parameter. The default matches the embedding and output heads; None makes no such group.
+        options: further arguments of `lowbit.AdamW`.
     """
     given = {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, **options}
     groups = [
         ParamGroupConfig(pattern=r".*", optimizer_name="lowbit.AdamW", optimizer_kwargs=given)
     ]
-    if wide is not None:
-        own = {**given, "wide": True}
-        groups.insert(0, ParamGroupConfig(pattern=wide, optimizer_name="lowbit.AdamW", optimizer_kwargs=own))  # fmt: skip
+    if full_precision is not None:
+        own = {**given, "full_precision": True}
+        groups.insert(0, ParamGroupConfig(pattern=full_precision, optimizer_name="lowbit.AdamW", optimizer_kwargs=own))  # fmt: skip
     return LowbitOptimizers.Config(param_groups=groups)

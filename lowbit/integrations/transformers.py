@@ -9,25 +9,29 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import lowbit
-from lowbit import shard
-from lowbit.optim import LowbitOptimizer
+from lowbit import sharding
+from lowbit.optim.optimizer import LowbitOptimizer
 
 
 def optimizer(
     args: TrainingArguments, name: str = "AdamW", **options: Any
 ) -> tuple[Callable[[], Callable[..., LowbitOptimizer]], dict[str, Any]]:
-    """What `Trainer` takes as `optimizer_cls_and_kwargs`: a factory, so that parameters come with their names.
+    """The `optimizer_cls_and_kwargs` of `Trainer`: a factory, so that parameters come with their names.
 
-    The groups are the Trainer's (no weight decay for biases and norms), each split as `lowbit.param_groups` does: embeddings and output head keep
-    wide state. Under FSDP1 the optimizer is bound to the model, with `export="fp32"`.
+    Groups are the Trainer's, without weight decay for biases and norms. Each is split as `lowbit.param_groups` does:
+    embeddings and output head keep full-precision state. Under FSDP1 the optimizer is bound to the model with
+    `export="fp32"`.
 
     Args:
-        args: the learning rate and weight decay are taken from here; Adam's betas and epsilon too, where the optimizer has them.
-        name: of a class of lowbit.
-        options: more of its arguments (`state_format="4bit"`, `seed=1`), or others than those of `args`.
+        args: gives the learning rate and weight decay, and for Adam and AdamW the betas and epsilon.
+        name: a class of lowbit; "AdamW" by default.
+        options: further arguments of that class (`state_format="4bit"`, `seed=1`); they replace those of `args`.
+
+    Returns:
+        (factory, arguments), as `Trainer` takes them.
 
     Raises:
-        ValueError: there is no such class.
+        ValueError: lowbit has no such class.
     """
     cls = getattr(lowbit, name, None)
     if not (isinstance(cls, type) and issubclass(cls, LowbitOptimizer)):
@@ -41,7 +45,7 @@ def optimizer(
 def build(
     model: nn.Module, *, cls: Callable[..., LowbitOptimizer], weight_decay: float, **options: Any
 ) -> LowbitOptimizer:
-    """The optimizer of a model whose groups are those of `Trainer`."""
+    """The optimizer of a model, with the groups of `Trainer`."""
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     groups = []
     for group in lowbit.param_groups(model):
@@ -56,6 +60,6 @@ def build(
                 made = {"params": list(params), "param_names": list(names)}
                 groups.append({**group, **made, "weight_decay": weight_decay if decays else 0.0})
     opt = cls(groups, weight_decay=weight_decay, **options)
-    if any(shard.is_flat(p) for group in groups for p in group["params"]):
+    if any(sharding.is_flat(p) for group in groups for p in group["params"]):
         lowbit.fsdp1.bind(model, opt, export="fp32")  # Trainer saves by FSDP.optim_state_dict
     return opt

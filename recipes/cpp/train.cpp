@@ -1,10 +1,10 @@
-// Trains a small network in C++ with 8-bit optimizer state and bfloat16 weights that have no copy,
-// saves in the middle, and goes on from the file.
+// Trains a small network in C++ with 8-bit optimizer state and bfloat16 weights without a master
+// copy, saves halfway, and resumes from the file.
 //
 //   train OUT [RECORD [START]]
 //
-// writes the optimizer's state to OUT, weights and gradients to RECORD; START is a state to begin
-// with, of C++ or Python.
+// writes optimizer state to OUT, and weights and gradients to RECORD. START is an initial state,
+// saved by C++ or Python.
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>
@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
   record.insert("before", weights_of(net, false));
   double loss = 0;
   for (int step = 0; step < kSteps; ++step) {
-    if (step == kSteps / 2) {  // as a program that was stopped here would
+    if (step == kSteps / 2) {  // as a program interrupted here would
       lowbit::save(*opt, argv[1]);
       opt = std::make_unique<lowbit::AdamW>(make(net));
       lowbit::load(*opt, argv[1]);

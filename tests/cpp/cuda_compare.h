@@ -1,10 +1,11 @@
-// The CUDA library in the emulator beside the CPU walk, byte for byte. Include after cuda_emulator.h
-// and cuda/step.cu.
+// Compares the CUDA library in the emulator with the CPU walk, byte for byte. Include after
+// cuda_emulator.h and cuda/step.cu.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
+#include "catalog/coefficients.h"
 #include "core/registry.h"
 #include "cpu/gradient.h"
 #include "cpu/step.h"
@@ -13,7 +14,7 @@
 namespace lowbit {
 namespace {
 
-/// A value for a hyperparameter of that name.
+/// A value for the hyperparameter `name`.
 double hyper_value(const std::string& name) {
   const std::pair<const char*, double> known[] = {{"lr", 1e-2},
                                                   {"beta1", 0.9},
@@ -51,11 +52,11 @@ struct Options {
   const float *lr = nullptr, *grad_scale = nullptr, *found_inf = nullptr;
   bool maximize = false;
   float grad_size = 1e-2f;
-  bool odd_grads = false;  // NaN, infinities, huge and tiny ones
-  double decay = -1.0;     // weight_decay, where it is not to be the rule's
-  double rate = -1.0;      // lr
+  bool odd_grads = false;  // NaN, infinities, huge and tiny values
+  double decay = -1.0;     // weight_decay, unless negative
+  double rate = -1.0;      // lr, unless negative
   double beta1 = -1.0;
-  std::vector<float> given{};  // gradients, again and again
+  std::vector<float> given{};  // gradients, repeated
   std::vector<double> hyper(int rule) const {
     std::vector<double> values = hyper_of(rule, UpdateRules{});
     if (decay >= 0.0) values[4] = decay;
@@ -69,20 +70,20 @@ int phases_of(const Batched& all) {
   return rule_info(all.jobs[0].rule).rounds + (!all.measured.empty() || all.cuts);
 }
 
-/// Of each column, the least maximum over the dimensions after the first.
+/// For each column, the minimum of the maxima over the dimensions after the first.
 void combine(const Measured& m, int64_t cols, uint32_t* out) {
   for (int64_t c = 0; c < cols; ++c) {
     out[c] = ~0u;
     int64_t inner = cols;
     for (size_t d = 1; d < m.dims.size(); ++d) {
       inner /= m.dims[d];
-      const auto* bits = reinterpret_cast<const uint32_t*>(m.most[d]);
+      const auto* bits = reinterpret_cast<const uint32_t*>(m.absmax[d]);
       out[c] = std::min(out[c], bits[c / inner % m.dims[d]]);
     }
   }
 }
 
-/// A phase as ops_step_cpu.cpp runs it on the CPU.
+/// Runs a phase on the CPU, as csrc/ops/step_cpu.cpp does.
 void step_cpu(Batched& all, const Options& o, int phase) {
   if (o.found_inf && *o.found_inf != 0.0f) return;
   const RuleInfo rule = rule_info(all.jobs[0].rule);
@@ -99,15 +100,15 @@ void step_cpu(Batched& all, const Options& o, int phase) {
     job.random.step = static_cast<uint32_t>(t);
     job.write_param = hyper[0] != 0.0;
     for (int r = 0; r < std::min(phase, rule.rounds); ++r) {
-      if (r == phase - 1 && rule.grid_factor[r] >= 0) settle_factor(job, r);
-      settle(job, r, phase == phases);
+      if (r == phase - 1 && rule.grid_factor[r] >= 0) finalize_factor(job, r);
+      finalize(job, r, phase == phases);
     }
   }
   for (const Measured& m : all.measured) {
     if (m.combined())
-      combine(m, jobs[m.job].cols, const_cast<uint32_t*>(jobs[m.job].state[m.slot].col_most));
+      combine(m, jobs[m.job].cols, const_cast<uint32_t*>(jobs[m.job].state[m.slot].col_absmax));
   }
-  const cpu::Leaves& leaves = cpu::leaves();
+  const cpu::Kernels& kernels = cpu::kernels();
   if (phase < rule.rounds) {
     const int k = rule.grid_factor[phase];
     if (k >= 0) {
@@ -122,9 +123,9 @@ void step_cpu(Batched& all, const Options& o, int phase) {
           exact_add(job.factor[k].row[b * job.inner_rows + r],
                     job.factor[k].col_sums + last * ExactSum::kWords);
       }
-      cpu::measure(job, phase, 0, cpu::measure_parts(job, phase), leaves);
+      cpu::measure(job, phase, 0, cpu::measure_parts(job, phase), kernels);
       int64_t* total = job.totals + (phase * kMaxTotals + kGridTotal) * ExactSum::kWords;
-      for (int64_t c = 0; k >= 0 && job.batches == 1 && c < job.inner_cols; ++c) {
+      for (int64_t c = 0; k >= 0 && job.one_matrix() && c < job.inner_cols; ++c) {
         exact_merge(job.factor[k].col_sums + c * ExactSum::kWords, total);
         exact_carry(total);
       }
@@ -134,7 +135,7 @@ void step_cpu(Batched& all, const Options& o, int phase) {
   if (phase < phases) {
     for (const Job& job : jobs) {
       if (job.measured_rows(rule.slots) > 0)
-        cpu::measure_scales(job, 0, cpu::scale_parts(job), leaves);
+        cpu::measure_scales(job, 0, cpu::scale_parts(job), kernels);
     }
     return;
   }
@@ -143,23 +144,24 @@ void step_cpu(Batched& all, const Options& o, int phase) {
     const Job& job = jobs[m.job];
     int64_t inner = job.cols;
     for (size_t d = 1; d < m.dims.size(); ++d) {
-      auto* bits = reinterpret_cast<uint32_t*>(m.most[d]);
+      auto* bits = reinterpret_cast<uint32_t*>(m.absmax[d]);
       std::fill_n(bits, m.dims[d], 0u);
       inner /= m.dims[d];
       for (int64_t c = 0; c < job.cols; ++c) {
         uint32_t& b = bits[c / inner % m.dims[d]];
-        const uint32_t most = job.state[m.slot].col_next[c];
-        b = std::max(b, most > kInfinityBits ? kCanonicalNan : most);
+        const uint32_t absmax = job.state[m.slot].col_next[c];
+        b = std::max(b, absmax > kInfinityBits ? kCanonicalNan : absmax);
       }
     }
     combine(m, job.cols, job.state[m.slot].col_next);
   }
-  for (Job job : jobs) {  // a copy, as the scales below go by its rows
-    // What is not here of a cut row is written with the tile that it is in, by both in the same.
+  for (Job job : jobs) {  // a copy: the scales below use its original rows
+    // Elements of a cut row that are not local are written with their tile. Both sides must do the
+    // same.
     if (job.cut == kNoCut && job.front == 0 && job.back == 0) cpu::lengthen_tiles(job);
-    if (job.tiles() > 0) cpu::step(job, 0, job.tiles(), leaves);
+    if (job.tiles() > 0) cpu::step(job, 0, job.tiles(), kernels);
   }
-  for (const Job& job : jobs) cpu::write_cut_scales(job, leaves);
+  for (const Job& job : jobs) cpu::write_cut_scales(job, kernels);
   for (const Measured& m : all.measured) {
     const StateSlot& slot = jobs[m.job].state[m.slot];
     const auto keep = [](float* to, const uint32_t* from, int64_t n) {
@@ -168,8 +170,8 @@ void step_cpu(Batched& all, const Options& o, int phase) {
         std::memcpy(to + i, &bits, 4);
       }
     };
-    if (slot.row_next) keep(m.most[0], slot.row_next, slot.row_stride ? jobs[m.job].rows : 1);
-    if (slot.col_next && !m.combined()) keep(m.most.back(), slot.col_next, jobs[m.job].cols);
+    if (slot.row_next) keep(m.absmax[0], slot.row_next, slot.row_stride ? jobs[m.job].rows : 1);
+    if (slot.col_next && !m.combined()) keep(m.absmax.back(), slot.col_next, jobs[m.job].cols);
   }
 }
 
@@ -184,10 +186,10 @@ void step_cuda(Batched& all, const Options& o, int phase) {
     const Job& job = all.jobs[m.job];
     const StateSlot& slot = job.state[m.slot];
     CudaScale s{};
-    for (size_t d = 0; d < m.most.size(); ++d) s.most[d] = m.most[d];
+    for (size_t d = 0; d < m.absmax.size(); ++d) s.absmax[d] = m.absmax[d];
     s.count = static_cast<int>(m.dims.size());
     for (size_t d = 0; d < m.dims.size(); ++d) s.dims[d] = m.dims[d];
-    if (m.combined()) s.col_most = const_cast<uint32_t*>(slot.col_most);
+    if (m.combined()) s.col_absmax = const_cast<uint32_t*>(slot.col_absmax);
     s.row_next = slot.row_next, s.col_next = slot.col_next;
     s.rows = slot.row_stride ? job.rows : 1, s.cols = job.cols;
     scales.push_back(s);
@@ -209,21 +211,36 @@ void step_cuda(Batched& all, const Options& o, int phase) {
   check(error == nullptr, std::string("lowbit_cuda_step: ") + (error ? error : ""));
 }
 
-/// Where the two differ, or an empty string.
+/// Describes the first difference between the two, or returns an empty string.
 std::string difference(const Memory& a, const Memory& b) {
   if (a.param[0] != b.param[0]) return "parameter";
-  if (a.param[1] != b.param[1]) return "what is beside the parameter";
+  if (a.param[1] != b.param[1]) return "compensation";
   for (size_t k = 0; k < a.state.size(); ++k) {
     if (a.state[k] != b.state[k]) return "state tensor " + std::to_string(k);
   }
   return float_bits(a.step) != float_bits(b.step) ? "step" : "";
 }
 
-/// How often each kernel served a job.
+/// Whether the grid totals of all jobs with several matrices are unchanged: shards with other
+/// matrices add to them.
+bool totals_are_of_one_matrix(const Batched& all) {
+  for (const Job& job : all.jobs) {
+    const RuleInfo rule = rule_info(job.rule);
+    for (int r = 0; r < rule.rounds; ++r) {
+      if (rule.grid_factor[r] < 0 || rule.totals[r] > kGridTotal || job.one_matrix()) continue;
+      const int64_t* words = job.totals + (r * kMaxTotals + kGridTotal) * ExactSum::kWords;
+      if (std::any_of(words, words + ExactSum::kWords, [](int64_t word) { return word != 0; }))
+        return false;
+    }
+  }
+  return true;
+}
+
+/// How many jobs each kernel processed.
 int served[cuda::kFastCount + 1];
 
-/// Steps all specs, which share a rule, `steps` times on both, each phase one call; the number of
-/// specs that differ.
+/// Steps all specs of one rule `steps` times on both sides, each phase in one call. Returns the
+/// number of specs that differ.
 int compare(const std::vector<Spec>& specs, const Options& options, int steps, bool report = true) {
   std::mt19937 random(5);
   std::vector<Memory> memory[2];
@@ -239,7 +256,7 @@ int compare(const std::vector<Spec>& specs, const Options& options, int steps, b
   for (size_t i = 0; i < specs.size(); ++i) add_job(all[1], specs[i], memory[1][i]);
   all[0] = {};
   for (size_t i = 0; i < specs.size(); ++i) add_job(all[0], specs[i], memory[0][i]);
-  for (Batched& b : all) place(b);
+  for (Batched& b : all) resolve(b);
   for (const Job& job : all[1].jobs) {
     for (const Job& part : cuda::parts_of(job)) ++served[cuda::kernel_of(part)];
   }
@@ -265,6 +282,11 @@ int compare(const std::vector<Spec>& specs, const Options& options, int steps, b
       step_cpu(all[0], options, phase);
       step_cuda(all[1], options, phase);
     }
+    for (const int on : {0, 1}) {
+      if (report)
+        check(totals_are_of_one_matrix(all[on]),
+              std::string("one of several matrices is no total, by ") + (on ? "CUDA" : "the CPU"));
+    }
     for (size_t i = 0; i < specs.size(); ++i) {
       if (!where[i].empty()) continue;
       where[i] = difference(memory[0][i], memory[1][i]);
@@ -279,8 +301,8 @@ int compare(const std::vector<Spec>& specs, const Options& options, int steps, b
   return differ;
 }
 
-/// Codes by the device's arithmetic against core's definition, at and beside every boundary and on
-/// floats all over.
+/// Compares the device's codes with core's definition, at and around every boundary and on floats
+/// of every size.
 template <class F>
 int wrong_codes() {
   const auto& tables = []() -> const auto& {
@@ -290,13 +312,13 @@ int wrong_codes() {
       return cuda::kUnsignedTables;
   }();
   int wrong = 0;
-  const auto at = [&](float z) { wrong += cuda::Device<F>::encode(z, tables) != F::encode(z); };
+  const auto at = [&](float z) { wrong += cuda::Device<F>::quantize(z, tables) != F::quantize(z); };
   for (uint32_t bits = 0; bits <= 0x3f800001u; bits += 997)
     at(bits_float(bits)), at(-bits_float(bits));
   for (int code = 0; code < 256; ++code) {
-    wrong += float_bits(cuda::Device<F>::decode(static_cast<uint8_t>(code), tables)) !=
-             float_bits(F::decode(code));
-    const float low = F::decode(code), high = code < 255 ? F::decode(code + 1) : 1.0f;
+    wrong += float_bits(cuda::Device<F>::dequantize(static_cast<uint8_t>(code), tables)) !=
+             float_bits(F::dequantize(code));
+    const float low = F::dequantize(code), high = code < 255 ? F::dequantize(code + 1) : 1.0f;
     for (const double center :
          {(static_cast<double>(low) + high) / 2.0, static_cast<double>(low)}) {
       const uint32_t bits = float_bits(static_cast<float>(center));
@@ -309,45 +331,46 @@ int wrong_codes() {
   return wrong;
 }
 
-/// Bytes of buffers that differ from the CPU walk's after a gradient was added to each.
+/// Adds a gradient to buffers on both sides. Returns the number of bytes that differ.
 int wrong_sums() {
-  const cpu::Leaves& leaves = cpu::leaves();
+  const cpu::Kernels& kernels = cpu::kernels();
   std::mt19937 random(5);
   int wrong = 0;
-  struct Place {
+  struct Part {
     int64_t rows, cols, global_cols, first;
   };
-  const Place places[] = {{1, 4097, 4097, 0}, {1, 1000, 1000, 13},         {5, 37, 90, 90'013},
-                          {3, 256, 512, 256}, {7, 3, 3, int64_t{7} << 33}, {1, 5, 5, 3}};
+  const Part parts[] = {{1, 4097, 4097, 0}, {1, 1000, 1000, 13},         {5, 37, 90, 90'013},
+                        {3, 256, 512, 256}, {7, 3, 3, int64_t{7} << 33}, {1, 5, 5, 3}};
   for (int format = 0; format < param_count(); ++format) {
     const ParamInfo info = param_info(format);
     for (int grad = 0; grad < grad_count(); ++grad) {
-      for (const Place& place : places) {
-        const auto n = static_cast<size_t>(place.rows * place.cols);
-        std::vector<uint8_t> g(n * static_cast<size_t>(grad_bytes(grad))), held[2], beside[2];
+      for (const Part& part : parts) {
+        const auto n = static_cast<size_t>(part.rows * part.cols);
+        std::vector<uint8_t> g(n * static_cast<size_t>(grad_bytes(grad))), held[2], compensation[2];
         held[0].resize(n * static_cast<size_t>(info.bytes));
-        beside[0].resize(n * static_cast<size_t>(info.extra_bytes));
-        for (auto* bytes : {&g, &held[0], &beside[0]}) {  // NaN and infinities among them
+        compensation[0].resize(n * static_cast<size_t>(info.compensation_bytes));
+        for (auto* bytes : {&g, &held[0], &compensation[0]}) {  // including NaN and infinities
           for (uint8_t& b : *bytes) b = static_cast<uint8_t>(random());
         }
-        held[1] = held[0], beside[1] = beside[0];
+        held[1] = held[0], compensation[1] = compensation[0];
         const auto job = [&](int on) {
           Accumulation made{};
           made.held = held[on].data();
-          made.beside = beside[on].empty() ? nullptr : beside[on].data();
+          made.compensation = compensation[on].empty() ? nullptr : compensation[on].data();
           made.grad = g.data();
           made.format = format, made.grad_format = grad;
-          made.rows = place.rows, made.cols = place.cols;
-          made.global_cols = place.global_cols, made.first = place.first;
+          made.rows = part.rows, made.cols = part.cols;
+          made.global_cols = part.global_cols, made.first = part.first;
           made.scale = 1.0f / 3.0f;
           made.random = {7, 3, 11, 0xdeadbeefu};
           return made;
         };
-        cpu::accumulate(job(0), 0, job(0).tiles(), leaves);
+        cpu::accumulate(job(0), 0, job(0).tiles(), kernels);
         const CudaAccumulation call{0, nullptr, job(1)};
         check(lowbit_cuda_accumulate(&call) == nullptr, "lowbit_cuda_accumulate");
         for (size_t i = 0; i < held[0].size(); ++i) wrong += held[0][i] != held[1][i];
-        for (size_t i = 0; i < beside[0].size(); ++i) wrong += beside[0][i] != beside[1][i];
+        for (size_t i = 0; i < compensation[0].size(); ++i)
+          wrong += compensation[0][i] != compensation[1][i];
       }
     }
   }

@@ -1,7 +1,8 @@
-// Runs CUDA kernel source on the CPU: include before it. Every thread of a block is a fiber that
-// runs until it waits for others, so barriers, shuffles and ballots act as on a GPU, one block
-// after another. A warp runs as far as it gets before the next one begins, so that a missing
-// barrier shows. Shared memory starts as garbage. Only what our kernels use.
+// Runs CUDA kernel source on the CPU. Include it before the source. Every thread of a block is a
+// fiber that runs until it waits for others, so barriers, shuffles and ballots act as on a GPU, one
+// block after another. A warp runs as far as it can before the next one begins, so a missing
+// barrier changes the results. Shared memory starts as garbage. Only the features that our kernels
+// use are present.
 #pragma once
 
 #include <math.h>
@@ -25,17 +26,17 @@ struct Dim3 {
   constexpr Dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-/// The compiler's own jumps: a change of contexts is a system call, and under the address sanitizer
-/// so is every longjmp of the library, which clears a stack that nobody leaves here.
+/// Jumps by compiler built-ins. A context switch of the C library is a system call. Under the
+/// address sanitizer so is its longjmp, which clears a stack that is never unwound here.
 #define LB_JUMPS __attribute__((noinline, no_sanitize("address", "thread")))
-using Place = void* [5];
-[[noreturn]] LB_JUMPS inline void jump(Place& to) { __builtin_longjmp(to, 1); }
+using JumpBuffer = void* [5];
+[[noreturn]] LB_JUMPS inline void jump(JumpBuffer& to) { __builtin_longjmp(to, 1); }
 
 struct Fiber {
   ucontext_t context;
-  Place place;  // where it waits
+  JumpBuffer resume_point;  // where the fiber waits
   std::unique_ptr<char[]> stack;
-  void* seen = nullptr;  // by the thread sanitizer
+  void* seen = nullptr;  // the fiber of the thread sanitizer
   bool started = false, done = false;
 };
 
@@ -43,17 +44,17 @@ struct Warp {
   uint32_t value[2][32];
   int arrived = 0;
   int64_t generation = 0;
-  char order[2];  // what barriers order, of two that follow each other
+  char order[2];  // what each of two consecutive barriers orders
 };
 
 struct Machine {
   static constexpr size_t kStack = races::kSeen ? 512 << 10 : 64 << 10, kShared = 64 << 10;
   Dim3 thread, block, blocks, threads;
-  bool backwards = false;  // the last lane and the last warp run first
+  bool backwards = false;  // whether the last lane and the last warp run first
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  Place scheduler;
-  void* seen = nullptr;  // by the thread sanitizer
+  JumpBuffer scheduler;
+  void* seen = nullptr;  // the fiber of the thread sanitizer
   char begun, ended, order[2];
   unsigned running = 0;
   int block_arrived = 0;
@@ -62,7 +63,7 @@ struct Machine {
   alignas(16) unsigned char shared[kShared];
 
   LB_JUMPS void yield() {
-    if (__builtin_setjmp(fibers[running].place) != 0) return;
+    if (__builtin_setjmp(fibers[running].resume_point) != 0) return;
     races::enter(seen);
     jump(scheduler);
   }
@@ -70,7 +71,7 @@ struct Machine {
   LB_JUMPS void resume(Fiber& fiber) {
     if (__builtin_setjmp(scheduler) != 0) return;
     races::enter(fiber.seen);
-    if (fiber.started) jump(fiber.place);
+    if (fiber.started) jump(fiber.resume_point);
     fiber.started = true;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
@@ -99,8 +100,8 @@ struct Machine {
     races::after(&order[mine & 1]);
   }
 
-  /// Hands a value to the other lanes of the warp, and waits for theirs. Two buffers: a lane may be
-  /// one exchange ahead. orders: whether it orders memory, too.
+  /// Gives a value to the other lanes of the warp and waits for theirs. Two buffers: a lane may be
+  /// one exchange ahead. orders: whether the exchange also orders memory.
   const uint32_t* exchange(uint32_t mask, uint32_t value, bool orders = false) {
     const races::Unseen unseen;
     if (mask != 0xffffffffu) fail("only whole warps are emulated");
@@ -135,7 +136,8 @@ struct Machine {
     races::after(&ended);
   }
 
-  /// Runs a warp's threads until all of them have ended or wait for other warps; how many ended.
+  /// Runs the threads of a warp until all have ended or wait for other warps. Returns how many
+  /// ended.
   size_t run_warp(size_t warp) {
     size_t ended = 0;
     for (int64_t before = -1; before != progress;) {
@@ -158,7 +160,8 @@ struct Machine {
     kernel = std::move(body);
     blocks = grid, threads = size;
     warps.assign(size.x / 32, Warp{});
-    if (fibers.size() < size.x) fibers.resize(size.x);  // the sanitizer counts only so many
+    if (fibers.size() < size.x)
+      fibers.resize(size.x);  // reused: the sanitizer limits the number of fibers
     for (Fiber& fiber : fibers) {
       if (fiber.stack) continue;
       fiber.stack = std::make_unique<char[]>(kStack);
@@ -170,7 +173,7 @@ struct Machine {
 
 inline Machine machine;
 
-/// A fiber serves one kernel after another.
+/// A fiber runs one kernel after another.
 inline void Machine::enter() {
   for (;;) {
     races::after(&machine.begun);
@@ -182,7 +185,8 @@ inline void Machine::enter() {
   }
 }
 
-/// Told what fixed kernels read and write of parameters, gradients and state, where a test asks.
+/// If set by a test, receives the reads and writes of parameters, gradients and state by fixed
+/// kernels.
 inline void (*moves)(const void* at, size_t bytes, bool written) = nullptr;
 
 template <class T>

@@ -1,8 +1,8 @@
 # Copies the CUDA sources with mistakes planted in them: cmake -DFROM=csrc/cuda -DTO=folder -P cuda_mutations.cmake
 #
-# In the copies the n-th mistake is made where the variable `mutation` is n, so one program holds them all and a test can show
-# that each is seen (test_cuda_mutations.cpp). A mistake is a piece of text and what stands in its place; a text that is not
-# there exactly once stops the build, so that this list follows the sources.
+# The copies contain every mistake, and the variable `mutation` selects one. One program therefore covers all of them, and a test
+# shows that each is detected (test_cuda_mutations.cpp). A mistake is a text and its replacement. A text that does not occur exactly
+# once in its source stops the build, so this list follows the sources.
 
 set(count 0)
 set(names "")
@@ -11,26 +11,26 @@ foreach(source IN LISTS sources)
   file(READ ${FROM}/${source} "text_${source}")
 endforeach()
 
-# The n-th mistake: `code` in place of `from`.
+# The n-th mistake: replaces `from` by `code`.
 function(plant source what from code)
   set(text "${text_${source}}")
   string(FIND "${text}" "${from}" at)
   string(FIND "${text}" "${from}" last REVERSE)
   if(at EQUAL -1 OR NOT at EQUAL last)
-    message(FATAL_ERROR "tests/cpp/cuda_mutations.cmake: csrc/cuda/${source} must hold this text exactly once, to plant \"${what}\":\n${from}")
+    message(FATAL_ERROR "tests/cpp/cuda_mutations.cmake: csrc/cuda/${source} must contain this text exactly once, to plant \"${what}\":\n${from}")
   endif()
   string(REPLACE "${from}" "${code}" text "${text}")
   set("text_${source}" "${text}" PARENT_SCOPE)
 endfunction()
 
-# An expression in place of another one of its type.
+# Replaces an expression by another one of its type.
 macro(mutate source what from to)
   math(EXPR count "${count} + 1")
   plant(${source} "${what}" "${from}" "(mutation == ${count} ? (${to}) : (${from}))")
   string(APPEND names "    \"${source}: ${what}\",\n")
 endmacro()
 
-# A statement that is left out.
+# Leaves out a statement.
 macro(leave_out source what from)
   math(EXPR count "${count} + 1")
   plant(${source} "${what}" "${from}" "if (mutation != ${count}) ${from}")
@@ -73,7 +73,7 @@ mutate(slot.cuh "the last byte of codes is not read" [=[b < bits && b < bytes]=]
 mutate(slot.cuh "a block's end is taken for the chunk's" [=[end < at.n ? end : at.n]=] [=[end]=])
 mutate(measure.cuh "the last row of a strip is missing" [=[tile.row < strip + rows]=] [=[tile.row + (rows > 1) < strip + rows]=])
 mutate(measure.cuh "a strip runs beyond the last row" [=[ceil_div(job.rows, rows_in_strip(job))]=] [=[(job.rows / rows_in_strip(job))]=])
-mutate(measure.cuh "the last columns are not settled" [=[ceil_div(job.inner_cols + job.inner_rows, kSettled)]=] [=[(job.inner_cols + job.inner_rows) / kSettled]=])
+mutate(measure.cuh "the last columns are not finalized" [=[ceil_div(job.inner_cols + job.inner_rows, kFinalizedLines)]=] [=[(job.inner_cols + job.inner_rows) / kFinalizedLines]=])
 mutate(accumulate.cuh "the last group is missing" [=[groups_in_row(call.cols)]=] [=[groups_in_row(call.cols) - 1]=])
 mutate(slot.cuh "the scale of a last short block is not written" [=[(end & (slot.block - 1)) == 0 || end == w.job.cols]=] [=[(end & (slot.block - 1)) == 0]=])
 
@@ -93,14 +93,14 @@ mutate(batch.cuh "a job begins with the first tile" [=[i > 0 ? batch.ends[i - 1]
 mutate(warp.cuh "a job after an empty one is not found" [=[batch.ends[low + last - 1] <= tile]=] [=[batch.ends[low + last - 1] < tile]=])
 
 # ---- the two walks over a tile of long blocks, and measured scales ----
-mutate(slot.cuh "only the last chunk of a long block counts" [=[e.most > w.most[k][b] ? e.most : w.most[k][b]]=] [=[e.most]=])
-mutate(slot.cuh "only the last chunk's least value counts" [=[e.least < w.least[k][b] ? e.least : w.least[k][b]]=] [=[e.least]=])
+mutate(slot.cuh "only the last chunk of a long block counts" [=[e.absmax > w.absmax[k][b] ? e.absmax : w.absmax[k][b]]=] [=[e.absmax]=])
+mutate(slot.cuh "only the last chunk's smallest value counts" [=[e.absmin < w.absmin[k][b] ? e.absmin : w.absmin[k][b]]=] [=[e.absmin]=])
 leave_out(step.cuh "maxima of the tile before stay" [=[forget_blocks(w, lane);]=])
 mutate(slot.cuh "a long block takes the first one's scale" [=[whole && cut < 0 ? first / slot.block : 0]=] [=[0]=])
 mutate(scales.cuh "the next row's maximum" [=[slot.row_next + at.row * slot.row_stride]=] [=[slot.row_next + (at.row ^ 1) % job.rows * slot.row_stride]=])
 mutate(scales.cuh "the next column's maximum" [=[slot.col_next + col + e]=] [=[slot.col_next + (col + e + 1) % job.cols]=])
-mutate(scales.cuh "the largest of the dimensions' maxima" [=[b < least ? b : least]=] [=[b]=])
-mutate(scales.cuh "maxima of the step before stay" [=[s.most[d][i] = 0.0f]=] [=[s.most[d][i]]=])
+mutate(scales.cuh "the largest of the dimensions' maxima" [=[b < absmin ? b : absmin]=] [=[b]=])
+mutate(scales.cuh "maxima of the step before stay" [=[s.absmax[d][i] = 0.0f]=] [=[s.absmax[d][i]]=])
 
 # ---- exact sums ----
 mutate(sums.cuh "a value's place in its word is forgotten" [=[t.mantissa << (t.position & 15)]=] [=[t.mantissa]=])
@@ -111,7 +111,7 @@ mutate(measure.cuh "a column's window has no end" [=[shift >= 0 && shift <= kAbo
 mutate(sums.cuh "the window is a row's, not a term's" [=[t.position >= base]=] [=[t.position >= base - 40]=])
 mutate(sums.cuh "NaN is no number that counts" [=[words + ExactSum::kNonFinite]=] [=[words + 16]=])
 mutate(measure.cuh "the next matrix's columns" [=[inner.matrix * (job.inner_cols + 1)]=] [=[inner.matrix * job.inner_cols]=])
-mutate(measure.cuh "a job's totals go to the next one" [=[place.end != 0 && i >= place.end]=] [=[place.end < 0]=])
+mutate(measure.cuh "a job's totals go to the next one" [=[range.end != 0 && i >= range.end]=] [=[range.end < 0]=])
 leave_out(measure.cuh "columns of the strip before stay" [=[own.columns.forget(lane);]=])
 
 # ---- rows and blocks that are cut ----
@@ -119,10 +119,10 @@ mutate(tile.cuh "what lies before the first element" [=[at.row * job.cols + at.c
 mutate(tile.cuh "the first row is taken for whole" [=[row == 0 ? job.front : 0]=] [=[int64_t{0}]=])
 mutate(tile.cuh "the last row is taken for whole" [=[row == job.rows - 1 ? job.cols - job.back : job.cols]=] [=[job.cols]=])
 mutate(slot.cuh "blocks begin with the part" [=[job.first - divide(job.first, job.global_cols) * job.global_cols]=] [=[int64_t{0}]=])
-mutate(slot.cuh "the least value of a cut block" [=[0x7fffffffu - rest]=] [=[0x70000000u - rest]=])
-mutate(scales.cuh "the least value of a cut block" [=[0x7fffffffu - rest]=] [=[0x70000000u - rest]=])
+mutate(slot.cuh "the smallest value of a cut block" [=[0x7fffffffu - rest]=] [=[0x70000000u - rest]=])
+mutate(scales.cuh "the smallest value of a cut block" [=[0x7fffffffu - rest]=] [=[0x70000000u - rest]=])
 mutate(scales.cuh "the first cut row's scales for all" [=[(row * blocks + b)]=] [=[b]=])
-mutate(scales.cuh "the largest magnitude of the last chunk" [=[e.most > next[0] ? e.most : next[0]]=] [=[e.most]=])
+mutate(scales.cuh "the largest magnitude of the last chunk" [=[e.absmax > next[0] ? e.absmax : next[0]]=] [=[e.absmax]=])
 leave_out(scales.cuh "the first rows instead of the cut ones" [=[tile.row = job.measured_row(tile.row, slots);]=])
 mutate(step.cu "rows between cut ones begin too late" [=[room - whole.front]=] [=[room]=])
 mutate(step.cu "the last row takes the first one's maxima" [=[2 * cut * blocks * 4]=] [=[int64_t{0}]=])
@@ -145,14 +145,14 @@ mutate(lowrank.cuh "the limiter never divides" [=[static_cast<float>(divisor)]=]
 leave_out(lowrank.cuh "the limiter forgets" [=[*job.norm = static_cast<float>(state);]=])
 leave_out(lowrank.cuh "sums of the matrix before stay" [=[clear(lane);]=])
 mutate(lowrank.cuh "the scale of the whole is of N alone" [=[norm_ratio(of_n, sum(kSquaresOfLow))]=] [=[norm_ratio(of_n, 1.0)]=])
-mutate(lowrank_columns.cuh "a column's first maximum" [=[m > most[q] ? m : most[q]]=] [=[most[q] != 0 ? most[q] : m]=])
-mutate(lowrank_columns.cuh "the strip after" [=[strip * kMostRows]=] [=[(strip + 1) * kMostRows]=])
+mutate(lowrank_columns.cuh "a column's first maximum" [=[m > absmax[q] ? m : absmax[q]]=] [=[absmax[q] != 0 ? absmax[q] : m]=])
+mutate(lowrank_columns.cuh "the strip after" [=[strip * kMaxRows]=] [=[(strip + 1) * kMaxRows]=])
 mutate(lowrank_columns.cuh "the next row of P" [=[(row + e / kMany) * job.rank + k + of]=] [=[(row + (e / kMany + 1) % deep) * job.rank + k + of]=])
 mutate(lowrank_columns.cuh "terms are not rounded to units" [=[__builtin_fma(shared.p[i * kMany + of], g, rounder) - rounder]=] [=[shared.p[i * kMany + of] * g]=])
 mutate(lowrank_columns.cuh "the first sums for all" [=[part * kSumsAtOnce<false>]=] [=[part * 0]=])
 mutate(lowrank_columns.cuh "the first strip for all" [=[strip * sum_rows(job)]=] [=[strip * 0]=])
-mutate(lowrank_columns.cuh "the unit of another bound" [=[FixedColumn(job.most[col], job.exponent)]=] [=[FixedColumn(job.most[col], job.exponent + 1)]=])
-mutate(lowrank_columns.cuh "the channel beside" [=[job.tall ? channel * job.rank : channel]=] [=[job.tall ? channel * job.rank : channel / 2]=])
+mutate(lowrank_columns.cuh "the unit of another bound" [=[FixedColumn(job.absmax[col], job.exponent)]=] [=[FixedColumn(job.absmax[col], job.exponent + 1)]=])
+mutate(lowrank_columns.cuh "the neighboring channel" [=[job.tall ? channel * job.rank : channel]=] [=[job.tall ? channel * job.rank : channel / 2]=])
 mutate(lowrank_columns.cuh "N's squares go to the next matrix" [=[unit.job != before]=] [=[false]=])
 mutate(lowrank_elements.cuh "an update of the next row" [=[row * job.cols + col + e]=] [=[(row + 1) % job.rows * job.cols + col + e]=])
 mutate(lowrank_elements.cuh "a norm of u" [=[u * u]=] [=[u]=])
@@ -162,23 +162,23 @@ mutate(lowrank_elements.cuh "the next group of random bits" [=[index / 8 + stati
 mutate(lowrank_elements.cuh "elements of the first group are not skipped" [=[static_cast<int>(index & 7)]=] [=[0]=])
 mutate(lowrank_elements.cuh "the next 8 elements' random bits" [=[static_cast<uint64_t>(job.first + at) / 8]=] [=[static_cast<uint64_t>(job.first + at) / 8 + 1]=])
 mutate(lowrank_elements.cuh "the last 8 of a row" [=[8 * lane < n]=] [=[8 * lane + 8 < n]=])
-mutate(lowrank_elements.cuh "the update of a neighbour" [=[job.scaling.applied(P::load(param.get(e), beside), u[e])]=]
-       [=[job.scaling.applied(P::load(param.get(e), beside), u[e ^ 1])]=])
+mutate(lowrank_elements.cuh "the update of a neighbour" [=[job.scaling.applied(P::load(param.get(e), c), u[e])]=]
+       [=[job.scaling.applied(P::load(param.get(e), c), u[e ^ 1])]=])
 mutate(lowrank_elements.cuh "the last group of a tile" [=[group * 8 < skip + n]=] [=[group * 8 < n]=])
 mutate(lowrank_product.cuh "the first columns of a row again" [=[(first + i) * job.cols + col + lane]=] [=[(first + i) * job.cols + lane]=])
 mutate(lowrank_product.cuh "a row of P late" [=[job.p[(col + c) * rank + k]]=] [=[job.p[(col + (c + 1) % deep) * rank + k]]=])
 mutate(lowrank_product.cuh "terms are rounded" [=[__builtin_fma(x[r], y[q], sum[r][q])]=] [=[sum[r][q] + static_cast<double>(static_cast<float>(x[r] * y[q]))]=])
-mutate(lowrank_product.cuh "the tile beside" [=[(unit.number - down * across) * kSide]=] [=[(unit.number - down * across) * 0]=])
+mutate(lowrank_product.cuh "the neighboring tile" [=[(unit.number - down * across) * kSide]=] [=[(unit.number - down * across) * 0]=])
 mutate(lowrank_product.cuh "what is brought back is not turned" [=[(col + j) * rank + c]=] [=[(col + j) * rank + c / 2]=])
 mutate(lowrank_product.cuh "L instead of N" [=[kWhat == Product::kStep ? job.n : job.low]=] [=[job.low]=])
 mutate(lowrank_product.cuh "the residual goes to the next matrix" [=[unit.job != before]=] [=[false]=])
 mutate(lowrank_product.cuh "the group of the part" [=[static_cast<uint64_t>(job.first + at)]=] [=[static_cast<uint64_t>(at)]=])
 mutate(lowrank_product.cuh "its neighbour's half" [=[16 * (index & 1)]=] [=[16 * (~index & 1)]=])
-mutate(lowrank_product.cuh "the word beside" [=[static_cast<int>(index >> 1 & 3) == w]=] [=[static_cast<int>(index >> 1 & 2) == w]=])
+mutate(lowrank_product.cuh "the neighboring word" [=[static_cast<int>(index >> 1 & 3) == w]=] [=[static_cast<int>(index >> 1 & 2) == w]=])
 mutate(lowrank.cu "a chunk too short" [=[left < LowRankBatch::kMany ? left : LowRankBatch::kMany]=] [=[left < 64 ? left : int64_t{63}]=])
 
 # ---- every barrier, one at a time ----
-# But those that only order memory, since lanes wait for each other elsewhere: here lanes run one after another.
+# Except those that only order memory while lanes wait for each other elsewhere: here lanes run one after another.
 foreach(source IN LISTS sources)
   foreach(barrier __syncwarp __syncthreads)
     set(before "")

@@ -1,8 +1,9 @@
-// What the emulator tells the thread sanitizer, so that it judges kernels by CUDA's rules: each thread
-// of a block is one of its fibers, barriers order memory, shuffles and ballots do not. Accesses of the
-// emulator itself are not looked at. Without the sanitizer all of this is nothing.
+// Annotations of the emulator for the thread sanitizer, so that it judges kernels by CUDA's rules:
+// each thread of a block is one of its fibers, barriers order memory, and shuffles and ballots do
+// not. Accesses of the emulator itself are excluded. Without the sanitizer the annotations are
+// empty.
 //
-// Blocks of a launch follow each other here, so what two blocks do to the same memory is not judged.
+// Blocks of a launch run one after another here, so races between blocks are not detected.
 #pragma once
 
 namespace emulator::races {
@@ -20,12 +21,12 @@ void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 inline int reports = 0;
-// Called by the sanitizer, which is a library of its own: it must see them.
+// Called by the sanitizer, a library of its own, so these functions must be visible.
 #define LB_CALLED __attribute__((used, visibility("default")))
 LB_CALLED inline void __tsan_on_report(void*) { ++reports; }
 LB_CALLED inline const char* __tsan_default_options() { return "exitcode=0:report_thread_leaks=0"; }
-// Volatile reads are of words that other threads raise by atomic operations at the same time: as
-// good as atomic on a GPU, if they are of one word (--param=tsan-distinguish-volatile=1).
+// Volatile reads are of words that other threads raise by atomic operations at the same time. Reads
+// of a single word are as good as atomic on a GPU (--param=tsan-distinguish-volatile=1).
 LB_CALLED inline void __tsan_volatile_read4(void*) {}
 #undef LB_CALLED
 }
@@ -33,7 +34,9 @@ LB_CALLED inline void __tsan_volatile_read4(void*) {}
 constexpr bool kSeen = true;
 inline void* here() { return __tsan_get_current_fiber(); }
 inline void* fiber() { return __tsan_create_fiber(0); }
-inline void enter(void* fiber) { __tsan_switch_to_fiber(fiber, 1); }  // 1: nothing is ordered by it
+inline void enter(void* fiber) {
+  __tsan_switch_to_fiber(fiber, 1);
+}  // 1: the switch orders nothing
 inline void before(void* at) { __tsan_release(at); }
 inline void after(void* at) { __tsan_acquire(at); }
 struct Unseen {

@@ -1,11 +1,11 @@
-// Small parameters with gradients and state, however they are kept and cut, as jobs over their
-// memory. Include after cuda_emulator.h and cuda/step.cu.
+// Small parameters with gradients and state, in all layouts and cuts, as jobs over their memory.
+// Include after cuda_emulator.h and cuda/step.cu.
 #pragma once
 
 #include <random>
 #include <string>
 
-#include "catalog.h"
+#include "catalog/catalog.h"
 #include "core/exact_sum.h"
 
 namespace lowbit {
@@ -25,24 +25,24 @@ struct alignas(16) Piece {
 };
 using Bytes = std::vector<Piece>;
 
-/// How one slot of state is kept.
+/// How the state of one slot is stored.
 struct Keep {
   int format = 0, block = 256, kind = kBlock;
   bool stochastic = false;
 };
 
-/// What a parameter looks like and where it lies in the whole.
+/// The properties of a parameter and its position in the whole.
 struct Spec {
   int rule = 0, param = 2, grad = 1;
   Keep state[kMaxSlots] = {{2}, {3}, {3}, {3}};
   int64_t rows = 1, cols = 1, global_cols = 0, first = 0;  // global_cols 0: cols
-  std::vector<int64_t> inside{};  // the dimensions that make up cols; none: one
-  int misaligned = 0;             // elements by which the parameter's memory is off
-  int64_t more_rows = 0;          // of the whole parameter
+  std::vector<int64_t> inside{};  // the dimensions whose product is cols; empty: one
+  int misaligned = 0;             // misalignment of the parameter's memory, in elements
+  int64_t more_rows = 0;          // further rows of the whole parameter
   int cut = kNoCut;               // a Cut
-  int64_t front = 0, back = 0;    // elements of the first and the last row that lie elsewhere
+  int64_t front = 0, back = 0;    // elements of the first and the last row on other ranks
 
-  /// Elements that are here.
+  /// The number of local elements.
   int64_t numel() const { return rows * cols - front - back; }
 
   std::vector<int64_t> dims() const {
@@ -73,10 +73,10 @@ int dtype_bytes(const char* dtype) {
   return std::strcmp(dtype, "float32") == 0 ? 4 : std::strcmp(dtype, "uint8") == 0 ? 1 : 2;
 }
 
-/// The memory of one parameter, with margins that must stay as they are.
+/// The memory of one parameter, with margins that must not change.
 struct Memory {
   static constexpr size_t kMargin = 4;
-  std::vector<Bytes> param, state;  // param: itself, and what is kept beside it
+  std::vector<Bytes> param, state;  // param: the parameter and its compensation
   Bytes grad;
   float step = 0;
 
@@ -86,7 +86,7 @@ struct Memory {
   static unsigned char* at(Bytes& bytes) { return bytes[kMargin].byte; }
 };
 
-/// Values of every magnitude, some exact in few bits, some zero.
+/// A value of any magnitude, some exact in few bits, some zero.
 float draw(std::mt19937& random, float size) {
   std::normal_distribution<float> normal;
   const unsigned kind = random() % 16;
@@ -107,18 +107,19 @@ void put(unsigned char* at, const char* dtype, int64_t i, float x) {
   }
 }
 
-/// The workspace of a step of several phases, for all jobs: as ops_scratch.cpp lays it out.
+/// The workspace of a step with several phases, for all jobs, in the layout of
+/// csrc/ops/workspace.cpp.
 struct Scratch {
   std::vector<int64_t> totals, rows, cols;
-  std::vector<uint32_t> row_most, col_most, blocks;
+  std::vector<uint32_t> row_absmax, col_absmax, blocks;
   std::vector<float> floats;
 };
 
-/// The measured scales of one slot, as ops_plan.h keeps them beside a job.
+/// The cross-tile scales of one slot, as csrc/ops/plan.h stores them with a job.
 struct Measured {
   size_t job;
   int slot;
-  std::vector<float*> most;
+  std::vector<float*> absmax;
   std::vector<int64_t> dims;
   bool combined() const { return dims.size() > 2; }
 };
@@ -132,8 +133,8 @@ struct Batched {
   Scratch scratch;
 };
 
-/// A job over the memory of one parameter; makes the memory where there is none yet. Workspace
-/// pointers are offsets until `place`.
+/// Adds a job over the memory of one parameter, and allocates the memory if there is none.
+/// Workspace pointers are offsets until `resolve`.
 void add_job(Batched& all, const Spec& spec, Memory& m) {
   const bool fresh = m.param.empty();
   const RuleInfo rule = rule_info(spec.rule);
@@ -146,7 +147,7 @@ void add_job(Batched& all, const Spec& spec, Memory& m) {
   };
   if (fresh) {
     m.param.push_back(Memory::buffer(param.bytes * (spec.numel() + spec.misaligned)));
-    m.param.push_back(Memory::buffer(param.extra_bytes * n));
+    m.param.push_back(Memory::buffer(param.compensation_bytes * n));
     m.grad = Memory::buffer(4 * (spec.numel() + spec.misaligned));
   }
   Job job{};
@@ -163,14 +164,14 @@ void add_job(Batched& all, const Spec& spec, Memory& m) {
   job.global_inner_rows = job.inner_rows + (dims.size() == 2 ? spec.more_rows : 0);
   job.random = {0x12345678u, 7u, 0, static_cast<uint32_t>(spec.rows * 31 + spec.cols)};
   job.param = Memory::at(m.param[0]) + spec.misaligned * param.bytes;
-  job.extra = param.extra_bytes > 0 ? Memory::at(m.param[1]) : nullptr;
+  job.compensation = param.compensation_bytes > 0 ? Memory::at(m.param[1]) : nullptr;
   job.grad = Memory::at(m.grad) + spec.misaligned * grad_bytes(spec.grad);
   job.tile = kTile;
   Scratch& s = all.scratch;
   const auto room = [](auto& list, int64_t count) {
     const size_t at = list.size();
     list.resize(at + static_cast<size_t>(count));
-    // An offset, until all lists have their length.
+    // An offset until all lists have their final length.
     return reinterpret_cast<decltype(list.data())>(at * sizeof(list[0]));
   };
   for (int k = 0; k < rule.slots; ++k) {
@@ -190,23 +191,24 @@ void add_job(Batched& all, const Spec& spec, Memory& m) {
         slot.block_next = room(s.blocks, 2 * job.cut_rows() * job.blocks(slot.block));
       }
     }
-    if (!is_measured(slot.kind)) continue;
+    if (!is_cross_tile(slot.kind)) continue;
     Measured measured{all.jobs.size(), k, {}, {}};
-    const auto most = [&](int64_t length) {
-      measured.most.push_back(reinterpret_cast<float*>(take(4 * length)));
-      return reinterpret_cast<const uint32_t*>(measured.most.back());
+    const auto absmax = [&](int64_t length) {
+      measured.absmax.push_back(reinterpret_cast<float*>(take(4 * length)));
+      return reinterpret_cast<const uint32_t*>(measured.absmax.back());
     };
     slot.row_stride = slot.kind == kTensor ? 0 : 1;
     const int64_t rows = slot.kind == kTensor ? 1 : spec.rows;
-    if (slot.kind != kColumn) slot.row_most = most(rows), slot.row_next = room(s.row_most, rows);
-    if (slot.kind == kColumn) slot.col_most = most(spec.cols);
+    if (slot.kind != kColumn)
+      slot.row_absmax = absmax(rows), slot.row_next = room(s.row_absmax, rows);
+    if (slot.kind == kColumn) slot.col_absmax = absmax(spec.cols);
     if (slot.kind == kRank1) {
       measured.dims = dims;
-      for (size_t d = 1; d < dims.size(); ++d) slot.col_most = most(dims[d]);
+      for (size_t d = 1; d < dims.size(); ++d) slot.col_absmax = absmax(dims[d]);
       if (measured.combined())
-        slot.col_most = reinterpret_cast<uint32_t*>(room(s.floats, spec.cols));
+        slot.col_absmax = reinterpret_cast<uint32_t*>(room(s.floats, spec.cols));
     }
-    if (slot.kind == kColumn || slot.kind == kRank1) slot.col_next = room(s.col_most, spec.cols);
+    if (slot.kind == kColumn || slot.kind == kRank1) slot.col_next = room(s.col_absmax, spec.cols);
     all.measured.push_back(measured);
   }
   int64_t *row_sums = nullptr, *col_sums = nullptr;
@@ -227,8 +229,8 @@ void add_job(Batched& all, const Spec& spec, Memory& m) {
   all.steps.push_back(&m.step);
 }
 
-/// Offsets become pointers.
-void place(Batched& all) {
+/// Turns offsets into pointers.
+void resolve(Batched& all) {
   Scratch& s = all.scratch;
   const auto move = [](auto*& at, auto& list) {
     at = reinterpret_cast<std::remove_reference_t<decltype(at)>>(
@@ -249,19 +251,19 @@ void place(Batched& all) {
   }
   for (const Measured& m : all.measured) {
     StateSlot& slot = all.jobs[m.job].state[m.slot];
-    if (slot.kind != kColumn) move(slot.row_next, s.row_most);
-    if (slot.kind == kColumn || slot.kind == kRank1) move(slot.col_next, s.col_most);
-    if (m.combined()) move(slot.col_most, s.floats);
+    if (slot.kind != kColumn) move(slot.row_next, s.row_absmax);
+    if (slot.kind == kColumn || slot.kind == kRank1) move(slot.col_next, s.col_absmax);
+    if (m.combined()) move(slot.col_absmax, s.floats);
   }
 }
 
 void forget(Scratch& s) {
   for (auto* list : {&s.totals, &s.rows, &s.cols}) std::fill(list->begin(), list->end(), 0);
-  for (auto* list : {&s.row_most, &s.col_most, &s.blocks})
+  for (auto* list : {&s.row_absmax, &s.col_absmax, &s.blocks})
     std::fill(list->begin(), list->end(), 0u);
 }
 
-/// One shape of two to four dimensions, even or uneven, and after three more the next.
+/// One shape of two to four dimensions, even or uneven; every third turn gives the next one.
 Spec shaped(Spec spec, int turn) {
   switch (turn % 4) {
     case 0:
@@ -310,8 +312,8 @@ std::vector<Spec> shapes(int param, int grad, int s0, int s1) {
   return specs;
 }
 
-/// A parameter whose rows or blocks are cut: flat shards, which begin and end inside rows, and parts
-/// of columns, which begin inside blocks.
+/// A parameter whose rows or blocks are cut: flat shards, which begin and end inside rows, and
+/// column shards, which begin inside blocks.
 Spec cut(Spec spec, int turn) {
   const auto ends = [&](int64_t rows, int64_t cols, int64_t front, int64_t back) {
     spec.rows = rows, spec.cols = cols, spec.front = front, spec.back = back;
@@ -344,7 +346,7 @@ Spec cut(Spec spec, int turn) {
       columns(2, 333, 367, 700);
       spec.first -= 7;
       break;
-    case 7:  // blocks and tiles that hold nothing of it
+    case 7:  // blocks and tiles without local elements
       columns(2, 40, 2100 - 20, 5000);
       break;
     default:

@@ -1,6 +1,6 @@
-// Makes the mistakes planted in the CUDA sources one at a time and asks whether each is seen. Each
-// runs in a process of its own, which may crash, hang or wait for a barrier that no other thread
-// comes to. Include after `mutation`, the sources and what compares them, which has `check`.
+// Applies the mistakes planted in the CUDA sources one at a time and checks that each is detected.
+// Each runs in a process of its own, which may crash, hang, or wait for a barrier that no other
+// thread reaches. Include after `mutation`, the sources, and the comparison that defines `check`.
 #pragma once
 
 #include <sys/wait.h>
@@ -18,51 +18,53 @@
 namespace lowbit {
 namespace {
 
-/// Where to look, and first for mistakes in which files: the rest of the search is then not needed.
-struct Place {
+/// A comparison, and the files whose mistakes it probably detects. It runs first for these files.
+struct Comparison {
   bool (*differ)();
   const char* files;
 };
 
 template <size_t kCount>
-bool differs(const Place (&places)[kCount], const std::string& mistake) {
+bool differs(const Comparison (&comparisons)[kCount], const std::string& mistake) {
   const std::string file = mistake.substr(0, mistake.find(':'));
   for (const bool likely : {true, false}) {
-    for (const Place& place : places) {
-      if ((std::strstr(place.files, file.c_str()) != nullptr) != likely) continue;
+    for (const Comparison& comparison : comparisons) {
+      if ((std::strstr(comparison.files, file.c_str()) != nullptr) != likely) continue;
       for (const bool backwards : {false, true}) {
         emulator::machine.backwards = backwards;
-        if (place.differ()) return true;
+        if (comparison.differ()) return true;
       }
     }
   }
   return false;
 }
 
-/// Whether a mistake is seen, as the exit status of a process.
+/// Whether a mistake is detected, as the exit status of a process.
 template <size_t kCount>
-[[noreturn]] void look(const Place (&places)[kCount], int number) {
-  alarm(number == 0 ? 600 : 60);  // which is seen as well, and without a mistake must not be
+[[noreturn]] void look(const Comparison (&comparisons)[kCount], int number) {
+  alarm(number == 0 ? 600
+                    : 60);  // a timeout counts as detected; without a mistake it must not occur
   if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(0);
   mutation = number;
-  _exit(differs(places, kMutations[number]) ? 1 : 0);
+  _exit(differs(comparisons, kMutations[number]) ? 1 : 0);
 }
 
-/// The mistakes that are `mine`, and none; the exit status of the program.
+/// Runs without a mistake, then with each mistake that is `mine`. Returns the exit status of the
+/// program.
 template <size_t kCount, class Mine>
-int run_mutations(const Place (&places)[kCount], const Mine& mine) {
+int run_mutations(const Comparison (&comparisons)[kCount], const Mine& mine) {
   const int count = static_cast<int>(sizeof(kMutations) / sizeof(kMutations[0]));
-  const int most = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int absmax = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::map<pid_t, int> running;
   for (int next = 0; next < count || !running.empty();) {
     if (next < count && next > 0 && !mine(kMutations[next])) {
       ++next;
       continue;
     }
-    if (next < count && static_cast<int>(running.size()) < most) {
+    if (next < count && static_cast<int>(running.size()) < absmax) {
       std::fflush(stdout);
       const pid_t child = fork();
-      if (child == 0) look(places, next);
+      if (child == 0) look(comparisons, next);
       running[child] = next++;
       continue;
     }

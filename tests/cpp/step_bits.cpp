@@ -1,6 +1,6 @@
 // Steps every update rule with every state format and parameter format that programs without Python
-// are served, from inputs that are made of integers, and prints a digest of all that was written for
-// each combination. Two processors, or two instruction sets (LOWBIT_ISA), must print the same.
+// can use, from inputs made of integers. Prints a digest of all written bytes for each combination.
+// Two processors, or two instruction sets (LOWBIT_ISA), must print the same.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "catalog.h"
+#include "catalog/catalog.h"
 #include "core/half.h"
-#include "kept.h"
+#include "libtorch/lowbit/param_state.h"
 
 namespace {
 
-using lowbit::Kept;
+using lowbit::ParamState;
 
 uint64_t mixed(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15ull;
@@ -25,7 +25,7 @@ uint64_t mixed(uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-/// In [-1, 1), over some twenty binades, and sometimes nothing, subnormal or far outside.
+/// A value in [-1, 1), over about twenty binades; sometimes zero, subnormal or far outside.
 float value_of(uint64_t key) {
   const uint64_t bits = mixed(key);
   if (bits % 97 == 0) return 0.0f;
@@ -64,8 +64,8 @@ struct Digest {
 };
 
 std::vector<double> hypers_of(int rule) {
-  // As the catalog lists them: a learning rate, then numbers that are fit for a decay, a floor or a
-  // power wherever a rule takes one.
+  // In the order of the catalog: a learning rate, then numbers that are valid as a decay, a floor
+  // or a power of any rule.
   std::vector<double> hyper(static_cast<size_t>(lowbit::rule_info(rule).hypers), 0.3);
   hyper[0] = 1e-2;
   return hyper;
@@ -74,19 +74,19 @@ std::vector<double> hypers_of(int rule) {
 bool run(const std::string& rule, const std::string& state_format, const std::string& dtype,
          const std::string& param_format, uint64_t* digest) {
   const std::vector<int64_t> shape = {14, 301};
-  lowbit::KeepOptions options;
+  lowbit::StateOptions options;
   options.state_format = state_format, options.param_format = param_format;
   std::vector<std::vector<char>> state;
   std::vector<void*> pointers;
-  const auto kept = [&]() -> std::unique_ptr<Kept> {
+  const auto kept = [&]() -> std::unique_ptr<ParamState> {
     try {
-      return std::make_unique<Kept>(rule, shape, dtype, options);
+      return std::make_unique<ParamState>(rule, shape, dtype, options);
     } catch (const std::invalid_argument&) {
       return nullptr;  // they do not go together
     }
   }();
   if (kept == nullptr) return false;
-  for (const lowbit::KeptTensor& t : kept->tensors()) {
+  for (const lowbit::StateTensor& t : kept->tensors()) {
     int64_t n = 1;
     for (const int64_t d : t.shape) n *= d;
     state.emplace_back(static_cast<size_t>(n) * width_of(t.dtype));
@@ -121,7 +121,8 @@ int main() {
     for (int s = 0; s < lowbit::state_count(); ++s) states.push_back(lowbit::state_info(s).name);
     for (const std::string& state : states) {
       for (int p = 0; p < lowbit::param_count(); ++p) {
-        // Every parameter format with 8-bit state, every state with the default of each dtype.
+        // Every parameter format with 8-bit state, and every state format with the default of each
+        // dtype.
         const std::string format = lowbit::param_info(p).name, dtype = lowbit::param_info(p).dtype;
         if (state != "8bit" && format != dtype && format != "bfloat16_stochastic") continue;
         uint64_t digest = 0;

@@ -1,21 +1,21 @@
-// The CUDA library, launcher and kernels as they are, on the CPU (cuda_emulator.h): parameters,
+// The unchanged CUDA library, launcher and kernels, on the CPU (cuda_emulator.h): parameters,
 // codes, scales and steps in all their phases against the CPU walk, byte for byte.
 #include "cuda_emulator.h"
-// After the emulator, which stands for the CUDA compiler.
+// After the emulator, which replaces the CUDA compiler.
 #include "cuda/step.cu"
 #include "cuda_compare.h"
 
 namespace lowbit {
 namespace {
 
-/// Every state format with every scale and rounding, in the first slot of the rule that fits its
+/// Every state format with every scale and rounding, in the first slot of a rule with the same
 /// sign.
 void test_every_format() {
   std::vector<Spec> block, measured;
   const int lengths[] = {32, 64, 128, 256, 512, 1024, 2048};
   for (int f = 0; f < state_count(); ++f) {
     const StateInfo info = state_info(f);
-    for (int kind = info.scaled ? kBlock : kNoScale; kind <= (info.measurable ? kRank1
+    for (int kind = info.scaled ? kBlock : kNoScale; kind <= (info.cross_tile ? kRank1
                                                               : info.scaled   ? kBlock
                                                                               : kNoScale);
          ++kind) {
@@ -26,7 +26,7 @@ void test_every_format() {
         Keep& keep = spec.state[info.is_signed ? 0 : 1];
         keep = {f, lengths[(f + kind + stochastic) % 7], kind, stochastic};
         for (const int turn : {f + kind, f + kind + 1 + stochastic})
-          (is_measured(kind) ? measured : block).push_back(shaped(spec, turn));
+          (is_cross_tile(kind) ? measured : block).push_back(shaped(spec, turn));
         if (kind != kBlock) continue;
         spec.rows = 1, spec.cols = 2500, keep.block = lengths[4 + (f + stochastic) % 3];
         block.push_back(spec);
@@ -53,7 +53,7 @@ bool slot_is_signed_in(int rule, int slot, Types<U...>) {
 }
 bool slot_is_signed(int rule, int slot) { return slot_is_signed_in(rule, slot, UpdateRules{}); }
 
-/// Every rule with every parameter format, gradient and several ways to keep its state.
+/// Every rule with every parameter format, every gradient format, and several state formats.
 void test_every_rule() {
   const int d4 = find_state("dynamic4"), l4 = find_state("linear4_unsigned"),
             log = find_state("log8"), p6 = find_state("power1_6"), c8 = find_state("companded8");
@@ -89,6 +89,11 @@ void test_every_rule() {
     spec.rows = 0, specs.push_back(spec);
     spec.rows = 5, spec.cols = 0, specs.push_back(spec);
     spec.rows = 600, spec.cols = 3, specs.push_back(spec);
+    // One matrix of several, as on a rank with one expert.
+    spec.rows = 1, spec.cols = 330, spec.inside = {6, 55}, spec.more_rows = 3,
+    specs.push_back(spec);
+    spec.cols = 5000, spec.inside = {100, 50}, specs.push_back(spec);
+    spec.more_rows = 0, specs.push_back(spec);
     compare(specs, {}, 3);
     Options odd;
     odd.odd_grads = true;
@@ -96,11 +101,11 @@ void test_every_rule() {
   }
 }
 
-/// What a user has: 8-bit state on bfloat16 and float32 parameters; the fixed kernels and, where
-/// rows are uneven, the general one.
+/// The common configurations: 8-bit state on bfloat16 and float32 parameters, by the fixed kernels
+/// and, if rows are uneven, by the general one.
 void test_shapes() {
   const int d8 = find_state("dynamic8"), d8u = find_state("dynamic8_unsigned"),
-            wide = find_state("float32");
+            full_precision = find_state("float32");
   Options odd;
   odd.odd_grads = true;
   for (const cuda::Fast& f : cuda::kFast) {
@@ -116,18 +121,20 @@ void test_shapes() {
   for (int i = 0; i <= cuda::kFastCount; ++i)
     check(served[i] >= 5, "kernel " + std::to_string(i) + " was tested");
 
-  std::vector<Spec> mixed;  // more than one prepare, every kernel in one call, empty ones between
+  std::vector<Spec>
+      mixed;  // more than one prepare, every kernel in one call, empty parameters between
   for (int i = 0; i < 1100; ++i) {
     Spec spec;
     spec.param = i % 3, spec.grad = i % 2;
-    spec.state[0] = {i % 5 == 0 ? wide : d8}, spec.state[1] = {i % 5 == 0 ? wide : d8u};
+    spec.state[0] = {i % 5 == 0 ? full_precision : d8},
+    spec.state[1] = {i % 5 == 0 ? full_precision : d8u};
     spec.rows = i % 7 == 0 ? 0 : 1 + i % 2, spec.cols = 8 + 24 * (i % 13) + i % 5 / 4;
     mixed.push_back(spec);
   }
   compare(mixed, {}, 2);
 }
 
-/// Every scaled format in rows and blocks that are cut; wide state and measured scales, too.
+/// Every scaled format in cut rows and blocks, and full-precision state and cross-tile scales.
 void test_cut() {
   const int lengths[] = {32, 64, 128, 256, 512, 1024, 2048};
   Options odd;
@@ -143,15 +150,15 @@ void test_cut() {
       Keep& keep = spec.state[info.is_signed ? 0 : 1];
       keep = {f, lengths[(f + turn) % 7], info.scaled ? kBlock : kNoScale, turn == 1};
       blocks.push_back(cut(spec, f + 4 * turn));
-      if (!info.measurable || turn > 0) continue;
+      if (!info.cross_tile || turn > 0) continue;
       keep.kind = kRow + f % 4;
       others.push_back(cut(spec, f % 5));
-      others.back().cut = kNoCut;  // no block is
+      others.back().cut = kNoCut;  // no block is cut
     }
   }
   compare(blocks, {}, 2);
   compare(blocks, odd, 2);
-  for (int turn = 0; turn < 9; ++turn) {  // blocks beside scales of rows
+  for (int turn = 0; turn < 9; ++turn) {  // blocks together with scales of rows
     Spec spec;
     spec.state[0] = {find_state("dynamic4"), 128}, spec.state[1] = {find_state("log8"), 512};
     others.push_back(cut(spec, turn));
@@ -160,18 +167,18 @@ void test_cut() {
   }
   compare(others, odd, 2);
 
-  // What has no blocks steps in one phase, whole rows by the fixed kernels.
+  // Specs without blocks step in one phase, whole rows by the fixed kernels.
   const int before = served[cuda::kAny];
-  std::vector<Spec> wide;
+  std::vector<Spec> full_precision;
   for (int turn = 0; turn < 40; ++turn) {
     Spec spec;
     spec.param = turn % 2 == 0 ? 2 : 0, spec.grad = turn % 2 == 0;
     spec.state[0] = spec.state[1] = {0, 0, kNoScale};
-    wide.push_back(cut(spec, turn % 5));
-    wide.back().cut = kNoCut;
+    full_precision.push_back(cut(spec, turn % 5));
+    full_precision.back().cut = kNoCut;
   }
   const int any = served[cuda::kAny];
-  compare(wide, {}, 3);
+  compare(full_precision, {}, 3);
   check(served[cuda::kAny] - any > 40 && before <= any, "some are served in parts");
 
   for (const char* name : {"adafactor", "adafactor_momentum", "came", "adamw_factored"}) {
@@ -181,12 +188,16 @@ void test_cut() {
       spec.rule = find_rule(name);
       for (int k = 0; k < kMaxSlots; ++k) spec.state[k] = {find_state("dynamic8"), 256};
       factored.push_back(cut(spec, turn));
+      if (turn > 1) continue;  // the only matrix that a flat shard touches, and only partly
+      spec.rows = 1, spec.cols = 330, spec.inside = {6, 55}, spec.first = 660, spec.more_rows = 3;
+      spec.cut = kCutEnds, spec.front = turn * 70, spec.back = 100;
+      factored.push_back(spec);
     }
     compare(factored, odd, 3);
   }
 }
 
-/// More jobs than one launch of any table takes, in every phase.
+/// More jobs than one launch of any table, in every phase.
 void test_many() {
   std::vector<Spec> factored, measured, cuts;
   for (int i = 0; i < 230; ++i) {
@@ -241,7 +252,7 @@ void test_options() {
   const auto run = [&](Memory& m, const Options& options) {
     Batched all;
     add_job(all, specs[0], m);
-    place(all);
+    resolve(all);
     step_cuda(all, options, 0);
   };
   Memory before;
@@ -263,12 +274,12 @@ void test_options() {
         "lr = 0 leaves the parameter and moves its state");
 }
 
-/// The encode and decode kernels against the CPU's leaves: every code under scales of all kinds,
-/// blocks of all lengths, uneven rows.
+/// The device's quantizing and dequantizing kernels against the CPU's: every code with scales of
+/// all kinds, blocks of all lengths, uneven rows.
 void test_codes() {
   check(wrong_codes<Dynamic8>() == 0, "dynamic8: codes on the device");
   check(wrong_codes<Dynamic8Unsigned>() == 0, "dynamic8_unsigned: codes on the device");
-  const cpu::Leaves& leaves = cpu::leaves();
+  const cpu::Kernels& kernels = cpu::kernels();
   std::mt19937 random(3);
   for (int format = 0; format < state_count(); ++format) {
     const StateInfo info = state_info(format);
@@ -293,7 +304,7 @@ void test_codes() {
             back[on].resize(x.size());
       CudaCode call{0,    nullptr,  format,          block,          rows,
                     cols, x.data(), codes[1].data(), scale[1].data()};
-      check(lowbit_cuda_encode(&call) == nullptr, "lowbit_cuda_encode");
+      check(lowbit_cuda_quantize(&call) == nullptr, "lowbit_cuda_quantize");
       const int64_t tile = std::max(kTile, block);
       const auto tiles = [&](const auto& fn) {
         for (int64_t row = 0; row < rows; ++row) {
@@ -304,10 +315,10 @@ void test_codes() {
         }
       };
       tiles([&](size_t value, size_t code, size_t stored, int n) {
-        cpu::encode_run(leaves, format, &x[value], &codes[0][code], &scale[0][stored], block, n);
+        cpu::quantize_run(kernels, format, &x[value], &codes[0][code], &scale[0][stored], block, n);
       });
       const std::string name = std::string(info.name) + ", blocks of " + std::to_string(block);
-      check(codes[0] == codes[1], "encode " + name);
+      check(codes[0] == codes[1], "quantize " + name);
       check(scale[0] == scale[1], "scales " + name);
       if (info.bits == 8 || info.bits == 4) {
         for (size_t i = 0; i < codes[0].size(); ++i) codes[0][i] = static_cast<uint8_t>(i);
@@ -318,19 +329,19 @@ void test_codes() {
           std::memcpy(&scale[0][4 * i], scales + i % 6, 4);
       }
       call.values = back[1].data(), call.codes = codes[0].data(), call.scales = scale[0].data();
-      check(lowbit_cuda_decode(&call) == nullptr, "lowbit_cuda_decode");
+      check(lowbit_cuda_dequantize(&call) == nullptr, "lowbit_cuda_dequantize");
       tiles([&](size_t value, size_t code, size_t stored, int n) {
-        leaves.decode[format](&codes[0][code], &scale[0][stored], block, &back[0][value], n);
+        kernels.dequantize[format](&codes[0][code], &scale[0][stored], block, &back[0][value], n);
       });
       bool same = true;
       for (size_t i = 0; i < x.size(); ++i)
         same &= float_bits(canonical(back[0][i])) == float_bits(canonical(back[1][i]));
-      check(same, "decode " + name);
+      check(same, "dequantize " + name);
     }
   }
 }
 
-/// How often bytes of state, and of what lies beside a parameter, are read and written.
+/// How often bytes of state and of compensation are read and written.
 struct Moved {
   const unsigned char* at;
   std::vector<int> read, written;
@@ -339,14 +350,14 @@ std::vector<Moved> moved;
 void count_move(const void* at, size_t bytes, bool written) {
   for (Moved& m : moved) {
     const auto from = reinterpret_cast<uintptr_t>(at) - reinterpret_cast<uintptr_t>(m.at);
-    if (from >= m.read.size()) continue;  // also where it lies before
+    if (from >= m.read.size()) continue;  // also counts memory before the margins
     for (size_t i = from; i < from + bytes && i < m.read.size(); ++i)
       ++(written ? m.written : m.read)[i];
   }
 }
 
-/// Every fixed kernel moves each byte of state once in each direction, which is all that stepping
-/// it over a bus takes.
+/// Every fixed kernel moves each byte of state once in each direction, as stepping over a bus
+/// requires.
 void test_once() {
   for (const cuda::Fast& f : cuda::kFast) {
     Spec spec;
@@ -359,7 +370,7 @@ void test_once() {
     add_job(all, spec, memory);
     all = {};
     add_job(all, spec, memory);
-    place(all);
+    resolve(all);
     const Job& job = all.jobs[0];
     check(&cuda::kFast[cuda::kernel_of(job)] == &f, spec.name() + ": served by its own kernel");
     moved.clear();
@@ -369,7 +380,8 @@ void test_once() {
     };
     const int64_t n = spec.rows * spec.cols;
     for (int k = 0; k < 2; ++k) watch(job.state[k].values, n * state_info(f.state[k]).bits / 8);
-    if (job.extra != nullptr) watch(job.extra, n * param_info(f.param).extra_bytes);
+    if (job.compensation != nullptr)
+      watch(job.compensation, n * param_info(f.param).compensation_bytes);
     emulator::moves = count_move;
     step_cuda(all, {}, 0);
     emulator::moves = nullptr;
@@ -384,10 +396,10 @@ void test_once() {
 void test_accumulate() { check(wrong_sums() == 0, "gradients added on the device"); }
 
 struct PlantedShared {
-  int at[2][2 * cuda::kLanes];  // a place is reported once
+  int at[2][2 * cuda::kLanes];  // a location is reported once
 };
-/// Every thread reads what its neighbour in the warp, or of another warp, wrote: behind a barrier of
-/// all, of the warp, or none but a shuffle.
+/// Every thread reads what its neighbor in the warp, or in another warp, wrote: after a barrier of
+/// the block, a barrier of the warp, or only a shuffle.
 template <bool kAcross, bool kAll, bool kWarp>  // each is reported once
 __global__ void planted(int* out) {
   LB_SHARED(PlantedShared, shared);
@@ -399,7 +411,7 @@ __global__ void planted(int* out) {
   out[thread] = shared.at[kAcross][thread ^ (kAcross ? cuda::kLanes : 1)];
 }
 
-/// Under the thread sanitizer alone: that it sees a race and takes none for one.
+/// Only under the thread sanitizer: it detects a race and reports no false one.
 void test_races() {
   if (!emulator::races::kSeen) return;
   int out[2 * cuda::kLanes];

@@ -7,7 +7,7 @@
 namespace lowbit {
 namespace {
 
-/// Tall and not, with rows that end inside of tiles and sums that end inside of strips; then parts.
+/// Tall and not tall, with rows that end inside tiles and sums that end inside strips; then parts.
 std::vector<MatrixSpec> shapes(bool fira) {
   std::vector<MatrixSpec> specs = {{70, 40, 8},  {40, 70, 8},  {33, 33, 5},   {9, 300, 1},
                                    {100, 40, 3}, {100, 7, 1},  {130, 68, 20}, {66, 132, 13},
@@ -56,7 +56,7 @@ void test_formats() {
   }
 }
 
-/// Rows of a larger matrix: where they begin decides about P and about random bits.
+/// Rows of a larger matrix: their offset determines P and the random bits.
 void test_parts() {
   std::vector<MatrixSpec> specs;
   for (const bool fira : {false, true}) {
@@ -71,7 +71,7 @@ void test_parts() {
   check(lowrank_differ(specs) == 0, "parts of matrices");
 }
 
-/// More matrices than a launch serves, and strips of rows that end inside of a matrix.
+/// More matrices than one launch, and strips of rows that end inside a matrix.
 void test_sizes() {
   std::vector<MatrixSpec> many;
   for (int i = 0; i < 150; ++i) {

@@ -1,4 +1,4 @@
-// Whether the emulator would see mistakes in the low-rank kernels (test_cuda_mutations.cpp).
+// Whether the emulator detects mistakes in the low-rank kernels (test_cuda_mutations.cpp).
 #include "cuda_emulator.h"
 
 static int mutation = 0;
@@ -9,7 +9,7 @@ static int mutation = 0;
 namespace lowbit {
 namespace {
 
-/// Small ones that end inside of tiles, of both methods, with what one kernel or another looks at.
+/// Small matrices that end inside tiles, for both methods, with the options of every kernel.
 std::vector<MatrixSpec> small_specs() {
   std::vector<MatrixSpec> specs = {{70, 40, 9},  {90, 70, 3}, {40, 70, 9},
                                    {21, 300, 1}, {90, 9, 1},  {65, 66, 17}};
@@ -27,8 +27,8 @@ std::vector<MatrixSpec> small_specs() {
   return specs;
 }
 
-/// Of one matrix at a time: with more of them, lanes also wait for each other where they look for
-/// theirs.
+/// One matrix at a time: with several, the search for a matrix adds further synchronization of
+/// lanes.
 bool one_differs() {
   for (const bool fira : {false, true}) {
     for (MatrixSpec spec :
@@ -72,7 +72,7 @@ bool tables_differ() {
          lowrank_differ(small_specs(), {.found_inf = 1.0f, .steps = 1}) > 0;
 }
 
-const Place kPlaces[] = {
+const Comparison kComparisons[] = {
     {matrices_differ, "lowrank_product.cuh lowrank_columns.cuh lowrank_elements.cuh"},
     {one_differs, "lowrank_product.cuh lowrank_elements.cuh"},
     {parts_differ, "lowrank_columns.cuh"},
@@ -83,6 +83,6 @@ const Place kPlaces[] = {
 
 int main() {
   using namespace lowbit;
-  return run_mutations(kPlaces,
+  return run_mutations(kComparisons,
                        [](const std::string& mistake) { return mistake.rfind("lowrank", 0) == 0; });
 }

@@ -1,5 +1,5 @@
-// Where state lies that is not in the device's own memory, against a runtime that only keeps a
-// diary: what is asked of CUDA, in which order, and never more than there is room for.
+// The placement of state outside the device's own memory, against a fake CUDA runtime that logs
+// calls: the calls, their order, and that they never exceed the free memory.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -36,7 +36,7 @@ struct Hint {
   int device;
 };
 struct Fake {
-  std::string diary;  // a letter for each call
+  std::string diary;  // one letter per call
   std::string fails;  // letters of calls that fail
   bool concurrent = true, capturing = false;
   size_t free = 0, total = 0;
@@ -155,7 +155,8 @@ void test_refusals() {
   fake.fails = "H";
   CudaBlock block{0, kPinned, 12345678, nullptr};
   const char* error = lowbit_cuda_allocate(&block);
-  check(says(error, "pinning 12345678 bytes") && says(error, "out of memory"), "bytes are said");
+  check(says(error, "pinning 12345678 bytes") && says(error, "out of memory"),
+        "the message has the bytes");
   check(fake.diary == "Hl", "the error is not left to others");
 
   begin();
@@ -177,11 +178,11 @@ void test_refusals() {
   begin();
   block = taken(kPinned, kMiB);
   fake.fails = "s";
-  check(says(lowbit_cuda_free(&block), "freeing"), "a device that cannot be waited for is said");
+  check(says(lowbit_cuda_free(&block), "freeing"), "the message has a failed synchronization");
   check(fake.here.empty() && fake.diary == "Hshl", "it is freed all the same");
 }
 
-/// As many calls as lie between two rounds of hints; none of them may ask the driver anything.
+/// As many calls as between two rounds of hints. None of them may query the driver.
 void wait_a_round(int device = 0) {
   const std::string before = fake.diary;
   const size_t hints = fake.hints.size();
@@ -199,7 +200,7 @@ void test_hints() {
   const CudaBlock other = taken(kManaged, 4 * kMiB, 1);
   const auto hints = [&](size_t room) {
     fake.hints.clear();
-    fake.total = static_cast<size_t>(16 * kMiB), fake.free = room + kMiB;  // a sixteenth is spared
+    fake.total = static_cast<size_t>(16 * kMiB), fake.free = room + kMiB;  // a sixteenth stays free
     check(lowbit_cuda_prefetch(0, nullptr) == nullptr, "hints are taken");
     int64_t bytes = 0;
     for (const Hint& hint : fake.hints) bytes += hint.bytes;
@@ -231,7 +232,7 @@ void test_hints() {
   check(hints(100 * kMiB) == 0 && fake.diary.empty(), "without blocks nothing is looked at");
 }
 
-/// More blocks than one call hints for: the round goes on in the calls behind it, and then ends.
+/// More blocks than one call gives hints for: the round continues in the next calls, then ends.
 void test_a_round() {
   begin();
   std::vector<CudaBlock> blocks;
@@ -248,8 +249,8 @@ void test_a_round() {
   for (const CudaBlock& b : blocks) given(b);
 }
 
-/// Of any blocks and any room: hints lie in blocks, come to no more than there is room for, none
-/// twice in a call, and in some calls every byte gets one.
+/// For any blocks and any free memory: hints lie inside blocks, do not exceed the free memory, do
+/// not repeat within a call, and cover every byte after some calls.
 void test_any_blocks() {
   std::mt19937 random(1);
   for (int turn = 0; turn < 50; ++turn) {
@@ -261,7 +262,7 @@ void test_any_blocks() {
       blocks.push_back(taken(kManaged, 65536 + static_cast<int64_t>(random() % 3000000)));
       all += blocks.back().bytes;
     }
-    std::map<uintptr_t, std::vector<bool>> seen;  // of each block, by pages
+    std::map<uintptr_t, std::vector<bool>> seen;  // pages of each block
     for (const CudaBlock& b : blocks)
       seen[reinterpret_cast<uintptr_t>(b.at)].resize(static_cast<size_t>(b.bytes + 65535) / 65536);
     bool inside = true, few = true, once = true;

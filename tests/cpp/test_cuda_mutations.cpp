@@ -1,7 +1,7 @@
-// Whether the emulator would see mistakes in the CUDA sources: this program holds copies of them with
-// many planted (cuda_mutations.cmake), makes one at a time, and looks for a difference from the CPU
-// walk, with the lanes in order and in reverse order. Each runs in a process of its own, which may
-// crash, hang or wait for a barrier that no other thread comes to.
+// Whether the emulator detects mistakes in the CUDA sources. This program contains copies of them
+// with many planted mistakes (cuda_mutations.cmake). It applies one at a time and looks for a
+// difference from the CPU walk, with the lanes in order and in reverse order. Each runs in a
+// process of its own, which may crash, hang, or wait for a barrier that no other thread reaches.
 #include "cuda_emulator.h"
 
 static int mutation = 0;
@@ -42,7 +42,7 @@ bool steps_differ() {
     spec.param = 2, spec.rows = 2, spec.cols = 264;
     coarse.push_back(spec);
   }
-  Spec plain;  // random bits with no barrier between one use and the next, many tiles in a row
+  Spec plain;  // random bits without a barrier between one use and the next, many tiles in sequence
   plain.rows = 12, plain.cols = 301;
   plain.state[0] = keep("dynamic8", 64, kBlock, true),
   plain.state[1] = keep("bfloat16", 0, kNoScale, true);
@@ -76,19 +76,19 @@ bool sums_differ() {
   return wrong > 0;
 }
 
-/// Rows and blocks that are cut.
+/// Cut rows and blocks.
 bool cuts_differ() {
-  std::vector<Spec> specs, wide;
+  std::vector<Spec> specs, full_precision;
   for (int turn = 0; turn < 18; ++turn) {
     Spec spec;
     spec.state[0] = turn < 9 ? keep("dynamic4", 128) : keep("dynamic8", 512);
     spec.state[1] = turn < 9 ? keep("log8", 64) : keep("dynamic8_unsigned", 256);
     specs.push_back(cut(spec, turn));
     spec.state[0] = spec.state[1] = keep("float32", 0, kNoScale);
-    wide.push_back(cut(spec, turn % 5));
-    wide.back().cut = kNoCut;
+    full_precision.push_back(cut(spec, turn % 5));
+    full_precision.back().cut = kNoCut;
   }
-  Spec plain = cut({}, 6);  // one slot: nothing between one tile's extremes and the next one's
+  Spec plain = cut({}, 6);  // one slot: nothing between the extremes of one tile and the next
   plain.rule = find_rule("lion"), plain.rows = 30, plain.param = find_param("bfloat16");
   plain.state[0] = keep("dynamic8", 64);
   for (const int64_t front : {64, 0}) {  // whole rows by a fixed kernel
@@ -96,12 +96,12 @@ bool cuts_differ() {
     spec.front = front;
     specs.push_back(spec);
   }
-  return compare(specs, {}, 3, false) + compare(wide, {}, 2, false) +
+  return compare(specs, {}, 3, false) + compare(full_precision, {}, 2, false) +
              compare({plain}, {}, 2, false) >
          0;
 }
 
-/// Tables that take more than one launch.
+/// Tables that need more than one launch.
 bool tables_differ() {
   std::vector<Spec> measured, factored, steps, mixed;
   for (int i = 0; i < 300; ++i) {
@@ -128,9 +128,10 @@ bool tables_differ() {
          0;
 }
 
-/// Values in the middle between two codes, by the encode kernel and by steps that keep the gradient.
+/// Values in the middle between two codes, by the quantizing kernel and by steps that store the
+/// gradient.
 bool ties_differ() {
-  const cpu::Leaves& leaves = cpu::leaves();
+  const cpu::Kernels& kernels = cpu::kernels();
   for (const char* name : {"dynamic8", "dynamic8_unsigned", "dynamic4", "power1_4_unsigned"}) {
     const int format = find_state(name);
     const StateInfo info = state_info(format);
@@ -141,7 +142,8 @@ bool ties_differ() {
       if (info.bits == 4 && i >= 8) every[i] = 0;
     }
     const float one = 1.0f;
-    leaves.decode[format](every.data(), &one, 256, value.data(), static_cast<int>(value.size()));
+    kernels.dequantize[format](every.data(), &one, 256, value.data(),
+                               static_cast<int>(value.size()));
     for (size_t i = 0; i + 1 < value.size(); ++i) {
       const float middle = static_cast<float>((static_cast<double>(value[i]) + value[i + 1]) / 2.0);
       for (const float v : {middle, std::nextafter(middle, -2.0f), std::nextafter(middle, 2.0f)}) {
@@ -153,12 +155,12 @@ bool ties_differ() {
     for (int on : {0, 1}) codes[on].resize(x.size()), scales[on].resize(x.size());
     const int n = static_cast<int>(x.size());
     CudaCode call{0, nullptr, format, 256, 1, n, x.data(), codes[1].data(), scales[1].data()};
-    if (lowbit_cuda_encode(&call) != nullptr) return true;
+    if (lowbit_cuda_quantize(&call) != nullptr) return true;
     for (int at = 0; at < n; at += kTile)
-      cpu::encode_run(leaves, format, &x[static_cast<size_t>(at)],
-                      &codes[0][static_cast<size_t>(at * info.bits / 8)],
-                      &scales[0][static_cast<size_t>(at / kTile * info.scale_bytes)], 256,
-                      std::min(kTile, n - at));
+      cpu::quantize_run(kernels, format, &x[static_cast<size_t>(at)],
+                        &codes[0][static_cast<size_t>(at * info.bits / 8)],
+                        &scales[0][static_cast<size_t>(at / kTile * info.scale_bytes)], 256,
+                        std::min(kTile, n - at));
     if (codes[0] != codes[1] || scales[0] != scales[1]) return true;
   }
   // A first moment of half the gradient, by a fixed kernel.
@@ -178,19 +180,19 @@ bool codes_differ() {
   return wrong_codes<Dynamic8>() + wrong_codes<Dynamic8Unsigned>() + wrong_sums() > 0;
 }
 
-const Place kPlaces[] = {{steps_differ, "slot.cuh step.cuh tile.cuh warp.cuh"},
-                         {sums_differ, "measure.cuh sums.cuh"},
-                         {cuts_differ, "scales.cuh"},
-                         {tables_differ, "batch.cuh step.cu:"},
-                         {ties_differ, "dynamic8.cuh codes.cuh code.cuh"},
-                         {codes_differ, "accumulate.cuh"}};
+const Comparison kComparisons[] = {{steps_differ, "slot.cuh step.cuh tile.cuh warp.cuh"},
+                                   {sums_differ, "measure.cuh sums.cuh"},
+                                   {cuts_differ, "scales.cuh"},
+                                   {tables_differ, "batch.cuh step.cu:"},
+                                   {ties_differ, "dynamic8.cuh codes.cuh code.cuh"},
+                                   {codes_differ, "accumulate.cuh"}};
 
 }  // namespace
 }  // namespace lowbit
 
 int main() {
   using namespace lowbit;
-  return run_mutations(kPlaces, [](const std::string& mistake) {
+  return run_mutations(kComparisons, [](const std::string& mistake) {
     return mistake.rfind("lowrank", 0) != 0;  // test_cuda_lowrank_mutations.cpp
   });
 }

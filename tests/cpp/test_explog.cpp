@@ -1,4 +1,4 @@
-// exp, log and powers against libm's in long double, where hyperparameters lie.
+// exp, log and powers against libm in long double, in the range of hyperparameters.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -44,7 +44,7 @@ int main() {
   check(log, "log");
   check(near, "log of decays");
   check(exp, "exp");
-  check(power / 16.0L, "power / 16");  // the error of y ln x grows with it
+  check(power / 16.0L, "power / 16");  // the error of y ln x grows with the power
   check(log_of(1.0) == 0.0 && exp_of(0.0) == 1.0 && exp_of(-1e4) == 0.0 ? 0.0L : 1.0L, "ends");
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed == 0 ? 0 : 1;

@@ -1,6 +1,7 @@
-// Every coded state format against a search by brute force over its values: entries, middles and
-// their neighbours, random and exponent-spread values; its scale on ordinary and hostile blocks;
-// its loops over many values against the scalar definition; its values against the peers' tables.
+// Every coded state format against a brute-force search over its values: entries, middles and their
+// neighbors, random and exponent-spread values. Also its scale on ordinary and hostile blocks, its
+// loops over many values against the scalar definition, and its values against the tables of other
+// libraries.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -39,43 +40,45 @@ concept Coded = requires {
   F::neighbour(0u, true);
 };
 
-/// What walks fall back to where a format has no loop of its own.
+/// The loop of walks for formats without a loop of their own.
 template <class F, class Codes>
-void encode_block(F, const float* x, const typename F::Scale& scale, Codes* codes, int n) {
-  for (int i = 0; i < n; ++i) codes[i] = static_cast<Codes>(F::encode(scale.to_z(x[i])));
+void quantize_block(F, const float* x, const typename F::Scale& scale, Codes* codes, int n) {
+  for (int i = 0; i < n; ++i) codes[i] = static_cast<Codes>(F::quantize(scale.to_z(x[i])));
 }
 template <class F, class Codes>
-void decode_block(F, const Codes* codes, const typename F::Scale& scale, float* out, int n) {
-  for (int i = 0; i < n; ++i) out[i] = scale.from_z(F::decode(codes[i]));
+void dequantize_block(F, const Codes* codes, const typename F::Scale& scale, float* out, int n) {
+  for (int i = 0; i < n; ++i) out[i] = scale.from_z(F::dequantize(codes[i]));
 }
 
-/// What the tests ask of a format, without its type: they are compiled once for all.
+/// The operations of a format that the tests need, without its type, so the tests are compiled once
+/// for all formats.
 struct Format {
   const char *name, *domain;
   int bits;
   bool is_signed, tie_up, half_scale;
   uint32_t zero_code;
-  size_t bytes;  // of a code
-  float (*decode)(uint32_t code);
-  uint32_t (*encode)(float z);
+  size_t bytes;  // bytes per code
+  float (*dequantize)(uint32_t code);
+  uint32_t (*quantize)(float z);
   uint32_t (*neighbour)(uint32_t code, bool up);
-  /// Codes of a block by the loops that walks use, and its scale as memory keeps it; whether coded.
+  /// Writes the codes of a block by the loops of walks, and its scale in its stored form. Returns
+  /// whether the block is coded.
   bool (*store)(const float* x, int n, uint32_t* scale, uint8_t* codes);
   void (*load)(const uint8_t* codes, const uint32_t* scale, float* out, int n);
-  /// z and codes of a coded block, one by one.
+  /// z and codes of a coded block, one value at a time.
   void (*define)(const float* x, int n, float* z, uint32_t* codes);
   float (*value)(const uint32_t* scale, uint32_t code);
 };
 
 template <class F>
 typename F::Scale scale_of(const float* x, int n) {
-  uint32_t most = 0, least = 0xffffffffu;
+  uint32_t absmax = 0, absmin = 0xffffffffu;
   for (int i = 0; i < n; ++i) {
     const uint32_t m = magnitude_bits(x[i]);
-    most = m > most ? m : most;
-    if (m != 0 && m < least) least = m;
+    absmax = m > absmax ? m : absmax;
+    if (m != 0 && m < absmin) absmin = m;
   }
-  return F::Scale::of(most, F::Scale::kNeedsLeast ? least : 0xffffffffu);
+  return F::Scale::of(absmax, F::Scale::kNeedsMin ? absmin : 0xffffffffu);
 }
 template <class F>
 typename F::Scale scale_in(const uint32_t* memory) {
@@ -105,8 +108,8 @@ constexpr Format format() {
       .half_scale = sizeof(typename F::Scale::Stored) == 2,
       .zero_code = F::kZeroCode,
       .bytes = sizeof(Storage),
-      .decode = [](uint32_t code) { return F::decode(code); },
-      .encode = [](float z) { return static_cast<uint32_t>(F::encode(z)); },
+      .dequantize = [](uint32_t code) { return F::dequantize(code); },
+      .quantize = [](float z) { return static_cast<uint32_t>(F::quantize(z)); },
       .neighbour = [](uint32_t code, bool up) { return F::neighbour(code, up); },
       .store =
           [](const float* x, int n, uint32_t* memory, uint8_t* codes) {
@@ -116,7 +119,7 @@ constexpr Format format() {
             std::memcpy(memory, stored, sizeof stored);
             auto* out = reinterpret_cast<Storage*>(codes);
             if (scale.coded) {
-              encode_block(F{}, x, scale, out, n);
+              quantize_block(F{}, x, scale, out, n);
             } else {
               for (int i = 0; i < n; ++i) out[i] = static_cast<Storage>(F::kZeroCode);
             }
@@ -125,25 +128,25 @@ constexpr Format format() {
       .load =
           [](const uint8_t* codes, const uint32_t* memory, float* out, int n) {
             const auto scale = scale_in<F>(memory);
-            decode_block(F{}, reinterpret_cast<const Storage*>(codes), scale, out, n);
+            dequantize_block(F{}, reinterpret_cast<const Storage*>(codes), scale, out, n);
           },
       .define =
           [](const float* x, int n, float* z, uint32_t* codes) {
             const auto scale = scale_of<F>(x, n);
-            for (int i = 0; i < n; ++i) z[i] = scale.to_z(x[i]), codes[i] = F::encode(z[i]);
+            for (int i = 0; i < n; ++i) z[i] = scale.to_z(x[i]), codes[i] = F::quantize(z[i]);
           },
       .value = [](const uint32_t* memory,
-                  uint32_t code) { return scale_in<F>(memory).from_z(F::decode(code)); },
+                  uint32_t code) { return scale_in<F>(memory).from_z(F::dequantize(code)); },
   };
 }
 
 struct Tester {
   const Format& f;
-  /// Formats that compute their code in float32 from a bent z may differ on the middle itself.
+  /// Formats that compute their code in float32 from a companded z may differ on the middle itself.
   const bool bent = !std::strcmp(f.domain, "softsign") || !std::strcmp(f.domain, "sqrt");
-  /// Of two codes, the one that a tie to even goes to.
+  /// The parity of the code that wins a tie to even.
   const uint32_t parity = !std::strcmp(f.name, "log8") || !std::strcmp(f.name, "log16");
-  /// z = 0 is the smallest value there, not zero.
+  /// z = 0 is the smallest value of the format, not zero.
   const bool no_zero = !std::strcmp(f.name, "log8_fixed");
 
   std::vector<uint32_t> codes = {};  // in value order
@@ -154,11 +157,11 @@ struct Tester {
   double bend(double z) const {
     return !std::strcmp(f.domain, "softsign") ? 2.0 * z / (1.0 + std::fabs(z)) : z;
   }
-  double value(size_t i) const { return f.decode(codes[i]); }
+  double value(size_t i) const { return f.dequantize(codes[i]); }
   bool is_zero(size_t i) const { return !no_zero && value(i) == 0.0; }
 
   void order() {
-    uint32_t code = f.is_signed ? f.encode(-1e30f) : 0;
+    uint32_t code = f.is_signed ? f.quantize(-1e30f) : 0;
     codes = {code};
     for (uint32_t next; (next = f.neighbour(code, true)) != code && codes.size() < 70000;
          code = next) {
@@ -167,20 +170,20 @@ struct Tester {
     bool rising = true, back = true, same = true;
     for (size_t i = 0; i < codes.size(); ++i) {
       has_zero = has_zero || is_zero(i);
-      same = same && f.encode(static_cast<float>(value(i))) == codes[i];
+      same = same && f.quantize(static_cast<float>(value(i))) == codes[i];
       if (i == 0) {
         back = back && f.neighbour(codes[0], false) == codes[0];
         continue;
       }
       rising = rising && value(i) > value(i - 1);
-      const bool at_step = !f.is_signed && is_zero(i - 1);  // never down to zero
+      const bool at_step = !f.is_signed && is_zero(i - 1);  // unsigned: never down to zero
       back = back && f.neighbour(codes[i], false) == codes[at_step ? i : i - 1];
       middles.push_back((bend(value(i)) + bend(value(i - 1))) / 2.0);
     }
     check(rising, name("values rise"));
     check(back, name("neighbours below"));
-    check(same, name("encode(decode)"));
-    check(codes.back() == f.encode(1e30f), name("the largest value"));
+    check(same, name("quantize(dequantize)"));
+    check(codes.back() == f.quantize(1e30f), name("the largest value"));
     size_t expected = 1u << f.bits;
     const std::string n = f.name;
     if (n.starts_with("linear") && f.is_signed) --expected;
@@ -190,16 +193,18 @@ struct Tester {
     if (n == "float8_e5m2") expected = 247;
     if (n == "float8_e5m2_unsigned") expected = 124;
     check(codes.size() == expected, name(std::to_string(codes.size()) + " values"));
-    check(f.encode(0.0f) == f.zero_code && f.encode(-0.0f) == f.zero_code, name("code of zero"));
-    for (uint32_t c = 0; c < 1u << f.bits; ++c) {  // no code that a file may hold reads elsewhere
-      const float z = f.decode(c);
+    check(f.quantize(0.0f) == f.zero_code && f.quantize(-0.0f) == f.zero_code,
+          name("code of zero"));
+    for (uint32_t c = 0; c < 1u << f.bits;
+         ++c) {  // every code that a file may contain has a value in the map
+      const float z = f.dequantize(c);
       if (!(std::fabs(z) <= 1e6f)) {
-        check(n.starts_with("float8"), name("decode"));
+        check(n.starts_with("float8"), name("dequantize"));
       }
     }
   }
 
-  /// Whether `code` is the nearest to z.
+  /// Whether `code` is the code nearest to z.
   bool nearest(float z, uint32_t code) const {
     const double at = bend(z);
     size_t i = static_cast<size_t>(std::upper_bound(middles.begin(), middles.end(), at) -
@@ -223,7 +228,7 @@ struct Tester {
     const auto ask = [&](float z) {
       if (!f.is_signed && z < 0.0f) z = -z;
       ++count;
-      if (!nearest(z, f.encode(z))) ++wrong, example = z;
+      if (!nearest(z, f.quantize(z))) ++wrong, example = z;
     };
     const auto around = [&](double exact) {
       const float f = static_cast<float>(exact);
@@ -249,14 +254,14 @@ struct Tester {
     check(wrong == 0, name(std::to_string(wrong) + " of " + std::to_string(count) +
                            " are not the nearest, such as " + std::to_string(example)));
     if (f.is_signed) return;
-    check(f.encode(-1.0f) == f.zero_code, name("below zero"));
-    if (has_zero) check(f.decode(f.encode(1e-45f)) > 0.0f, name("positive becomes zero"));
+    check(f.quantize(-1.0f) == f.zero_code, name("below zero"));
+    if (has_zero) check(f.dequantize(f.quantize(1e-45f)) > 0.0f, name("positive becomes zero"));
   }
 
   struct Block {
     bool coded;
     uint32_t scale[2] = {};
-    std::vector<uint8_t> bytes;  // codes, and 64 that must stay as they are
+    std::vector<uint8_t> bytes;  // codes, and 64 that must not change
     std::vector<float> values;   // read back
     const Format* format;
     uint32_t code(size_t i) const {
@@ -328,10 +333,10 @@ struct Tester {
           unstored += !std::isfinite(back);
           vanished +=
               !f.is_signed && has_zero && back == 0.0f && z[i] > 0.0f && x[i] > 1e-37f && kind != 2;
-          // x lies between the values of the neighbouring codes, or beyond the last.
+          // x lies between the values of the neighboring codes, or beyond the last one.
           const uint32_t above = f.neighbour(code, true), below = f.neighbour(code, false);
           double slack = std::fabs(x[i]) * 2e-5 + 1e-37;
-          if (f.half_scale) {  // half a place of the scale, also where it is subnormal
+          if (f.half_scale) {  // half a unit in the last place, also if subnormal
             const double u = f.is_signed ? 1.0 : 2.0 * std::sqrt(x[i]) + 4e-8;
             slack = std::fabs(x[i]) * 1e-3 + 4e-8 * u;
           }
@@ -347,8 +352,8 @@ struct Tester {
     check(vanished == 0, name(std::to_string(vanished) + " positive values vanished"));
   }
 
-  /// Loops at the ends of what a table may cut the values into, runs of floats that begin with the
-  /// same 8 bits of the mantissa or fewer, and around all boundaries between codes.
+  /// Loops at the ends of the intervals of lookup tables, over runs of floats that share at most
+  /// the first 8 bits of the mantissa, and around all boundaries between codes.
   void edges() {
     std::vector<float> at;
     const auto around = [&](float v) {
@@ -380,7 +385,7 @@ struct Tester {
                            " at edges are not the definition"));
   }
 
-  /// Codes and values of fixed blocks: the same for every compiler and processor.
+  /// The digest of codes and values of fixed blocks: the same for every compiler and processor.
   uint32_t digest() const {
     uint32_t sum = 0;
     std::mt19937 engine(7);
@@ -431,17 +436,17 @@ struct Tester {
         static_cast<uint32_t>(std::stoul(text.substr(text.find("crc32", at) + 9, 8), nullptr, 16));
     uint32_t crc = ~0u;
     for (const uint32_t code : codes) {
-      const uint32_t bits = float_bits(f.decode(code));
+      const uint32_t bits = float_bits(f.dequantize(code));
       for (int byte = 0; byte < 4; ++byte) {
         crc ^= (bits >> (8 * byte)) & 255u;
         for (int b = 0; b < 8; ++b) crc = (crc >> 1) ^ (crc & 1 ? 0xedb88320u : 0);
       }
     }
-    check(~crc == expected, name("the peers' table"));
+    check(~crc == expected, name("the table of other libraries"));
   }
 };
 
-/// The integers of `"key": [...]` from `at` on.
+/// The integers of `"key": [...]`, starting at `at`.
 std::vector<uint32_t> integers(const std::string& text, size_t at, const char* key) {
   std::vector<uint32_t> all;
   const std::string mark = std::string(key).append("\": [");
@@ -454,7 +459,7 @@ std::vector<uint32_t> integers(const std::string& text, size_t at, const char* k
   return all;
 }
 
-/// FlashOptim's blocks become FlashOptim's codes, scales and values; but positive values that it
+/// FlashOptim's blocks get FlashOptim's codes, scales and values, except that positive values it
 /// stores as zero become the smallest step.
 template <class F>
 void flashoptim(const std::string& text) {
@@ -473,8 +478,8 @@ void flashoptim(const std::string& text) {
     scale.write(&memory);
     bool same = memory == integers(text, at, "scale")[0] && codes.size() == x.size();
     for (size_t i = 0; i < x.size(); ++i) {
-      const uint32_t code = F::encode(scale.to_z(x[i]));
-      const float back = F::Scale::read(&memory).from_z(F::decode(code));
+      const uint32_t code = F::quantize(scale.to_z(x[i]));
+      const float back = F::Scale::read(&memory).from_z(F::dequantize(code));
       const bool raised = !F::kSigned && x[i] > 0.0f && codes[i] == 0;
       same = same && (raised ? code == 1 : code == codes[i] && float_bits(back) == values[i]);
     }
@@ -483,7 +488,7 @@ void flashoptim(const std::string& text) {
   check(blocks == 3, std::string(F::kName) + ": FlashOptim's blocks");
 }
 
-/// z of the logarithmic formats is the definition's, up to float32.
+/// z of the logarithmic formats equals the definition's, to float32 accuracy.
 void test_log_scale(const Format& f, double levels, double start) {
   const Tester tester{f};
   for (int turn = 0; turn < 200; ++turn) {
@@ -508,7 +513,7 @@ void test_log_scale(const Format& f, double levels, double start) {
   }
 }
 
-/// Formats whose codes and values come of more operations than a search can show to be right.
+/// For formats whose codes and values involve more operations than a search can verify.
 void check_digest(const char* name, uint32_t sum) {
   constexpr struct {
     std::string_view name;
@@ -557,7 +562,7 @@ void test_half() {
     const float f = half_to_float(static_cast<uint16_t>(h));
     const uint16_t back = half_nearest(f);
     same = same && (std::isnan(f) ? back == 0x7e00u : back == h);
-    if (h >= 0x7bffu) continue;  // the middle to the next, and its neighbours
+    if (h >= 0x7bffu) continue;  // the middle to the next value, and its neighbors
     const float middle = (f + half_to_float(static_cast<uint16_t>(h + 1))) / 2.0f;
     same = same && half_nearest(middle) == h + (h & 1) &&
            half_nearest(std::nextafterf(middle, 0.0f)) == h &&

@@ -1,4 +1,5 @@
-// The low-rank parts: exact sums, the projection, the products, scaling, limiter and subspace.
+// The low-rank parts: exact sums, the projection, the products, scaling, the limiter and the
+// subspace.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -50,7 +51,7 @@ void check_values() {
       if (round % 3 == 0) v = std::fabs(v);
       sum += static_cast<__int128>(std::ldexp(static_cast<double>(v), 40));
     }
-    if (round % 5 == 0) {  // nearly all cancels
+    if (round % 5 == 0) {  // nearly everything cancels
       for (int i = 1; i < n; ++i) {
         exact_add(-x[static_cast<size_t>(i)], w.word);
         sum -=
@@ -68,7 +69,7 @@ void check_values() {
   check(w.value() == 1000.0 * 3.4028234663852886e38, "the largest floats");
   exact_add(0x1p-149f, w.word);
   for (int i = 0; i < 1000; ++i) exact_add(-3.4028234663852886e38f, w.word);
-  check(w.value() == 0x1p-149, "the least float is not lost");
+  check(w.value() == 0x1p-149, "the smallest float is not lost");
   exact_add(-0x1p-149f, w.word);
   check(w.value() == 0.0, "zero");
   exact_add(-0x1p-149f, w.word);
@@ -78,7 +79,7 @@ void check_values() {
   check(std::isnan(w.value()) && w.word[ExactSum::kNonFinite] == 2, "not finite");
 }
 
-/// Any bits, in any order, in parts that are carried and merged.
+/// Arbitrary bits, in any order, in parts that are carried and merged.
 void check_orders() {
   for (int round = 0; round < 300; ++round) {
     const int n = 1 + static_cast<int>(draw32() % 1500), spread = round % 4;
@@ -106,7 +107,7 @@ void check_orders() {
   }
 }
 
-/// The sums of the kernels in use give the words of one term after another.
+/// The sums of the kernels in use have the same words as the sum of one term after another.
 void check_sums(const std::string& isa) {
   for (int round = 0; round < 200; ++round) {
     const int n = 1 + static_cast<int>(draw32() % 3000);
@@ -116,15 +117,15 @@ void check_sums(const std::string& isa) {
     if (round % 10 == 0) x[draw32() % x.size()] = INFINITY;
     Words a, b, c, d;
     for (const float v : x) exact_add(v, a.word), exact_add(v * v, c.word);
-    cpu::leaves().add(x.data(), n, b.word);
+    cpu::kernels().add(x.data(), n, b.word);
     cpu::add_squares(x.data(), 0, n, d.word);
     a.carry(), b.carry(), c.carry();
     check(a == b && c == d, isa + " exact sum");
   }
 }
 
-/// Moments, the distance of the distribution function from the normal one (Kolmogorov-Smirnov), and
-/// single values to 1e-12 (of the error function).
+/// Moments, the Kolmogorov-Smirnov distance from the normal distribution, and single values to
+/// 1e-12 (of the error function).
 void check_normal() {
   constexpr int kCount = 200000;
   const auto key = projection_key(7, 3, 11, 1);
@@ -162,8 +163,8 @@ void check_normal() {
   check(normal(0xffffffffu) < kNormalBound, "normal's largest");
 }
 
-/// An entry does not depend on which part is asked for; other seeds, refreshes and streams give
-/// other entries.
+/// An entry does not depend on the requested part. Other seeds, refreshes and streams give other
+/// entries.
 void check_projection(const std::string& isa) {
   for (const int64_t rank : {1, 3, 8, 130}) {
     const auto key = projection_key(0x123456789abcull, 5, 2, rank);
@@ -200,7 +201,7 @@ std::vector<float> normals(int64_t n, float scale) {
   return x;
 }
 
-/// A gradient of any registered type, and what it stands for.
+/// A gradient of any registered type, and its values.
 struct Gradient {
   std::vector<uint8_t> bytes;
   std::vector<float> values;
@@ -236,7 +237,7 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
 }
 
-/// The products against one element after another, cut in several ways.
+/// The products against one element after another, split in several ways.
 void check_products(const std::string& isa) {
   const int64_t ranks[] = {1, 2, 5, 8, 13, 33};
   for (int round = 0; round < 18; ++round) {
@@ -266,26 +267,26 @@ void check_products(const std::string& isa) {
 
     // Rows over up to 3 ranks, columns over threads.
     const int exponent = 2;
-    std::vector<int32_t> most(static_cast<size_t>(wide.cols));
+    std::vector<int32_t> absmax(static_cast<size_t>(wide.cols));
     std::vector<int64_t> sums(static_cast<size_t>(wide.cols * rank));
     const int64_t cuts[4] = {0, draw32() % few, few - 1, few}, middle = draw32() % wide.cols;
     int64_t order[4] = {cuts[0], std::min(cuts[1], cuts[2]), cuts[2], cuts[3]};
     for (int r = 0; r < 3; ++r) {
-      auto part_most = most;
-      cpu::column_most(wide.part(order[r], order[r + 1]), 0, middle, part_most.data());
-      cpu::column_most(wide.part(order[r], order[r + 1]), middle, wide.cols, part_most.data());
-      for (size_t j = 0; j < most.size(); ++j) most[j] = std::max(most[j], part_most[j]);
+      auto part_absmax = absmax;
+      cpu::column_absmax(wide.part(order[r], order[r + 1]), 0, middle, part_absmax.data());
+      cpu::column_absmax(wide.part(order[r], order[r + 1]), middle, wide.cols, part_absmax.data());
+      for (size_t j = 0; j < absmax.size(); ++j) absmax[j] = std::max(absmax[j], part_absmax[j]);
     }
     for (int r = 0; r < 3; ++r) {
       std::vector<int64_t> part(sums.size());
       cpu::project_columns(wide.part(order[r], order[r + 1]), &p[0] + order[r] * rank, rank,
-                           exponent, most.data(), 0, middle, part.data());
+                           exponent, absmax.data(), 0, middle, part.data());
       cpu::project_columns(wide.part(order[r], order[r + 1]), &p[0] + order[r] * rank, rank,
-                           exponent, most.data(), middle, wide.cols, part.data());
+                           exponent, absmax.data(), middle, wide.cols, part.data());
       for (size_t j = 0; j < sums.size(); ++j) sums[j] += part[j];
     }
     low.assign(sums.size(), 0.0f);
-    cpu::column_values(sums.data(), most.data(), rank, wide.cols, exponent, 0, wide.cols,
+    cpu::column_values(sums.data(), absmax.data(), rank, wide.cols, exponent, 0, wide.cols,
                        low.data());
     bool good = true, close = true;
     for (int64_t j = 0; j < wide.cols; ++j) {
@@ -293,7 +294,7 @@ void check_products(const std::string& isa) {
       for (int64_t i = 0; i < few; ++i)
         largest =
             std::max(largest, magnitude_bits(wide.values[static_cast<size_t>(i * wide.cols + j)]));
-      good = good && largest == static_cast<uint32_t>(most[static_cast<size_t>(j)]);
+      good = good && largest == static_cast<uint32_t>(absmax[static_cast<size_t>(j)]);
       const FixedColumn column(largest, exponent);
       for (int64_t k = 0; k < rank; ++k) {
         int64_t units = 0;
@@ -313,7 +314,7 @@ void check_products(const std::string& isa) {
     check(good, isa + " project_columns");
     check(close, isa + " project_columns is the product");
 
-    // Back, both ways.
+    // back() for both orientations.
     for (const bool is_tall : {true, false}) {
       const int64_t rows = is_tall ? 75 : few, cols = is_tall ? few : 75;
       const auto x = normals(75 * rank, 1.0f);
@@ -336,7 +337,7 @@ void check_products(const std::string& isa) {
 
 /// Columns of zeros, subnormals, the largest floats, infinities and NaN.
 void check_special_columns(const std::string& isa) {
-  const int64_t rows = 5000, cols = 6, rank = 2;  // more rows than one exact sum of doubles takes
+  const int64_t rows = 5000, cols = 6, rank = 2;  // more rows than one exact sum in double allows
   std::vector<float> g(static_cast<size_t>(rows * cols)), p(static_cast<size_t>(rows * rank), 1.0f),
       low(cols * rank);
   for (int64_t i = 0; i < rows; ++i) {
@@ -345,11 +346,11 @@ void check_special_columns(const std::string& isa) {
     row[4] = i == 4999 ? -NAN : 1.0f, row[5] = i % 2 ? 3.0f : -3.0f;
   }
   const cpu::GradRows all{g.data(), 0, rows, cols, 1.0f};
-  std::vector<int32_t> most(cols);
+  std::vector<int32_t> absmax(cols);
   std::vector<int64_t> sums(cols * rank);
-  cpu::column_most(all, 0, cols, most.data());
-  cpu::project_columns(all, p.data(), rank, 0, most.data(), 0, cols, sums.data());
-  cpu::column_values(sums.data(), most.data(), rank, cols, 0, 0, cols, low.data());
+  cpu::column_absmax(all, 0, cols, absmax.data());
+  cpu::project_columns(all, p.data(), rank, 0, absmax.data(), 0, cols, sums.data());
+  cpu::column_values(sums.data(), absmax.data(), rank, cols, 0, 0, cols, low.data());
   for (int64_t k = 0; k < rank; ++k) {
     const float* x = &low[static_cast<size_t>(k * cols)];
     check(x[0] == 0.0f && x[1] == 5000 * 0x1p-149f && x[2] == 5000 * 0x1p100f && x[5] == 0.0f,
@@ -370,15 +371,15 @@ void reference_step(const Gradient& g, const std::vector<float>& s, cpu::Channel
                                                           : 0;
     const float x = g.values[static_cast<size_t>(e)],
                 u = x * s[static_cast<size_t>(at)] * c.front / c.divisor * c.after;
-    typename P::Extra extra{};
-    const float q = P::load(p[e], extra) - c.eta * u;
+    typename P::Compensation compensation{};
+    const float q = P::load(p[e], compensation) - c.eta * u;
     const uint64_t index = static_cast<uint64_t>(first + e);
     const uint32_t random16 = random8(key, index >> 3).bits16(static_cast<int>(index & 7));
-    p[e] = P::store(q - c.decay * q, random16, extra);
+    p[e] = P::store(q - c.decay * q, random16, compensation);
   }
 }
 
-/// Every parameter format and kind of scale, in parts, on a rank that begins anywhere; and the
+/// Every parameter format and kind of scale, in parts, on a rank that begins anywhere, and the
 /// norm.
 void check_steps(const std::string& isa) {
   for (int round = 0; round < 18; ++round) {
@@ -439,7 +440,8 @@ void check_limiter() {
   check(limiter.divisor(5.0, previous) == 1.0 && previous == 5.0, "limiter begins again");
 }
 
-// The trajectories of tests/golden/lowrank.bin (tests/lowrank_reference.py says what is in it).
+// The trajectories of tests/golden/lowrank.bin (tests/support/lowrank_reference.py describes the
+// content).
 struct Case {
   const char* name;
   int64_t rows, cols;
@@ -456,8 +458,8 @@ constexpr Case kCases[] = {{"apollo_ch", 16, 256, false, 8, false, 1.0, false},
                            {"mini_tall", 96, 64, false, 1, true, 128.0, false},
                            {"fira_tall", 96, 64, true, 8, false, 0.25, false}};
 
-/// Runs a case with its rows on `ranks` ranks; returns the parameter. `limit` gets the limiter's
-/// norm.
+/// Runs a case with its rows on `ranks` ranks and returns the parameter. `limit` receives the norm
+/// of the limiter.
 std::vector<float> run_case(const Case& c, const std::vector<const float*>& in, int64_t ranks,
                             double& limit) {
   const bool tall = c.rows >= c.cols;
@@ -478,22 +480,22 @@ std::vector<float> run_case(const Case& c, const std::vector<const float*>& in, 
       float bound = 0.0f;
       for (int64_t e = 0; e < small * rank; ++e) bound = std::max(bound, std::fabs(projection[e]));
       const int exponent = exponent_above(bound);
-      std::vector<int32_t> most(static_cast<size_t>(c.cols)), part_most(most.size());
+      std::vector<int32_t> absmax(static_cast<size_t>(c.cols)), part_absmax(absmax.size());
       std::vector<int64_t> sums(low.size()), part(low.size());
       const auto local = [&](int64_t r) {
         return cpu::GradRows{in[static_cast<size_t>(step)] + range(r, c.rows) * c.cols, 0,
                              range(r + 1, c.rows) - range(r, c.rows), c.cols, 1.0f};
       };
       for (int64_t r = 0; r < ranks; ++r) {
-        cpu::column_most(local(r), 0, c.cols, part_most.data());
-        for (size_t j = 0; j < most.size(); ++j) most[j] = std::max(most[j], part_most[j]);
+        cpu::column_absmax(local(r), 0, c.cols, part_absmax.data());
+        for (size_t j = 0; j < absmax.size(); ++j) absmax[j] = std::max(absmax[j], part_absmax[j]);
       }
       for (int64_t r = 0; r < ranks; ++r) {
         cpu::project_columns(local(r), projection + range(r, c.rows) * rank, rank, exponent,
-                             most.data(), 0, c.cols, part.data());
+                             absmax.data(), 0, c.cols, part.data());
         for (size_t j = 0; j < sums.size(); ++j) sums[j] += part[j];
       }
-      cpu::column_values(sums.data(), most.data(), rank, c.cols, exponent, 0, c.cols, low.data());
+      cpu::column_values(sums.data(), absmax.data(), rank, c.cols, exponent, 0, c.cols, low.data());
     }
     const auto inner = ApolloInner::prepare(hyper, step, 1.0);
     for (size_t e = 0; e < low.size(); ++e) {
@@ -545,8 +547,8 @@ std::vector<float> run_case(const Case& c, const std::vector<const float*>& in, 
   return p;
 }
 
-/// With our own singular vectors: the peer's, in float32, are off by about 1e-5, which moves p by
-/// 2e-6.
+/// With our own singular vectors. The reference's are in float32 and off by about 1e-5, which moves
+/// p by 2e-6.
 void check_own_projection(const std::string& isa, const Case& c, std::vector<const float*> in,
                           const float* p4) {
   const bool tall = c.rows >= c.cols;
@@ -605,7 +607,8 @@ void check_trajectories(const std::string& isa, std::vector<std::vector<float>>&
   check(at == data.data() + data.size(), "lowrank.bin is read to its end");
 }
 
-/// rows x cols with singular values falling by `fall`, and something that is in no subspace.
+/// A rows x cols matrix with singular values decreasing by the factor `fall`, plus a part outside
+/// any subspace.
 std::vector<float> falling(int64_t rows, int64_t cols, int terms, double fall) {
   std::vector<float> g = normals(rows * cols, 1e-6f);
   double size = 1.0;
@@ -621,7 +624,8 @@ std::vector<float> falling(int64_t rows, int64_t cols, int terms, double fall) {
   return g;
 }
 
-/// Gram matrix cut in several ways; A v = lambda v, orthonormal, falling; the same bits everywhere.
+/// The Gram matrix split in several ways; A v = lambda v, orthonormal vectors, descending values,
+/// and the same bits everywhere.
 void check_subspace(const std::string& isa, std::vector<std::vector<float>>& first) {
   struct Shape {
     int64_t rows, cols, rank;

@@ -1,6 +1,6 @@
-// Parameter formats: every 16-bit value survives, nearest is the nearest by brute force, stochastic
-// rounding has the probabilities it promises (all 65536 random values are drawn), corrections stay
-// within their bounds, and split formats give FlashOptim's numbers.
+// Parameter formats: every 16-bit value survives, nearest equals the nearest by brute force,
+// stochastic rounding has the promised probabilities (all 65536 random values are drawn),
+// corrections stay within their bounds, and split formats give FlashOptim's numbers.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -36,25 +36,25 @@ std::string hex(uint32_t bits) {
 template <class F>
 struct Stored {
   typename F::Storage value;
-  typename F::Extra extra;
+  typename F::Compensation compensation;
 };
 
 template <class F>
 Stored<F> store(float x, uint32_t random16 = 0) {
   Stored<F> s{};
-  s.value = F::store(x, random16, s.extra);
+  s.value = F::store(x, random16, s.compensation);
   return s;
 }
 
 template <class F>
 float load(const Stored<F>& s) {
-  return F::load(s.value, s.extra);
+  return F::load(s.value, s.compensation);
 }
 
 template <class F>
 constexpr bool kHalf = F::kDtype[0] == 'f';
 template <class F>
-constexpr bool kKeeps = F::kExtraDtype[0] != '\0';
+constexpr bool kKeeps = F::kCompensationDtype[0] != '\0';
 template <class F>
 constexpr uint32_t kInfinity = kHalf<F> ? 0x7c00u : 0x7f80u;
 
@@ -69,7 +69,7 @@ double value_of(uint32_t pattern) {
   return pattern & 0x8000u ? -v : v;
 }
 
-/// Positive float32 values where rounding can go wrong, and random ones.
+/// Positive float32 values at which rounding can go wrong, and random ones.
 std::vector<float> samples() {
   std::vector<float> all;
   for (int i = 0; i < 200000; ++i) {
@@ -80,7 +80,7 @@ std::vector<float> samples() {
   return all;
 }
 
-/// Every pattern without an extra of its own is what comes back.
+/// Every pattern with zero compensation survives load and store.
 template <class F>
 void survives() {
   bool good = true;
@@ -96,13 +96,13 @@ void survives() {
     for (uint32_t random16 : {0u, 0x8000u, 0xffffu}) {
       const Stored<F> again = store<F>(x, random16);
       good &= again.value == (is_nan ? nan : pattern);
-      if constexpr (kKeeps<F>) good &= again.extra == 0;
+      if constexpr (kKeeps<F>) good &= again.compensation == 0;
     }
     check(good, std::string(F::kName) + " " + hex(pattern) + " does not survive");
   }
 }
 
-/// The nearest of all finite values and, half a step beyond the largest, infinity; ties to even.
+/// The nearest of all finite values, or infinity from half a step beyond the largest; ties to even.
 template <class F>
 uint32_t brute_force(double x) {
   uint32_t low = 0, high = kInfinity<F>;  // value_of(infinity) is the next power of two, as needed
@@ -126,7 +126,7 @@ void is_nearest() {
     }
   };
   for (float x : samples()) one(x);
-  for (uint32_t pattern = 0; pattern < kInfinity<F>; ++pattern) {  // midpoints and beside them
+  for (uint32_t pattern = 0; pattern < kInfinity<F>; ++pattern) {  // midpoints and their neighbors
     const double middle = (value_of<F>(pattern) + value_of<F>(pattern + 1)) / 2;
     const float x = static_cast<float>(middle);
     one(x);
@@ -137,7 +137,7 @@ void is_nearest() {
 }
 
 /// The mean over all random values is x to 1/65536 of a step (exactly, unless x has bits below
-/// that), only neighbours occur, and finite values stay finite.
+/// that), only neighbors occur, and finite values stay finite.
 template <class F>
 void is_unbiased() {
   std::vector<float> at = {1.5f, 0.02f, 3e-5f, 1e-6f, 6.1e-5f, 2e-7f, 1e-8f, 60000.0f};
@@ -178,25 +178,26 @@ void specials() {
     for (uint32_t r : {0u, 0xffffu}) {
       const Stored<F> s = store<F>(bits_float(nan), r);
       good &= s.value == (kHalf<F> ? 0x7e00u : 0x7fc0u);
-      if constexpr (kKeeps<F>) good &= s.extra == 0;
+      if constexpr (kKeeps<F>) good &= s.compensation == 0;
     }
   }
   for (float x : {infinity, -infinity}) {
     const Stored<F> s = store<F>(x, 0xffffu);
     good &= load(s) == x;
-    if constexpr (kKeeps<F>) good &= s.extra == 0;
+    if constexpr (kKeeps<F>) good &= s.compensation == 0;
   }
   if constexpr (kHalf<F> && !F::kRandom) {
     const Stored<F> s = store<F>(70000.0f);
     good &= load(s) == infinity;
-    if constexpr (kKeeps<F>) good &= s.extra == 0;
+    if constexpr (kKeeps<F>) good &= s.compensation == 0;
   }
   check(good, std::string(F::kName) + " specials");
 }
 
 /// Over [1, 2), every `stride`-th float32: the largest error in steps of float32. For random
-/// exponents: the largest error, as a share of half a step of the word, beyond what float32 and the
-/// `grid` of the correction can tell apart; and that what was read is stable when stored again.
+/// exponents: the largest error, as a share of half a step of the word, beyond the resolution of
+/// float32 and of the correction's `grid`. Also checks that storing a loaded value again does not
+/// change it.
 template <class F>
 void keeps(double most_steps, double most_share, double grid = 0.0, uint32_t stride = 7) {
   double worst = 0.0;
@@ -218,7 +219,7 @@ void keeps(double most_steps, double most_share, double grid = 0.0, uint32_t str
     if (draw32() & 1u) x = -x;
     const Stored<F> s = store<F>(x);
     const float back = load(s);
-    // Half a step of the stored value, away from zero, and what float32 itself can tell apart.
+    // Half a step of the stored value, away from zero, and the resolution of float32 itself.
     const uint32_t pattern = s.value & 0x7fffu;
     const double half = (value_of<F>(pattern + 1) - value_of<F>(pattern)) / 2;
     const float a = std::fabs(x);
@@ -234,7 +235,8 @@ void keeps(double most_steps, double most_share, double grid = 0.0, uint32_t str
   check(stable, std::string(F::kName) + " is not stable when stored again");
 }
 
-/// Updates too small for the word add up, there and back; each store may add `loss` to the error.
+/// Updates too small for the word add up, in both directions. Each store may add `loss` to the
+/// error.
 template <class F>
 void accumulates(double loss) {
   const float u = kHalf<F> ? 0x1p-14f : 0x1p-11f;
@@ -270,16 +272,16 @@ void splits_unbiased() {
     for (uint32_t r = 0; r < 0x10000u; ++r) {
       const Stored<F> s = store<F>(x, r);
       good &= s.value == word;
-      sum += s.extra;
+      sum += s.compensation;
     }
-    // Half of 1/65536, and float32's rounding of share * 127.
+    // Half of 1/65536, and the float32 rounding of share * 127.
     const double error = std::fabs(sum / 65536.0 - (double(x) - p) / half * 127.0);
     check(good && error <= 0.5 / 65536.0 + 0x1p-17,
           std::string(F::kName) + " is biased at " + std::to_string(x));
   }
 }
 
-/// arXiv:2010.06192 as it is written, y in float32: the same words and compensations.
+/// arXiv:2010.06192 as published, y in float32: the same words and compensations.
 template <class F, class Word>
 void is_the_papers() {
   bool good = true;
@@ -296,7 +298,7 @@ void is_the_papers() {
       c = Word::store((Word::load(next, none) - Word::load(w, none)) - y, 0, none);
       w = next;
       s = store<F>(load(s) + u);
-      good &= s.value == w && Word::load(s.extra, none) == Word::load(c, none);
+      good &= s.value == w && Word::load(s.compensation, none) == Word::load(c, none);
     }
   }
   check(good, std::string(F::kName) + " is not the compensated sum of arXiv:2010.06192");
@@ -317,16 +319,17 @@ template <class F>
 void is_flashoptims(const std::string& text) {
   const std::string name = F::kName;
   const auto x = golden(text, "x"), stored = golden(text, name + "_stored"),
-             extra = golden(text, name + "_extra"), weight = golden(text, name + "_weight");
-  check(x.size() == 88 && stored.size() == 88 && extra.size() == 88 && weight.size() == 88,
+             compensation = golden(text, name + "_extra"), weight = golden(text, name + "_weight");
+  check(x.size() == 88 && stored.size() == 88 && compensation.size() == 88 && weight.size() == 88,
         name + " golden arrays");
   for (size_t i = 0; i < x.size() && i < weight.size(); ++i) {
     const Stored<F> s = store<F>(bits_float(static_cast<uint32_t>(x[i])));
-    bool good = s.value == stored[i] || x[i] == kCanonicalNan;  // theirs is another NaN
+    bool good = s.value == stored[i] || x[i] == kCanonicalNan;  // FlashOptim writes another NaN
     if ((s.value & 0x7fffu) >= kInfinity<F>) {
-      good &= s.extra == 0;  // theirs is -127
+      good &= s.compensation == 0;  // FlashOptim writes -127
     } else {
-      good &= s.extra == extra[i] && load(s) == bits_float(static_cast<uint32_t>(weight[i]));
+      good &= s.compensation == compensation[i] &&
+              load(s) == bits_float(static_cast<uint32_t>(weight[i]));
     }
     check(good, name + " of " + hex(static_cast<uint32_t>(x[i])) + " is not FlashOptim's");
   }
@@ -367,7 +370,7 @@ int main(int argc, char** argv) {
   keeps<BFloat16Split16>(1, 0.5 / 32767);
   keeps<Float16Split8>(32, 0.5 / 127);
   keeps<Float16Split16>(0, 0.5 / 32767);
-  // c has 8 significant bits below half a step of w, and no step finer than the type's least.
+  // c has 8 significant bits below half a step of w, and no step finer than the type's smallest.
   keeps<BFloat16Kahan>(64, 0x1p-9, 0x1p-133);
   keeps<Float16Kahan>(1, 0x1p-12, 0x1p-24);
   accumulates<BFloat16Kahan>(0x1p-17);

@@ -1,12 +1,12 @@
-// Exact sums of rows and of columns by vectors are those of terms that are added one by one; what
-// is kept of sums is the one NaN of all processors, whatever theirs is.
+// Vectorized exact sums of rows and of columns equal those of terms added one by one. Numbers
+// derived from sums contain one canonical NaN on all processors.
 #include <cstdio>
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "core/column_sums.h"
-#include "core/settle.h"
+#include "core/finalize.h"
 #include "usable.h"
 
 namespace {
@@ -28,8 +28,8 @@ bool same(std::vector<int64_t> a, std::vector<int64_t> b) {
   return a == b;
 }
 
-/// Terms whose exponents lie within `spread` below a middle that moves along the rows; some are
-/// zero, some far outside, and where `odd` is said some are not finite.
+/// Terms whose exponents lie within `spread` below a middle that moves along the rows. Some are
+/// zero, some far outside and, with `odd`, some not finite.
 class Terms {
  public:
   Terms(int spread, bool odd) : spread_(spread), odd_(odd) {}
@@ -68,7 +68,7 @@ void columns(int rows, int n, int spread, bool odd) {
                         &slow[static_cast<size_t>(i) * ExactSum::kWords]);
       lowbit::exact_add(x[static_cast<size_t>(i)], row_slow.data());
     }
-    // The last row of a shard may begin later: its columns are others.
+    // The last row of a shard may begin later, with other columns.
     const int skip = r + 1 == rows ? n / 3 : 0;
     lowbit::add_columns(x.data() + skip, n - skip, sums,
                         fast.data() + static_cast<size_t>(skip) * ExactSum::kWords);
@@ -82,12 +82,12 @@ void columns(int rows, int n, int spread, bool odd) {
   check(same(row_sum, row_slow), "a row", rows, n, spread);
 }
 
-/// A rule whose number is a NaN with a payload, as a GPU makes them.
+/// A rule whose number is a NaN with a payload, as GPUs produce.
 struct Odd {
   static constexpr int kRounds = 1, kNumbers = 1;
   struct Coef {};
   static constexpr int totals(int) { return 0; }
-  static void settle(int, const double*, double, float* numbers, Coef&) {
+  static void finalize(int, const double*, double, float* numbers, Coef&) {
     numbers[0] = lowbit::bits_float(0x7fffffffu);
   }
 };
@@ -102,7 +102,7 @@ void nans() {
   is_canonical(lowbit::moved(lowbit::bits_float(0x7fffffffu), 1.0, 0.5f), "a NaN of a GPU");
   float number = 1.0f;
   Odd::Coef coef;
-  lowbit::settle_round<Odd>(0, nullptr, 1, &number, true, nullptr, coef);
+  lowbit::finalize_round<Odd>(0, nullptr, 1, &number, true, nullptr, coef);
   is_canonical(number, "a number that is a NaN");
 }
 

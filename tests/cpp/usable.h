@@ -1,4 +1,4 @@
-// Whether this processor runs what a test was compiled for.
+// Whether this processor can run the instruction set that a test was compiled for.
 #pragma once
 
 inline bool usable() {

@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 here = pathlib.Path(__file__).parent
-sys.path.insert(0, str(here.parent))
+sys.path[:0] = [str(here.parent / room) for room in ("support", "state")]
 
 from test_state import CODED, code_digest  # noqa: E402
 

@@ -1,5 +1,7 @@
 // `lowbit-ckpt completion SHELL`: what makes a shell complete commands and options.
-#include <fmt/core.h>
+#include <fmt/format.h>
+
+#include <algorithm>
 
 #include "command/command.h"
 #include "command/outline.h"
@@ -7,62 +9,22 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// For a text between single quotes.
-std::string single_quoted(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '\'') {
-      out += "'\\''";
-    } else {
-      out += c;
-    }
-  }
-  return out;
+std::string joined(const std::vector<std::string>& words, const std::string& between = " ") {
+  return fmt::format("{}", fmt::join(words, between));
 }
 
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : between) + word;
-  return out;
-}
-
-std::vector<std::string> option_names(const Outline& of) {
+std::string option_names(const Outline& of) {
   std::vector<std::string> out;
   for (const OutlineOption& o : of.options) out.insert(out.end(), o.names.begin(), o.names.end());
-  return out;
+  return joined(out);
 }
 
-std::vector<std::string> command_names(const Outline& of) {
-  std::vector<std::string> out;
-  for (const Outline& command : of.commands) out.push_back(command.name);
-  return out;
+bool takes_files(const Outline& command) {
+  return std::any_of(command.places.begin(), command.places.end(),
+                     [](const OutlineOption& place) { return place.is_path(); });
 }
 
-std::string bash(const Outline& app) {
-  std::string values, commands;
-  for (const Outline& command : app.commands) {
-    for (const OutlineOption& o : command.options) {
-      if (o.value.empty()) continue;
-      std::vector<std::string> patterns;
-      for (const std::string& name : o.names) patterns.push_back(command.name + ":" + name);
-      values += "    " + joined(patterns, "|") + ") ";
-      if (!o.choices.empty()) {
-        values += "words='" + joined(o.choices, " ") + "' ;;\n";
-      } else {
-        values += std::string(o.is_path() ? "files=1" : "return") + " ;;\n";
-      }
-    }
-    std::vector<std::string> words;
-    bool files = false;
-    for (const OutlineOption& place : command.places) {
-      words.insert(words.end(), place.choices.begin(), place.choices.end());
-      files = files || place.is_path();
-    }
-    commands += fmt::format("        {}) options='{}' words='{}'{} ;;\n", command.name,
-                            joined(option_names(command), " "), joined(words, " "),
-                            files ? " files=1" : "");
-  }
-  return fmt::format(R"(# bash completion for lowbit-ckpt
+constexpr char kBash[] = R"(# bash completion for lowbit-ckpt
 _lowbit_ckpt() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
   local command='' options='' words='' files='' i
@@ -95,51 +57,31 @@ _lowbit_ckpt() {{
   fi
 }}
 complete -F _lowbit_ckpt lowbit-ckpt
-)",
-                     values, joined(option_names(app), " "), joined(command_names(app), " "),
-                     commands);
-}
+)";
 
-std::string zsh_value(const OutlineOption& o) {
-  if (o.value.empty()) return "";
-  const char* action = o.is_path() ? "_files" : " ";
-  return ":" + o.value + ":" + (o.choices.empty() ? action : "(" + joined(o.choices, " ") + ")");
-}
-
-/// In _arguments, brackets and colons of a description have a meaning.
-std::string zsh_text(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '[' || c == ']' || c == ':' || c == '\\') out += '\\';
-    out += c;
-  }
-  return single_quoted(out);
-}
-
-std::string zsh_options(const Outline& of, const char* indent) {
-  std::string out;
-  for (const OutlineOption& o : of.options) {
-    for (const std::string& name : o.names) {
-      out += fmt::format(" \\\n{}'{}{}{}[{}]{}'", indent, o.many ? "*" : "", name,
-                         o.value.empty() ? "" : (name.starts_with("--") ? "=" : "+"),
-                         zsh_text(o.about), zsh_value(o));
-    }
-  }
-  return out;
-}
-
-std::string zsh(const Outline& app) {
-  std::string names, commands;
+std::string bash(const Outline& app) {
+  std::string values, commands, names;
   for (const Outline& command : app.commands) {
-    names += "        '" + command.name + ":" + zsh_text(command.about) + "'\n";
+    names += (names.empty() ? "" : " ") + command.name;
+    const std::string key = command.name + ":";
+    for (const OutlineOption& o : command.options) {
+      if (o.value.empty()) continue;
+      values += fmt::format("    {}{}) {} ;;\n", key, joined(o.names, "|" + key),
+                            !o.choices.empty() ? "words='" + joined(o.choices) + "'"
+                            : o.is_path()      ? "files=1"
+                                               : "return");
+    }
+    std::vector<std::string> words;
+    for (const OutlineOption& place : command.places)
+      words.insert(words.end(), place.choices.begin(), place.choices.end());
     commands +=
-        fmt::format("        {}) _arguments{}", command.name, zsh_options(command, "          "));
-    size_t place = 1;
-    for (const OutlineOption& o : command.places)
-      commands += fmt::format(" \\\n          '{}{}'", place++, zsh_value(o));
-    commands += " ;;\n";
+        fmt::format("        {}) options='{}' words='{}'{} ;;\n", command.name,
+                    option_names(command), joined(words), takes_files(command) ? " files=1" : "");
   }
-  return fmt::format(R"(#compdef lowbit-ckpt
+  return fmt::format(kBash, values, option_names(app), names, commands);
+}
+
+constexpr char kZsh[] = R"(#compdef lowbit-ckpt
 # zsh completion for lowbit-ckpt
 _lowbit_ckpt() {{
   local context state state_descr line
@@ -162,28 +104,59 @@ if [ "$funcstack[1]" = _lowbit_ckpt ]; then
 else
   compdef _lowbit_ckpt lowbit-ckpt
 fi
-)",
-                     zsh_options(app, "    "), names, commands);
+)";
+
+/// In _arguments, brackets and colons of a description have a meaning.
+std::string zsh_text(const std::string& text) {
+  return escaped(text, {{'[', "\\["}, {']', "\\]"}, {':', "\\:"}, {'\\', "\\\\"}, {'\'', "'\\''"}});
+}
+
+std::string zsh_value(const OutlineOption& o) {
+  if (o.value.empty()) return "";
+  return fmt::format(":{}:{}", o.value,
+                     !o.choices.empty() ? "(" + joined(o.choices) + ")"
+                     : o.is_path()      ? "_files"
+                                        : " ");
+}
+
+std::string zsh_options(const Outline& of, const char* indent) {
+  std::string out;
+  for (const OutlineOption& o : of.options) {
+    for (const std::string& name : o.names) {
+      out += fmt::format(" \\\n{}'{}{}{}[{}]{}'", indent, o.many ? "*" : "", name,
+                         o.value.empty() ? "" : (name.starts_with("--") ? "=" : "+"),
+                         zsh_text(o.about), zsh_value(o));
+    }
+  }
+  return out;
+}
+
+std::string zsh(const Outline& app) {
+  std::string names, commands;
+  for (const Outline& command : app.commands) {
+    names += fmt::format("        '{}:{}'\n", command.name, zsh_text(command.about));
+    commands +=
+        fmt::format("        {}) _arguments{}", command.name, zsh_options(command, "          "));
+    for (size_t i = 0; i < command.places.size(); ++i)
+      commands += fmt::format(" \\\n          '{}{}'", i + 1, zsh_value(command.places[i]));
+    commands += " ;;\n";
+  }
+  return fmt::format(kZsh, zsh_options(app, "    "), names, commands);
 }
 
 std::string fish_text(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '\'' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out;
+  return escaped(text, {{'\'', "\\'"}, {'\\', "\\\\"}});
 }
 
 std::string fish_options(const Outline& of, const std::string& where) {
   std::string out;
   for (const OutlineOption& o : of.options) {
-    out += "complete -c lowbit-ckpt -n '" + where + "'";
+    out += fmt::format("complete -c lowbit-ckpt -n '{}'", where);
     for (const std::string& name : o.names)
       out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
     if (!o.value.empty()) out += o.is_path() ? " -r -F" : " -x";
-    if (!o.choices.empty()) out += " -a '" + joined(o.choices, " ") + "'";
-    out += " -d '" + fish_text(o.about) + "'\n";
+    if (!o.choices.empty()) out += fmt::format(" -a '{}'", joined(o.choices));
+    out += fmt::format(" -d '{}'\n", fish_text(o.about));
   }
   return out;
 }
@@ -198,14 +171,10 @@ std::string fish(const Outline& app) {
     out += fish_options(command, where);
     for (const OutlineOption& place : command.places) {
       if (!place.choices.empty())
-        out += fmt::format("complete -c lowbit-ckpt -n '{}' -a '{}'\n", where,
-                           joined(place.choices, " "));
+        out +=
+            fmt::format("complete -c lowbit-ckpt -n '{}' -a '{}'\n", where, joined(place.choices));
     }
-    for (const OutlineOption& place : command.places) {
-      if (!place.is_path()) continue;
-      out += fmt::format("complete -c lowbit-ckpt -n '{}' -F\n", where);
-      break;
-    }
+    if (takes_files(command)) out += fmt::format("complete -c lowbit-ckpt -n '{}' -F\n", where);
   }
   return out;
 }

@@ -1,5 +1,5 @@
 // `lowbit-ckpt convert`: the same training state as another optimizer, format or container has it.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ void print_states(const Json& report) {
   struct Row {
     size_t count = 0;
     bool exact = true;
-    double most = 0, relative = 0;
+    double limit = 0, relative = 0;
   };
   std::map<std::tuple<std::string, std::string, std::string>, Row> rows;
   std::vector<Json> worst;
@@ -41,7 +41,7 @@ void print_states(const Json& report) {
                      s["to"].get<std::string>()}];
     ++row.count;
     row.exact &= s["exact"].get<bool>();
-    row.most = std::max(row.most, error_of(s, "max_error"));
+    row.limit = std::max(row.limit, error_of(s, "max_error"));
     row.relative = std::max(row.relative, error_of(s, "relative_error"));
     if (error_of(s, "relative_error") > 0) worst.push_back(s);
   }
@@ -52,7 +52,7 @@ void print_states(const Json& report) {
         "  {:>5} x {:<16} {} -> {}  {}\n", row.count, state, from, to,
         row.exact ? "exact"
         : plan    ? "rounded"
-               : fmt::format("max error {:.3g}, relative {:.3g} at most", row.most, row.relative));
+               : fmt::format("max error {:.3g}, relative {:.3g} at most", row.limit, row.relative));
   }
   std::sort(worst.begin(), worst.end(), [](const Json& a, const Json& b) {
     return error_of(a, "relative_error") > error_of(b, "relative_error");
@@ -69,7 +69,7 @@ Status run(ConvertArguments& given) {
   WriteOptions& write = given.options.write;
   write.mesh.parts.clear();
   if (given.ranks > 0) write.mesh.parts = {given.ranks};
-  LB_CHECK(given.write.apply(write));
+  RETURN_IF_ERROR(given.write.apply(write));
   ProgressBar bar("convert", given.report.quiet);
   write.progress = bar.function();
   const auto done = convert(given.source, given.target, given.options);
@@ -88,14 +88,37 @@ Status run(ConvertArguments& given) {
   return fine();
 }
 
+/// Whose state it is, whose it becomes, and how that is kept.
+void add_state(CLI::App& command, ConvertOptions& options) {
+  command
+      .add_option(
+          "--to", options.to,
+          fmt::format("Whose optimizer shall load it: {}; without it only the container changes",
+                      fmt::join(dialect_names(), ", ")))
+      ->type_name("DIALECT");
+  command.add_option("--from", options.from, "Whose it is, where that is not found out")
+      ->type_name("DIALECT");
+  command
+      .add_option(
+          "--state-format", options.wanted.state_format,
+          "How state is kept: 8bit, 7bit ... 2bit, fp8, log8, factored4, bfloat16, float32, ... or "
+          "a format's name; without it codes stay as they are and float32 becomes 8bit")
+      ->type_name("FORMAT");
+  command.add_option("--block", options.wanted.block, "Values that share a scale, 32 to 2048")
+      ->check(CLI::Range(int64_t{32}, int64_t{2048}))
+      ->type_name("N");
+  command
+      .add_option("--full-precision", options.wanted.full_precision,
+                  "Parameters of these names keep float32 state, such as '*embed*'")
+      ->type_name("PATTERN")
+      ->allow_extra_args(false);
+}
+
 }  // namespace
 
 void add_convert(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<ConvertArguments>();
   ConvertOptions& options = given->options;
-  std::string names;
-  for (const Dialect* d : dialects())
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", d->name);
   CLI::App* command = app.add_subcommand(
       "convert", "Write a checkpoint for another optimizer, state format or container");
   command->add_option("SRC", given->source, "The checkpoint, in any container")->required();
@@ -103,30 +126,10 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option("DST", given->target,
                    "What to write, a folder or a file; it appears whole or not at all")
       ->required();
-  command
-      ->add_option(
-          "--to", options.to,
-          "Whose optimizer shall load it: " + names + "; without it only the container changes")
-      ->type_name("DIALECT");
-  command->add_option("--from", options.from, "Whose it is, where that is not found out")
-      ->type_name("DIALECT");
-  command
-      ->add_option(
-          "--state-format", options.wanted.state_format,
-          "How state is kept: 8bit, 7bit ... 2bit, fp8, log8, factored4, bfloat16, float32, ... or "
-          "a format's name; without it codes stay as they are and float32 becomes 8bit")
-      ->type_name("FORMAT");
-  command->add_option("--block", options.wanted.block, "Values that share a scale, 32 to 2048")
-      ->check(CLI::Range(int64_t{32}, int64_t{2048}))
-      ->type_name("N");
-  command
-      ->add_option("--wide", options.wanted.wide,
-                   "Parameters of these names keep float32 state, such as '*embed*'")
-      ->type_name("PATTERN")
-      ->allow_extra_args(false);
+  add_state(*command, options);
   command
       ->add_option("--container", options.container,
-                   "dcp, torch or safetensors; without it by DST's name, else SRC's")
+                   alternatives(container_names()) + "; without it by DST's name, else SRC's")
       ->type_name("KIND");
   command
       ->add_option("--world-size", given->ranks,
@@ -136,8 +139,10 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
   command->add_flag("--lossy", options.wanted.lossy,
                     "Leave out what the target cannot keep, with a warning");
   command
-      ->add_option("--model", options.model,
-                   "A checkpoint with the weights, where SRC does not tell its parameters' shapes")
+      ->add_option(
+          "--model", options.model,
+          "A checkpoint with the weights, where SRC does not tell its parameters' shapes, or "
+          "numbers them without names: then a model's state dict in a file of torch.save")
       ->type_name("PATH");
   command
       ->add_option("--weights", options.weights,

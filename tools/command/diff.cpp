@@ -18,7 +18,7 @@ struct DiffArguments {
 Status run(DiffArguments& given) {
   ProgressBar bar("diff", given.quiet);
   given.options.progress = bar.function();
-  LB_TRY(report, diff(given.first, given.second, given.options));
+  ASSIGN_OR_RETURN(report, diff(given.first, given.second, given.options));
   bar.clear();
   const Json& differences = report["differences"];
   if (given.json) {

@@ -41,15 +41,62 @@ void print_health(const Json& out) {
   }
 }
 
+/// What it is as a whole.
+void print_summary(const Json& out) {
+  if (out["dialect"].is_string())
+    fmt::print("  {} {}\n", out["dialect"].get<std::string>(),
+               out["algorithm"] == "" ? "(an optimizer that is not known)"
+                                      : out["algorithm"].get<std::string>());
+  for (const Json& fact : out["facts"]) fmt::print("  {}\n", fact.get<std::string>());
+  for (const Json& warning : out["warnings"])
+    fmt::print("  warning: {}\n", warning.get<std::string>());
+  for (const Json& step : out["steps"]) fmt::print("  step {:.0f}\n", step.get<double>());
+}
+
+void print_tensors(const Json& tensors) {
+  size_t width = 4;
+  for (const Json& t : tensors) width = std::max(width, t["name"].get<std::string>().size());
+  fmt::print("\n{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", "name", width, "dtype", "shape", "chunks",
+             "bytes");
+  for (const Json& t : tensors) {
+    const std::string dtype = t["dtype"].get<std::string>(), kept = t.value("stored_as", dtype);
+    fmt::print("{:<{}}  {:<10} {:>16} {:>7} {:>12}{}\n", t["name"].get<std::string>(), width, dtype,
+               shape_text(t["shape"].get<Shape>()), t["chunks"].get<size_t>(),
+               t["bytes"].get<uint64_t>(), kept == dtype ? "" : "  " + kept);
+  }
+}
+
+void print_values(const Json& values) {
+  if (!values.empty()) fmt::print("\n");
+  for (const auto& [name, value] : values.items()) {
+    std::string text = line(value);
+    if (text.size() > 100) text = text.substr(0, 97) + "...";
+    fmt::print("{} = {}\n", name, text);
+  }
+}
+
+void print_sums(const Json& out) {
+  fmt::print("\n");
+  for (const char* key : {"bytes_by_dtype", "bytes_by_kind"}) {
+    for (const auto& [name, sum] : out[key].items())
+      fmt::print("{:<32} {:>6} tensors {:>12}\n", name, sum["tensors"].get<uint64_t>(),
+                 size_text(sum["bytes"].get<uint64_t>()));
+  }
+}
+
+Status write_page(const InspectArguments& given, const Json& out) {
+  ASSIGN_OR_RETURN(page, NewFile::create(given.html, given.force, {given.path}));
+  RETURN_IF_ERROR(page->output().write(html_page(out)));
+  return page->commit();
+}
+
 Status run(InspectArguments& given) {
   ProgressBar bar("reading", given.quiet);
   given.options.progress = bar.function();
   given.options.health = given.options.health || !given.html.empty();
-  LB_TRY(out, inspect(given.path, given.options));
+  ASSIGN_OR_RETURN(out, inspect(given.path, given.options));
   if (!given.html.empty()) {
-    LB_TRY(page, NewFile::create(given.html, given.force, {given.path}));
-    LB_CHECK(page->output().write(html_page(out)));
-    LB_CHECK(page->commit());
+    RETURN_IF_ERROR(write_page(given, out));
     if (!given.json) return fine();
   }
   if (given.json) {
@@ -61,37 +108,11 @@ Status run(InspectArguments& given) {
              out["container"].get<std::string>(), files, files == 1 ? "" : "s",
              out["tensors"].size(), out["values"].size(), size_text(out["bytes"].get<uint64_t>()));
   bar.clear();
-  if (out["dialect"].is_string())
-    fmt::print("  {} {}\n", out["dialect"].get<std::string>(),
-               out["algorithm"] == "" ? "(an optimizer that is not known)"
-                                      : out["algorithm"].get<std::string>());
-  for (const Json& fact : out["facts"]) fmt::print("  {}\n", fact.get<std::string>());
-  for (const Json& warning : out["warnings"])
-    fmt::print("  warning: {}\n", warning.get<std::string>());
-  for (const Json& step : out["steps"]) fmt::print("  step {:.0f}\n", step.get<double>());
-  size_t width = 4;
-  for (const Json& t : out["tensors"]) width = std::max(width, t["name"].get<std::string>().size());
-  fmt::print("\n{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", "name", width, "dtype", "shape", "chunks",
-             "bytes");
-  for (const Json& t : out["tensors"]) {
-    const std::string dtype = t["dtype"].get<std::string>(), kept = t.value("stored_as", dtype);
-    fmt::print("{:<{}}  {:<10} {:>16} {:>7} {:>12}{}\n", t["name"].get<std::string>(), width, dtype,
-               shape_text(t["shape"].get<Shape>()), t["chunks"].get<size_t>(),
-               t["bytes"].get<uint64_t>(), kept == dtype ? "" : "  " + kept);
-  }
-  if (!out["values"].empty()) fmt::print("\n");
-  for (const auto& [name, value] : out["values"].items()) {
-    std::string text = line(value);
-    if (text.size() > 100) text = text.substr(0, 97) + "...";
-    fmt::print("{} = {}\n", name, text);
-  }
+  print_summary(out);
+  print_tensors(out["tensors"]);
+  print_values(out["values"]);
   if (given.options.health) print_health(out);
-  fmt::print("\n");
-  for (const char* key : {"bytes_by_dtype", "bytes_by_kind"}) {
-    for (const auto& [name, sum] : out[key].items())
-      fmt::print("{:<32} {:>6} tensors {:>12}\n", name, sum["tensors"].get<uint64_t>(),
-                 size_text(sum["bytes"].get<uint64_t>()));
-  }
+  print_sums(out);
   if (given.options.digest) fmt::print("digest {}\n", out["digest"].get<std::string>());
   return fine();
 }

@@ -10,48 +10,35 @@ namespace {
 
 /// Text as roff takes it: no dash becomes a hyphen, no line starts a request.
 std::string roff(const std::string& text) {
+  const std::string out =
+      escaped(text, {{'\\', "\\e"}, {'-', "\\-"}, {'\'', "\\(aq"}, {'\n', " "}});
+  return out.starts_with('.') ? "\\&" + out : out;
+}
+
+/// Words in a font, B or I, with commas between them.
+std::string words_in(char font, const std::vector<std::string>& words) {
   std::string out;
-  for (const char c : text) {
-    if (c == '\\') {
-      out += "\\e";
-    } else if (c == '-') {
-      out += "\\-";
-    } else if (c == '\'') {
-      out += "\\(aq";
-    } else if (c == '.' && (out.empty() || out.back() == '\n')) {
-      out += "\\&.";
-    } else {
-      out += c;
-    }
-  }
+  for (const std::string& word : words)
+    out += fmt::format("{}\\f{}{}\\fR", out.empty() ? "" : ", ", font, roff(word));
   return out;
 }
 
 std::string synopsis(const Outline& command) {
   std::string out = "\\fBlowbit\\-ckpt " + command.name + "\\fR";
-  for (const OutlineOption& place : command.places)
-    out += fmt::format(" \\fI{}\\fR", roff(place.names[0]));
+  for (const OutlineOption& place : command.places) out += " " + words_in('I', place.names);
   for (const OutlineOption& o : command.options) {
-    if (!o.required) continue;
-    out += fmt::format(" \\fB{}\\fR \\fI{}\\fR", roff(o.names.back()), roff(o.value));
+    if (o.required)
+      out += fmt::format(" {} {}", words_in('B', {o.names.back()}), words_in('I', {o.value}));
   }
   return out + " [options]\n";
 }
 
 std::string entry(const OutlineOption& o, bool place) {
-  std::string head;
-  for (const std::string& name : o.names) {
-    head += fmt::format("{}\\f{}{}\\fR", head.empty() ? "" : ", ", place ? "I" : "B", roff(name));
-  }
-  if (!place && !o.value.empty()) head += " \\fI" + roff(o.value) + "\\fR";
-  std::string text = roff(o.about);
-  if (!o.choices.empty()) {
-    text += o.open ? "\nSuch as" : "\nOne of";
-    for (size_t i = 0; i < o.choices.size(); ++i)
-      text += (i == 0 ? " " : ", ") + ("\\fB" + roff(o.choices[i]) + "\\fR");
-    text += ".";
-  }
-  return ".TP\n" + head + "\n" + (text.empty() ? "\\&" : text) + "\n";
+  std::string head = words_in(place ? 'I' : 'B', o.names), text = roff(o.about);
+  if (!place && !o.value.empty()) head += " " + words_in('I', {o.value});
+  if (!o.choices.empty())
+    text += fmt::format("\n{} {}.", o.open ? "Such as" : "One of", words_in('B', o.choices));
+  return fmt::format(".TP\n{}\n{}\n", head, text.empty() ? "\\&" : text);
 }
 
 constexpr const char* kDescription =
@@ -67,13 +54,13 @@ Memory stays bounded however large the checkpoint is.
 
 constexpr const char* kExits = R"(.TP
 .B 0
-Fine.
+Success.
 .TP
 .B 1
-The machine said no: no room, no permission, an interruption.
+I/O error: disk full, permission denied, interrupted.
 .TP
 .B 2
-The command line makes no sense.
+Usage error.
 .TP
 .B 3
 The input is damaged, unsafe, or says too little for what was asked.

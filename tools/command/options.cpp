@@ -56,14 +56,14 @@ Result<uint64_t> parse_size(const std::string& text) {
 
 Result<Mesh> parse_mesh(const std::string& parts, const std::string& dims) {
   Mesh mesh;
-  LB_TRY(sizes, numbers(parts, 'x', "the mesh"));
+  ASSIGN_OR_RETURN(sizes, numbers(parts, 'x', "the mesh"));
   mesh.parts = std::move(sizes);
   mesh.dims.clear();
   if (dims.empty()) {
     for (size_t i = 0; i < mesh.parts.size(); ++i) mesh.dims.push_back(static_cast<int>(i));
     return mesh;
   }
-  LB_TRY(list, numbers(dims, ',', "the list of tensor dimensions"));
+  ASSIGN_OR_RETURN(list, numbers(dims, ',', "the list of tensor dimensions"));
   for (const int64_t d : list) mesh.dims.push_back(static_cast<int>(d));
   if (mesh.dims.size() != mesh.parts.size())
     return usage(fmt::format("a mesh of {} dimensions needs as many tensor dimensions, not {}",
@@ -107,9 +107,9 @@ void WriteArguments::add(CLI::App& command, WriteOptions& options) {
 }
 
 Status WriteArguments::apply(WriteOptions& options) const {
-  LB_TRY(bytes, parse_size(memory));
-  constexpr uint64_t kLeast = 1u << 20;
-  if (bytes < kLeast) return usage("--memory-limit must be at least 1M");
+  ASSIGN_OR_RETURN(bytes, parse_size(memory));
+  constexpr uint64_t kMin = 1u << 20;
+  if (bytes < kMin) return usage("--memory-limit must be at least 1M");
   options.threads = threads;
   options.memory = bytes;
   return fine();

@@ -1,10 +1,9 @@
 #include "command/outline.h"
 
-#include <algorithm>
+#include <sstream>
 
-#include "container/manifest.h"
-#include "dialect/dialect.h"
-#include "dialect/presets.h"
+#include "dialect/common/presets.h"
+#include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -12,30 +11,19 @@ namespace {
 /// CLI11 tells what an option takes as one text: a type, then the checks, such as
 /// "TEXT:{dcp,torch}", "INT:INT in [1 - 256]".
 void split_type(const std::string& text, OutlineOption& to) {
-  const size_t colon = text.find(':');
-  to.value = text.substr(0, colon);
-  if (colon == std::string::npos) return;
-  const size_t open = text.find('{', colon), close = text.find('}', colon);
+  to.value = text.substr(0, text.find(':'));
+  const size_t open = text.find('{'), close = text.find('}');
   if (open == std::string::npos || close == std::string::npos) return;
-  for (size_t at = open + 1; at < close;) {
-    const size_t comma = std::min(text.find(',', at), close);
-    to.choices.push_back(text.substr(at, comma - at));
-    at = comma + 1;
-  }
+  std::istringstream choices(text.substr(open + 1, close - open - 1));
+  for (std::string choice; std::getline(choices, choice, ',');) to.choices.push_back(choice);
 }
 
 /// Values that the program knows, though the parser does not.
 void add_known(OutlineOption& to) {
-  if (to.value == "DIALECT") {
-    for (const Dialect* d : dialects()) to.choices.emplace_back(d->name);
-  } else if (to.value == "KIND") {
-    for (const ContainerKind kind :
-         {ContainerKind::kDcp, ContainerKind::kTorch, ContainerKind::kSafetensors})
-      to.choices.emplace_back(container_name(kind));
-  } else if (to.names.back() == "--state-format") {
-    to.choices = preset_names();
-    to.open = true;
-  }
+  if (to.value == "DIALECT") to.choices = dialect_names();
+  if (to.value == "KIND") to.choices = container_names();
+  to.open = to.names.back() == "--state-format";
+  if (to.open) to.choices = preset_names();
 }
 
 OutlineOption outline(const CLI::Option& option) {
@@ -71,6 +59,15 @@ Outline outline(const CLI::App& app) {
   }
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     if (!command->get_group().empty()) out.commands.push_back(outline(*command));
+  }
+  return out;
+}
+
+std::string escaped(const std::string& text, const std::map<char, const char*>& by) {
+  std::string out;
+  for (const char c : text) {
+    const auto other = by.find(c);
+    out += other == by.end() ? std::string(1, c) : other->second;
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,5 +27,8 @@ struct Outline {
 };
 
 Outline outline(const CLI::App& app);
+
+/// `text` with each of these characters replaced by what stands for it in the target's syntax.
+std::string escaped(const std::string& text, const std::map<char, const char*>& by);
 
 }  // namespace lowbit::ckpt

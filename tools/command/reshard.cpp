@@ -21,10 +21,10 @@ Status run(ReshardArguments& given) {
   WriteOptions& write = given.options.write;
   if (given.mesh.empty() == (given.ranks == 0))
     return Error{Exit::kUsage, "say --world-size N or --mesh NxM, one of them"};
-  LB_TRY(mesh,
-         parse_mesh(given.mesh.empty() ? std::to_string(given.ranks) : given.mesh, given.dims));
+  ASSIGN_OR_RETURN(
+      mesh, parse_mesh(given.mesh.empty() ? std::to_string(given.ranks) : given.mesh, given.dims));
   write.mesh = mesh;
-  LB_CHECK(given.write.apply(write));
+  RETURN_IF_ERROR(given.write.apply(write));
   ProgressBar bar("reshard", given.report.quiet);
   write.progress = bar.function();
   const auto done = reshard(given.source, given.target, given.options);

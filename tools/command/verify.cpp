@@ -19,7 +19,7 @@ Status run(VerifyArguments& given) {
   ProgressBar bar("verify", given.quiet);
   given.options.progress = bar.function();
   given.options.finite = !given.no_values;
-  LB_TRY(report, verify(given.path, given.options));
+  ASSIGN_OR_RETURN(report, verify(given.path, given.options));
   bar.clear();
   const Json& findings = report["findings"];
   if (given.json) {

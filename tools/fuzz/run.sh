@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # run.sh PROGRAM FOLDER SECONDS [TARGET]: every target of the fuzzer in turn, or one, going on from
-# tests/corpus and from what earlier runs found. FOLDER keeps what is found; crashes lie in FOLDER/crashes.
+# tests/ckpt/corpus and from what earlier runs found. FOLDER keeps what is found; crashes lie in FOLDER/crashes.
 set -euo pipefail
 program=$1 folder=$2 seconds=$3 only=${4:-}
 here=$(cd "$(dirname "$0")" && pwd)
-corpus=$here/../../tests/corpus
+corpus=$here/../../tests/ckpt/corpus
 bad=()
 found=
 mkdir -p "$folder/crashes"

@@ -9,13 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "container/dcp.h"
-#include "container/item.h"
-#include "container/open.h"
-#include "container/safetensors.h"
-#include "container/tiling.h"
-#include "container/zip.h"
-#include "dialect/dialect.h"
+#include "container/common/globals.h"
+#include "container/common/item.h"
+#include "container/common/open.h"
+#include "container/common/tiling.h"
+#include "container/common/zip.h"
+#include "container/dcp/dcp.h"
+#include "container/safetensors/safetensors.h"
+#include "dialect/common/dialect.h"
 #include "pickle/plain.h"
 #include "pickle/reader.h"
 
@@ -166,8 +167,8 @@ bool pull(const Leaf& leaf) {
   bool all = true;
   for (const Leaf& part : leaf.parts) all = pull(part) && all;
   if (leaf.source == nullptr) return all;
-  const uint64_t most = std::min<uint64_t>(volume(leaf.shape), 1u << 16);
-  return for_elements(leaf, 0, most, 1u << 14,
+  const uint64_t limit = std::min<uint64_t>(volume(leaf.shape), 1u << 16);
+  return for_elements(leaf, 0, limit, 1u << 14,
                       [](const char*, uint64_t, uint64_t) { return fine(); })
              .ok() &&
          all;
@@ -219,7 +220,7 @@ bool dialect(std::string_view input) {
   const auto document = std::make_shared<const Document>(std::move(opened.value()));
   const auto known = recognize(*document);
   if (!known.ok()) return false;
-  auto model = known.value()->read(document);
+  auto model = known.value().dialect->read(document, known.value().tree);
   if (!model.ok()) return false;
   std::vector<float> numbers(1u << 12);
   bool all = true;

@@ -8,7 +8,7 @@
 namespace lowbit::ckpt {
 
 struct FuzzTarget {
-  const char* name;        // of the target and of its corpus, tests/corpus/NAME
+  const char* name;        // of the target and of its corpus, tests/ckpt/corpus/NAME
   const char* dictionary;  // NAME.dict beside this file
   /// Whether the input was accepted. It may be anything; nothing may crash, leak, or take more than
   /// its limits, and what is accepted and written again must be read as the same.

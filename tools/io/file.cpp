@@ -16,7 +16,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMostOpen = 64, kMostMade = 32;
+constexpr size_t kMaxOpen = 64, kMaxMade = 32;
 
 std::string reason() { return std::strerror(errno); }
 
@@ -159,17 +159,17 @@ Result<std::shared_ptr<File>> Directory::file(const std::string& name) const {
 }
 
 Result<std::string> Directory::content(const std::string& name, uint64_t limit) const {
-  LB_TRY(f, file(name));
+  ASSIGN_OR_RETURN(f, file(name));
   if (f->size() > limit)
     return bad(f->name() + ": has " + std::to_string(f->size()) +
                " bytes, more than the limit of " + std::to_string(limit));
   std::string bytes(f->size(), '\0');
-  LB_CHECK(f->read(0, bytes.data(), bytes.size()));
+  RETURN_IF_ERROR(f->read(0, bytes.data(), bytes.size()));
   return bytes;
 }
 
 Status FileSet::add(const std::string& name) {
-  LB_TRY(file, folder_->file(name));
+  ASSIGN_OR_RETURN(file, folder_->file(name));
   const std::lock_guard held(lock_);
   files_.push_back({name, file->identity(), nullptr, 0, nullptr});
   return fine();
@@ -198,7 +198,7 @@ std::string FileSet::name(uint32_t number) const {
 
 void FileSet::keep(uint32_t number, std::shared_ptr<const File> file) {
   std::vector<uint32_t>& held = files_[number].make == nullptr ? open_ : made_;
-  if (held.size() >= (files_[number].make == nullptr ? kMostOpen : kMostMade)) {
+  if (held.size() >= (files_[number].make == nullptr ? kMaxOpen : kMaxMade)) {
     const auto oldest = std::min_element(held.begin(), held.end(), [&](uint32_t a, uint32_t b) {
       return files_[a].used < files_[b].used;
     });
@@ -217,7 +217,7 @@ Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
     member.used = ++clock_;
     if (member.file != nullptr) return member.file;
     if (member.make == nullptr) {
-      LB_TRY(file, folder_->file(member.name));
+      ASSIGN_OR_RETURN(file, folder_->file(member.name));
       if (file->identity() != member.identity)
         return bad(printable(member.name) + ": changed while it was read");
       keep(number, file);
@@ -226,7 +226,7 @@ Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
     make = member.make;
   }
   // Without the lock: others go on meanwhile. Where two make the same, the second's is dropped.
-  LB_TRY(made, make());
+  ASSIGN_OR_RETURN(made, make());
   const std::lock_guard held(lock_);
   if (files_[number].file == nullptr) keep(number, std::move(made));
   return files_[number].file;
@@ -236,7 +236,7 @@ Status FileSet::check_unchanged() {
   const std::lock_guard held(lock_);
   for (const Member& member : files_) {
     if (member.make != nullptr) continue;
-    LB_TRY(file, folder_->file(member.name));
+    ASSIGN_OR_RETURN(file, folder_->file(member.name));
     if (file->identity() != member.identity)
       return bad(printable(member.name) + ": changed while it was read");
   }

@@ -1,6 +1,6 @@
-// Reading from disk: the only place that opens files to read. Links inside a checkpoint are not
-// followed, nothing outside the folder that was named is reached, and a file that changes under
-// our hands is noticed.
+// Files open for reading. Every read from disk goes through here: links inside a checkpoint are not
+// followed, nothing outside the named folder is opened, and a file that changes meanwhile is an
+// error.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,16 @@
 
 namespace lowbit::ckpt {
 
-/// What tells a file from another, and from itself after a change.
+/// What identifies a file and its version: two identities differ if the file was replaced or
+/// changed.
 struct FileIdentity {
   uint64_t device = 0, inode = 0, size = 0;
   int64_t seconds = 0, nanoseconds = 0;
   bool operator==(const FileIdentity&) const = default;
 };
 
-/// The error of what could not be opened, by `errno`: bad input, unless the machine refused.
+/// The error for a file that could not be opened, by `errno`: bad input, or an I/O error if the
+/// system refused (permission, too many open files, no memory).
 Error not_opened(const std::string& what);
 
 /// A regular file, open for reading.
@@ -50,8 +52,8 @@ class File {
   std::string name_;
 };
 
-/// A file without a name in TMPDIR (or /tmp), for what is too large for memory: it is gone when the
-/// last one who holds it is.
+/// A nameless temporary file in TMPDIR (or /tmp), for data too large for memory. It is deleted with
+/// its last reference.
 class Scratch {
  public:
   static Result<Scratch> create();
@@ -59,7 +61,7 @@ class Scratch {
   Scratch& operator=(Scratch&&) = delete;
   ~Scratch();
   Status append(const void* data, uint64_t bytes);
-  /// What was appended, for reading. `name` is what errors call it.
+  /// The appended bytes, for reading. `name` names the file in errors.
   std::shared_ptr<File> finish(std::string name);
 
  private:
@@ -80,10 +82,10 @@ class Directory {
   /// Names of the entries, sorted.
   Result<std::vector<std::string>> list() const;
   bool has(const std::string& name) const;
-  /// `name` must be a plain name: no '/', not '.' or '..'. Links, and anything but a regular file,
-  /// are refused.
+  /// A regular file of the folder. `name` has no '/' and is not '.' or '..'; a link or any other
+  /// kind of file is an error.
   Result<std::shared_ptr<File>> file(const std::string& name) const;
-  /// The whole of a file of at most `limit` bytes.
+  /// The content of a file; an error if it has more than `limit` bytes.
   Result<std::string> content(const std::string& name, uint64_t limit) const;
 
  private:
@@ -92,24 +94,25 @@ class Directory {
   std::string path_;
 };
 
-/// The files of one checkpoint by number. A checkpoint may have more of them than a process may
-/// hold open, so only those used last are. After the last `add`, every function may be called from
-/// several threads.
+/// The files of one checkpoint, by number. Only the ones used last are open, because a checkpoint
+/// may have more files than a process can open. After the last `add`, all functions are
+/// thread-safe.
 class FileSet {
  public:
   explicit FileSet(std::shared_ptr<Directory> folder) : folder_(std::move(folder)) {}
-  /// Opens the file to learn its size; numbers count from 0 in the order of the calls.
+  /// Adds a file, which is opened to learn its size. Numbers count from 0 in the order of the
+  /// calls.
   Status add(const std::string& name);
   using Make = std::function<Result<std::shared_ptr<File>>()>;
-  /// A file that is made where it is needed (a decompressed item), and again where it was dropped
-  /// meanwhile. Returns its number.
+  /// Adds a file that `make` creates when it is needed, such as a decompressed item, and again
+  /// after it was closed. Returns its number.
   uint32_t add_made(std::string name, Make make);
   size_t count() const;
   uint64_t size(uint32_t number) const;
   /// Safe to print.
   std::string name(uint32_t number) const;
   Result<std::shared_ptr<const File>> open(uint32_t number);
-  /// An error where a file is not what it was when it was added.
+  /// An error if a file has changed since it was added.
   Status check_unchanged();
 
  private:
@@ -120,13 +123,13 @@ class FileSet {
     uint64_t used = 0;
     Make make;
   };
-  /// Under the lock: holds `file` open as that of `member`, and lets go of the one used longest ago.
+  /// Under the lock: keeps `file` open, and closes the one used longest ago.
   void keep(uint32_t number, std::shared_ptr<const File> file);
 
   std::shared_ptr<Directory> folder_;
   mutable std::mutex lock_;
   std::vector<Member> files_;
-  std::vector<uint32_t> open_, made_;  // that are held open
+  std::vector<uint32_t> open_, made_;  // numbers of open files
   uint64_t clock_ = 0;
 };
 

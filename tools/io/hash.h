@@ -1,4 +1,4 @@
-// XXH3-128 of bytes that come in pieces, as hex digits.
+// XXH3-128 of bytes that arrive in pieces, as hex digits.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class Hash {
   Hash(Hash&&) noexcept;
   Hash& operator=(Hash&&) noexcept;
   void add(const void* data, uint64_t bytes);
-  /// 32 hex digits of what was added so far.
+  /// The digest of all bytes added so far: 32 hex digits.
   std::string hex() const;
 
  private:

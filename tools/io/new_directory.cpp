@@ -11,7 +11,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "io/place.h"
+#include "io/partial_name.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -78,7 +78,7 @@ Status NewDirectory::check(const std::string& given, bool replace,
 
 Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
     const std::string& given, bool replace, const std::vector<std::string>& sources) {
-  LB_CHECK(check(given, replace, sources));
+  RETURN_IF_ERROR(check(given, replace, sources));
   const std::string path = without_slashes(given);
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   struct stat info;
@@ -103,12 +103,12 @@ NewDirectory::~NewDirectory() {
 
 Result<std::shared_ptr<OutputFile>> NewDirectory::part(const std::string& name) {
   std::shared_ptr<OutputFile> file(new OutputFile(pool_, temporary_ + "/" + name));
-  LB_TRY(handle, file->handle());
+  ASSIGN_OR_RETURN(handle, file->handle());
   return file;
 }
 
 Result<std::shared_ptr<Output>> NewDirectory::file(const std::string& name) {
-  LB_TRY(part, this->part(name));
+  ASSIGN_OR_RETURN(part, this->part(name));
   return std::make_shared<Output>(std::move(part), 0);
 }
 
@@ -145,10 +145,10 @@ Status NewDirectory::take_place() {
 }
 
 Status NewDirectory::commit() {
-  LB_CHECK(sync_folder(temporary_));
-  LB_CHECK(take_place());
+  RETURN_IF_ERROR(sync_folder(temporary_));
+  RETURN_IF_ERROR(take_place());
   committed_ = true;
-  LB_CHECK(sync_folder(parent_of(path_)));
+  RETURN_IF_ERROR(sync_folder(parent_of(path_)));
   std::error_code ignored;
   if (!old_.empty()) std::filesystem::remove_all(old_, ignored);
   return fine();

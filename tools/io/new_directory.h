@@ -1,4 +1,4 @@
-// Writing a folder that appears whole or not at all.
+// A new folder that appears whole or not at all.
 #pragma once
 
 #include <memory>
@@ -9,30 +9,30 @@
 
 namespace lowbit::ckpt {
 
-/// A folder that comes into being under a temporary name beside its place and takes its place when
-/// `commit` is called; removed where it never is. A killed process leaves only the temporary
-/// folder, `.NAME.partial-XXXXXX`.
+/// A folder that is written under a temporary name beside its target. `commit` gives it its name;
+/// without it the destructor removes the folder. A killed process leaves only the temporary folder,
+/// `.NAME.partial-XXXXXX`.
 class NewDirectory {
  public:
-  /// Refuses a place that exists, unless `replace` and what is there is an empty folder or a
-  /// checkpoint. None of `sources` may be that place or lie in it.
+  /// An error if the target exists, unless `replace` is set and the target is an empty folder or a
+  /// checkpoint. None of `sources` may be the target or lie in it.
   static Status check(const std::string& path, bool replace,
                       const std::vector<std::string>& sources = {});
-  /// After `check`, the folder.
+  /// Checks, and creates the folder.
   static Result<std::shared_ptr<NewDirectory>> create(const std::string& path, bool replace,
                                                       const std::vector<std::string>& sources = {});
   ~NewDirectory();
   NewDirectory(const NewDirectory&) = delete;
   NewDirectory& operator=(const NewDirectory&) = delete;
-  /// Where the folder is until `commit`.
+  /// The path of the folder before `commit`.
   const std::string& temporary() const { return temporary_; }
-  /// A new file in it.
+  /// A new file in the folder, written at any offset.
   Result<std::shared_ptr<OutputFile>> part(const std::string& name);
-  /// The same, written from its start to its end.
+  /// A new file in the folder, written from start to end.
   Result<std::shared_ptr<Output>> file(const std::string& name);
-  /// Syncs the folder, and gives it its name in one step; an old folder of that name is removed
-  /// after it. A file system that cannot exchange two folders sees the old one renamed to
-  /// `.NAME.partial-XXXXXX.old` first, and that is what a kill between the two steps leaves.
+  /// Syncs the folder, gives it its name in one step, and then removes an old folder of that name.
+  /// On a file system that cannot exchange two folders, the old one is first renamed to
+  /// `.NAME.partial-XXXXXX.old`; a kill between the two steps leaves that.
   Status commit();
 
  private:

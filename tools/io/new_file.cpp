@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "io/file.h"
-#include "io/place.h"
+#include "io/partial_name.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -66,7 +66,7 @@ Status NewFile::check(const std::string& path, bool replace,
 
 Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool replace,
                                                  const std::vector<std::string>& sources) {
-  LB_CHECK(check(path, replace, sources));
+  RETURN_IF_ERROR(check(path, replace, sources));
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
@@ -92,7 +92,7 @@ NewFile::~NewFile() {
 }
 
 Status NewFile::commit() {
-  LB_CHECK(output_->close());
+  RETURN_IF_ERROR(output_->close());
   const unsigned flags = replace_ ? 0 : RENAME_NOREPLACE;
   int done = ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), flags);
   if (done != 0 && errno == EINVAL && !replace_) {

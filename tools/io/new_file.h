@@ -1,4 +1,4 @@
-// Writing one file that appears whole or not at all.
+// A new file that appears whole or not at all.
 #pragma once
 
 #include <memory>
@@ -9,17 +9,17 @@
 
 namespace lowbit::ckpt {
 
-/// A file that comes into being under a temporary name beside its place and takes its place when
-/// `commit` is called; removed where it never is. A killed process leaves only the temporary file,
+/// A file that is written under a temporary name beside its target. `commit` gives it its name;
+/// without it the destructor removes the file. A killed process leaves only the temporary file,
 /// `.NAME.partial-XXXXXX`.
 class NewFile {
  public:
-  /// Refuses a place that exists, unless `replace`, and always one that is no regular file, or one
-  /// that is neither empty nor a checkpoint nor a page of this program.
-  /// Never a file of `sources`, which are being read.
+  /// An error if the target exists, unless `replace` is set and the target is a regular file that
+  /// is empty, a checkpoint or a page of this program. The target may be none of `sources`, the
+  /// files being read.
   static Status check(const std::string& path, bool replace,
                       const std::vector<std::string>& sources = {});
-  /// After `check`, the file.
+  /// Checks, and creates the file.
   static Result<std::shared_ptr<NewFile>> create(const std::string& path, bool replace,
                                                  const std::vector<std::string>& sources = {});
   ~NewFile();

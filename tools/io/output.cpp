@@ -7,13 +7,13 @@
 #include <cerrno>
 #include <cstring>
 
-#include "io/place.h"
+#include "io/partial_name.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMostOpen = 200;
+constexpr size_t kMaxOpen = 200;
 constexpr uint64_t kBegin = 32u << 20;  // bytes that are written before the disk is told to begin
 
 }  // namespace
@@ -41,7 +41,7 @@ Result<std::shared_ptr<OutputFile::Handle>> OutputFile::handle() {
     }
     created_ = true;
     handle_ = std::make_shared<Handle>(fd);
-    if (pool_->open.size() >= kMostOpen) {
+    if (pool_->open.size() >= kMaxOpen) {
       pool_->open.back()->handle_ = nullptr;  // who writes to it at this moment holds it
       pool_->open.pop_back();
     }
@@ -51,7 +51,7 @@ Result<std::shared_ptr<OutputFile::Handle>> OutputFile::handle() {
 }
 
 Status OutputFile::write(uint64_t offset, const void* data, uint64_t bytes) {
-  LB_TRY(handle, this->handle());
+  ASSIGN_OR_RETURN(handle, this->handle());
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t done =
@@ -75,12 +75,12 @@ Status OutputFile::write(uint64_t offset, const void* data, uint64_t bytes) {
 }
 
 Status OutputFile::sync() {
-  LB_TRY(handle, this->handle());
+  ASSIGN_OR_RETURN(handle, this->handle());
   return ::fsync(handle->fd) == 0 ? fine() : Status(unwritten(path_));
 }
 
 Status Output::flush() {
-  if (!buffer_.empty()) LB_CHECK(file_->write(position_, buffer_.data(), buffer_.size()));
+  if (!buffer_.empty()) RETURN_IF_ERROR(file_->write(position_, buffer_.data(), buffer_.size()));
   position_ += buffer_.size();
   buffer_.clear();
   return fine();
@@ -92,18 +92,18 @@ Status Output::write(const void* data, uint64_t bytes) {
     position_ += bytes;
     return fine();
   }
-  if (buffer_.size() + bytes > most_) LB_CHECK(flush());
-  if (bytes <= most_) {
+  if (buffer_.size() + bytes > limit_) RETURN_IF_ERROR(flush());
+  if (bytes <= limit_) {
     buffer_.append(static_cast<const char*>(data), bytes);
     return fine();
   }
-  LB_CHECK(file_->write(position_, data, bytes));
+  RETURN_IF_ERROR(file_->write(position_, data, bytes));
   position_ += bytes;
   return fine();
 }
 
 Status Output::close() {
-  LB_CHECK(flush());
+  RETURN_IF_ERROR(flush());
   return file_->sync();
 }
 

@@ -1,4 +1,4 @@
-// Writing to disk: files, and bytes that are appended to them.
+// Files open for writing, and buffered output to them.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@
 
 namespace lowbit::ckpt {
 
-/// A file being written, at any place and from any thread. Thousands may be written at once, more
-/// than a process may hold open: those used longest ago are closed meanwhile.
+/// A file being written, at any offset and from any thread. Thousands may be written at once: the
+/// ones used longest ago are closed meanwhile, so that a process never has too many open.
 class OutputFile {
  public:
   ~OutputFile();
@@ -23,17 +23,17 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
   const std::string& path() const { return path_; }
   Status write(uint64_t offset, const void* data, uint64_t bytes);
-  /// Waits until the disk has everything.
+  /// Waits until all bytes are on the disk.
   Status sync();
 
  private:
   friend class NewDirectory;
   friend class NewFile;
   class Handle;
-  /// The files of one writer that are open.
+  /// The open files of one writer.
   struct Pool {
     std::mutex lock;
-    std::list<OutputFile*> open;  // opened last in front
+    std::list<OutputFile*> open;  // the one opened last comes first
   };
   OutputFile(std::shared_ptr<Pool> pool, std::string path)
       : pool_(std::move(pool)), path_(std::move(path)) {}
@@ -43,15 +43,15 @@ class OutputFile {
   std::string path_;
   std::shared_ptr<Handle> handle_;  // null while closed
   bool created_ = false;
-  std::atomic<uint64_t> begun_ = 0;  // bytes that were written and not yet sent to the disk
+  std::atomic<uint64_t> begun_ = 0;  // bytes written and not yet sent to the disk
 };
 
-/// A place in a file where bytes are appended.
+/// Buffered output: bytes are appended at a position of a file.
 class Output {
  public:
   Output(std::shared_ptr<OutputFile> file, uint64_t position, uint64_t buffer = 1u << 18)
-      : file_(std::move(file)), position_(position), most_(buffer) {}
-  /// One that only counts, and one that appends to a text.
+      : file_(std::move(file)), position_(position), limit_(buffer) {}
+  /// Without a file: counts the bytes, or appends them to a string.
   Output() = default;
   explicit Output(std::string* text) : text_(text) {}
   Output(const Output&) = delete;
@@ -59,9 +59,9 @@ class Output {
   uint64_t position() const { return position_ + buffer_.size(); }
   Status write(const void* data, uint64_t bytes);
   Status write(const std::string& bytes) { return write(bytes.data(), bytes.size()); }
-  /// Hands what is buffered to the file.
+  /// Writes the buffer to the file.
   Status flush();
-  /// Flushes, and waits until the disk has the file.
+  /// Flushes, and waits until the file is on the disk.
   Status close();
 
  private:
@@ -69,7 +69,7 @@ class Output {
   std::string* text_ = nullptr;
   std::string buffer_;
   uint64_t position_ = 0;  // of the buffer's start
-  uint64_t most_ = 0;      // headers are collected up to here; longer pieces go past the buffer
+  uint64_t limit_ = 0;     // headers are collected up to here; longer pieces go past the buffer
 };
 
 }  // namespace lowbit::ckpt

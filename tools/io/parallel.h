@@ -1,4 +1,4 @@
-// The same work on many things, on some threads.
+// One function over many items, on several threads.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace lowbit::ckpt {
 
-/// Calls work(i) for i in [0, count) on `threads` threads (at least one), in rising order as far as
-/// they allow. After a failure nothing new is begun; the result is the error of the smallest i that
-/// failed. A thread that runs out of memory is a failure like any other.
+/// Calls work(i) for i in [0, count) on `threads` threads (at least one); items start in rising
+/// order. After a failure no new item starts, and the result is the error of the smallest i that
+/// failed. Running out of memory on a thread is a failure too.
 Status parallel(size_t count, int threads, const std::function<Status(size_t)>& work);
 
 }  // namespace lowbit::ckpt

@@ -1,4 +1,4 @@
-// Errors are values: what went wrong in one sentence, and the exit code that the program ends with.
+// Errors as values: one sentence about what went wrong, and the exit code of the program.
 #pragma once
 
 #include <string>
@@ -12,10 +12,11 @@ enum class Exit { kFine = 0, kRuntime = 1, kUsage = 2, kBadInput = 3, kMismatch 
 struct Error {
   Exit code;
   std::string text;
-  // Where, as far as it is known; the text says it too. For callers that show it in their own way.
+  // Where it happened, as far as known. The text says it too; these are for callers that show it in
+  // another way.
   std::string file = {}, item = {}, tensor = {};
 
-  /// The same error with what is known here of its place; what is known already stays.
+  /// The same error with the place added; what is known already stays.
   Error at(std::string tensor_name, std::string file_name = {}, std::string item_name = {}) const {
     Error out = *this;
     if (out.tensor.empty()) out.tensor = std::move(tensor_name);
@@ -29,7 +30,7 @@ struct Error {
 inline Error bad(std::string text) { return {Exit::kBadInput, std::move(text)}; }
 /// Two things that must be equal are not: exit code 4.
 inline Error mismatch(std::string text) { return {Exit::kMismatch, std::move(text)}; }
-/// The machine said no: exit code 1.
+/// I/O error (disk full, permission denied, interrupted): exit code 1.
 inline Error failed(std::string text) { return {Exit::kRuntime, std::move(text)}; }
 
 template <class T>
@@ -52,15 +53,15 @@ inline Status fine() { return Nothing{}; }
 
 #define LB_JOIN2(a, b) a##b
 #define LB_JOIN(a, b) LB_JOIN2(a, b)
-/// `LB_TRY(name, expression)`: name is the result's value; where it is an error, the function
-/// returns it.
-#define LB_TRY(name, ...) LB_TRY_(LB_JOIN(result_, __LINE__), name, __VA_ARGS__)
-#define LB_TRY_(result, name, ...)         \
-  auto result = (__VA_ARGS__);             \
-  if (!result.ok()) return result.error(); \
+/// `ASSIGN_OR_RETURN(name, expression)` declares `name` as the result's value, or returns its
+/// error.
+#define ASSIGN_OR_RETURN(name, ...) ASSIGN_OR_RETURN_(LB_JOIN(result_, __LINE__), name, __VA_ARGS__)
+#define ASSIGN_OR_RETURN_(result, name, ...) \
+  auto result = (__VA_ARGS__);               \
+  if (!result.ok()) return result.error();   \
   auto name = std::move(result.value())
-/// `LB_CHECK(expression)`: returns the error of a Status.
-#define LB_CHECK(...) \
+/// `RETURN_IF_ERROR(expression)`: returns the error of a Status.
+#define RETURN_IF_ERROR(...) \
   if (auto status_ = (__VA_ARGS__); !status_.ok()) return status_.error()
 
 }  // namespace lowbit::ckpt

@@ -23,8 +23,8 @@ Point decode(std::string_view s) {
     if ((at(i) & 0xc0) != 0x80) return {0, 0};
     value = value << 6 | (at(i) & 0x3f);
   }
-  const uint32_t least = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
-  return value < least || value > 0x10ffff ? Point{0, 0} : Point{value, length};
+  const uint32_t minimum = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
+  return value < minimum || value > 0x10ffff ? Point{0, 0} : Point{value, length};
 }
 
 bool is_surrogate(uint32_t c) { return c >= 0xd800 && c <= 0xdfff; }

@@ -1,4 +1,4 @@
-// Text from files: whether it is UTF-8, and how to print it so that a terminal stays what it was.
+// Text from files: whether it is UTF-8, and how to print it safely on a terminal.
 #pragma once
 
 #include <string>
@@ -6,13 +6,13 @@
 
 namespace lowbit::ckpt {
 
-/// Whether `text` is UTF-8. Lone surrogates are let through where asked: Python's pickles hold
-/// them ("surrogatepass").
+/// Whether `text` is UTF-8. `surrogates` allows lone surrogates, which Python's pickles may contain
+/// ("surrogatepass").
 bool is_utf8(std::string_view text, bool surrogates);
 
-/// A name from a file, on one line and safe to print: everything that a terminal could take for a
-/// command, that has no width, or that turns the direction of text is escaped, and so are
-/// backslashes and broken UTF-8. A long name is cut in its middle.
+/// A name from a file on one line, safe to print. Control characters, characters without width or
+/// that change the direction of text, backslashes and invalid UTF-8 are escaped. A long name is
+/// shortened in the middle.
 std::string printable(std::string_view name);
 
 }  // namespace lowbit::ckpt

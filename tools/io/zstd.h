@@ -1,4 +1,4 @@
-// One zstd frame, unpacked into a file that has no name: memory stays bounded.
+// Decompression of one zstd frame into a nameless temporary file, in bounded memory.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,14 @@
 
 namespace lowbit::ckpt {
 
-/// Bytes [offset, offset + length) of `file`, which must be exactly one frame of at most `most`
-/// bytes of content, packed with a window of at most 8 MiB. `what` names it in errors.
+/// The content of bytes [offset, offset + length) of `file`, which must be exactly one frame with a
+/// window of at most 8 MiB. More than `limit` bytes of content are an error. `what` names the frame
+/// in errors.
 Result<std::shared_ptr<File>> zstd_content(const File& file, uint64_t offset, uint64_t length,
-                                           uint64_t most, const std::string& what);
+                                           uint64_t limit, const std::string& what);
 
-/// The first bytes of the content, at most `most`; fewer where the frame is broken.
+/// The first bytes of the content, at most `limit`; fewer if the frame is broken.
 Result<std::string> zstd_beginning(const File& file, uint64_t offset, uint64_t length,
-                                   uint64_t most);
+                                   uint64_t limit);
 
 }  // namespace lowbit::ckpt

@@ -12,12 +12,12 @@ namespace {
 
 class Unfolder {
  public:
-  Unfolder(const Pickle& p, const std::string& what, uint64_t most)
-      : p_(p), what_(what), left_(most) {}
+  Unfolder(const Pickle& p, const std::string& what, uint64_t limit)
+      : p_(p), what_(what), left_(limit) {}
 
   Result<Value> value(NodeId id, int depth) {
-    if (depth > Value::kMostDepth)
-      return bad(what_ + ": is nested more than " + std::to_string(Value::kMostDepth) + " deep");
+    if (depth > Value::kMaxDepth)
+      return bad(what_ + ": is nested more than " + std::to_string(Value::kMaxDepth) + " deep");
     if (left_-- == 0) return bad(what_ + ": unfolds to too many values");
     switch (p_.kind(id)) {
       case Kind::kNone:
@@ -53,7 +53,7 @@ class Unfolder {
   Result<Value> items(NodeId id, Value::Kind kind, int depth) {
     Value out{.kind = kind};
     for (const NodeId item : p_.items(id)) {
-      LB_TRY(v, value(item, depth + 1));
+      ASSIGN_OR_RETURN(v, value(item, depth + 1));
       out.items.push_back(std::move(v));
     }
     return out;
@@ -68,7 +68,8 @@ class Unfolder {
       if (!hashable(all[i], depth))
         return bad(what_ + ": has a key that is a list or a dict, which Python does not allow");
     }
-    LB_TRY(out, items(id, p_.ordered(id) ? Value::Kind::kOrdered : Value::Kind::kDict, depth));
+    ASSIGN_OR_RETURN(out,
+                     items(id, p_.ordered(id) ? Value::Kind::kOrdered : Value::Kind::kDict, depth));
     if (p_.configuration(id)) out.text = Value::kConfiguration;
     return out;
   }
@@ -76,7 +77,7 @@ class Unfolder {
     if (left_ == 0) return false;
     --left_;
     if (p_.is(id, Kind::kList) || p_.is(id, Kind::kDict)) return false;
-    if (!p_.is(id, Kind::kTuple) || depth > Value::kMostDepth) return true;
+    if (!p_.is(id, Kind::kTuple) || depth > Value::kMaxDepth) return true;
     for (const NodeId item : p_.items(id)) {
       if (!hashable(item, depth + 1)) return false;
     }
@@ -142,8 +143,8 @@ void Value::set(std::string_view key, Value value) {
 }
 
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
-                          uint64_t most) {
-  return Unfolder(pickle, what, most).value(node, 0);
+                          uint64_t limit) {
+  return Unfolder(pickle, what, limit).value(node, 0);
 }
 
 void write_items(PickleWriter& to, size_t count, const std::function<void(size_t)>& item) {

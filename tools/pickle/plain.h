@@ -1,4 +1,4 @@
-// Plain values: what a checkpoint keeps beside its tensors, such as a group's settings.
+// Plain Python values: what a checkpoint holds besides tensors, such as the settings of a group.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace lowbit::ckpt {
 
-/// One value as Python knows it, by value. Never deeper than kMostDepth.
+/// One Python value, nested at most kMaxDepth deep.
 struct Value {
   enum class Kind : uint8_t {
     kNone,
@@ -26,12 +26,12 @@ struct Value {
     kTuple,    // items
     kDict,     // items: key, value, key, value
     kOrdered,  // the same, an OrderedDict
-    kGlobal,   // text: "module name" of a dtype, a layout, ...: a name that writers may repeat
+    kGlobal,   // text: "module name" of a dtype, a layout, ..., which writers may write again
     kDevice,   // text: "cpu", "cuda:0"
     kSize,     // items, integers: torch.Size
   };
-  static constexpr int kMostDepth = 100;
-  /// The text of a kDict that is a node of a configuration tree of yacs.
+  static constexpr int kMaxDepth = 100;
+  /// The text of a kDict that is a yacs CfgNode.
   static constexpr const char* kConfiguration = "yacs.config CfgNode";
 
   Kind kind = Kind::kNone;
@@ -50,20 +50,21 @@ struct Value {
 
   bool is(Kind k) const { return kind == k; }
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
-  /// The value of a text key of a dict; null where there is none.
+  /// The value of a text key of a dict; null if the dict has no such key.
   const Value* find(std::string_view key) const;
   /// Adds a text key to a dict, or replaces its value.
   void set(std::string_view key, Value value);
   bool operator==(const Value&) const = default;
 };
 
-/// The plain value at a node; an error where it is none, is too deep, repeats a key or unfolds to
-/// more than `most` values. `what` names the input in errors.
+/// The plain value at a node. An error if it is no plain value, is nested too deep, repeats a key,
+/// or expands to more than `limit` values. `what` names the input in errors.
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
-                          uint64_t most = 1u << 19);
-/// Writes it with the opcodes of protocol 2, in Python's own batches and with its memo.
+                          uint64_t limit = 1u << 19);
+/// Writes a value with the opcodes of protocol 2, with the batches and the memo of Python's
+/// pickler.
 void write_value(PickleWriter& to, const Value& value);
-/// What follows an empty list or dict: `item(i)` writes its i-th item, or key and value.
+/// Fill the empty list or dict written before: `item(i)` writes item i, `entry(i)` key and value i.
 void write_items(PickleWriter& to, size_t count, const std::function<void(size_t)>& item);
 void write_entries(PickleWriter& to, size_t count, bool ordered,
                    const std::function<void(size_t)>& entry);

@@ -232,19 +232,19 @@ class Reader {
       case 0x87:
         return tuple(3);
       case 't': {
-        LB_TRY(count, unmark());
+        ASSIGN_OR_RETURN(count, unmark());
         return tuple(count);
       }
       case 'a':
         return append(Kind::kList, 1);
       case 'e': {
-        LB_TRY(count, unmark());
+        ASSIGN_OR_RETURN(count, unmark());
         return append(Kind::kList, count);
       }
       case 's':
         return append(Kind::kDict, 2);
       case 'u': {
-        LB_TRY(count, unmark());
+        ASSIGN_OR_RETURN(count, unmark());
         return count % 2 == 0 ? append(Kind::kDict, count)
                               : Status(no("sets a key without a value"));
       }
@@ -266,7 +266,7 @@ class Reader {
       case 'b':
         return build();
       case 'Q': {
-        if (!allowed_.persistent) return no("has a persistent id where none belongs");
+        if (!allowed_.persistent) return no("has a persistent id where none is allowed");
         if (!has(1)) return empty();
         const NodeId id = pop();
         out_.pool.push_back(id);

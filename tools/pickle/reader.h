@@ -1,6 +1,6 @@
-// Reads a pickle into inert values. Opcodes and globals are an allowlist, a call must fit its
-// global's schema, every length is checked against what is left before anything is allocated, and
-// everything has a limit.
+// The pickle parser. It checks opcodes and globals against an allowlist and executes nothing. A
+// call must fit the schema of its global, every length is checked before memory is allocated, and
+// all sizes are limited.
 #pragma once
 
 #include <span>
@@ -17,13 +17,13 @@ struct PickleLimits {
   uint64_t stack = 1ull << 22;
 };
 
-/// What a pickle may name. It must outlive the Pickle.
+/// The globals that a pickle may name. It must outlive the Pickle.
 struct Allowlist {
   std::span<const GlobalRule> globals;
-  bool persistent = false;  // storages by persistent id
+  bool persistent = false;  // whether persistent ids, which name storages, are allowed
 };
 
-/// `what` names the input in errors.
+/// Parses all of `bytes`. `what` names the input in errors.
 Result<Pickle> read_pickle(std::string bytes, const Allowlist& allowed, const std::string& what,
                            const PickleLimits& limits = {});
 

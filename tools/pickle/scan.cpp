@@ -66,23 +66,23 @@ int argument_of(uint8_t op) {
 
 }  // namespace
 
-Result<std::string> pickle_at(const File& file, uint64_t offset, uint64_t most,
+Result<std::string> pickle_at(const File& file, uint64_t offset, uint64_t limit,
                               const std::string& what) {
   std::string bytes;  // grows as it is needed: what follows may be gigabytes
   const Error cut = bad(what + ": a pickle ends before its STOP");
   const auto hold = [&](uint64_t n) -> Status {
     if (n <= bytes.size()) return fine();
-    if (n > most)
-      return bad(what + ": has a pickle of more than " + std::to_string(most) + " bytes");
+    if (n > limit)
+      return bad(what + ": has a pickle of more than " + std::to_string(limit) + " bytes");
     const uint64_t left = file.size() - std::min(offset, file.size());
     if (n > left) return cut;
     const uint64_t have = bytes.size();
-    const uint64_t want = std::min({left, most, std::max<uint64_t>({n, 2 * have, 4096})});
+    const uint64_t want = std::min({left, limit, std::max<uint64_t>({n, 2 * have, 4096})});
     bytes.resize(want);
     return file.read(offset + have, bytes.data() + have, want - have);
   };
   for (uint64_t at = 0;;) {
-    LB_CHECK(hold(at + 1));
+    RETURN_IF_ERROR(hold(at + 1));
     const auto op = static_cast<uint8_t>(bytes[at++]);
     const int argument = argument_of(op);
     if (op == '.') {
@@ -94,18 +94,18 @@ Result<std::string> pickle_at(const File& file, uint64_t offset, uint64_t most,
                  ", which is outside the allowlist");
     if (argument > kLines) {
       for (int lines = argument - kLines; lines > 0; ++at) {
-        LB_CHECK(hold(at + 1));
+        RETURN_IF_ERROR(hold(at + 1));
         lines -= bytes[at] == '\n';
       }
     } else if (argument >= 0) {
       at += static_cast<uint64_t>(argument);
     } else {
       const auto width = static_cast<uint64_t>(-argument);
-      LB_CHECK(hold(at + width));
+      RETURN_IF_ERROR(hold(at + width));
       uint64_t n = 0;
       for (uint64_t i = 0; i < width; ++i)
         n |= static_cast<uint64_t>(static_cast<uint8_t>(bytes[at + i])) << (8 * i);
-      if (n > most) return cut;
+      if (n > limit) return cut;
       at += width + n;
     }
   }

@@ -1,4 +1,4 @@
-// Where a pickle ends that is followed by something else.
+// The end of a pickle that other data follows.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace lowbit::ckpt {
 
-/// The bytes of the pickle at `offset`, its STOP included; only the lengths of opcodes are looked
-/// at. An error where it is longer than `most`.
-Result<std::string> pickle_at(const File& file, uint64_t offset, uint64_t most,
+/// The bytes of the pickle at `offset`, up to its STOP. Only the lengths of opcodes are read. A
+/// pickle of more than `limit` bytes is an error.
+Result<std::string> pickle_at(const File& file, uint64_t offset, uint64_t limit,
                               const std::string& what);
 
 }  // namespace lowbit::ckpt

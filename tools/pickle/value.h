@@ -1,6 +1,6 @@
-// What a pickle says, as inert data: an arena of 16-byte nodes that refer to each other by index,
-// so that deep and cyclic inputs cost nothing to drop. Text stays where it was, in the input. A
-// global is only a row of the allowlist; nothing is looked up and nothing is called.
+// A parsed pickle: an arena of 16-byte nodes that refer to each other by index, so that deep and
+// cyclic inputs are safe to destroy. Text stays in the input. A global is only a row of the
+// allowlist; nothing is imported and nothing is called.
 #pragma once
 
 #include <algorithm>
@@ -57,7 +57,7 @@ class Pickle {
   std::string_view text(NodeId id) const {
     return std::string_view(bytes).substr(nodes[id].data, nodes[id].length);
   }
-  /// What a container, call, object or persistent id holds; nothing for anything else.
+  /// The children of a container, call, object or persistent id; empty for any other node.
   std::span<const NodeId> items(NodeId id) const {
     if (id == kNoNode) return {};
     const Node& n = nodes[id];
@@ -76,12 +76,12 @@ class Pickle {
         return {};
     }
   }
-  /// Item i of a node, or kNoNode where it has fewer.
+  /// Item i of a node, or kNoNode if it has fewer.
   NodeId item(NodeId id, size_t i) const {
     const auto all = items(id);
     return i < all.size() ? all[i] : kNoNode;
   }
-  /// A dict that is a node of a configuration tree (yacs' CfgNode), whose attributes say nothing.
+  /// Marks a dict that is a yacs CfgNode, whose attributes have no meaning here.
   static constexpr uint64_t kConfiguration = uint64_t{1} << 63;
   bool configuration(NodeId id) const {
     return is(id, Kind::kDict) && nodes[id].data == kConfiguration;
@@ -106,7 +106,7 @@ class Pickle {
     }
     return kNoNode;
   }
-  /// A string key that a dict has twice: one reader would take the first, another the last.
+  /// A string key that a dict has twice. It is an error: readers disagree about which one counts.
   std::optional<std::string_view> repeated_key(NodeId dict) const {
     std::vector<std::string_view> keys;
     const auto all = items(dict);

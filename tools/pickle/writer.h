@@ -1,5 +1,5 @@
-// Writes the few pickle opcodes that torch's own files use. Globals and texts are memoized as
-// Python's pickler does, so that what is said often costs two bytes.
+// Writes the pickle opcodes that torch's own files use. Globals and texts are memoized as in
+// Python's pickler, so that a repeated one takes two bytes.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@
 
 namespace lowbit::ckpt {
 
-/// The low `width` bytes of n, least first.
+/// The low `width` bytes of n, little-endian.
 inline std::string little(uint64_t n, int width) {
   std::string s;
   for (int i = 0; i < width; ++i) s += static_cast<char>(n >> (8 * i) & 0xff);
@@ -41,7 +41,7 @@ class PickleWriter {
     for (int i = 7; i >= 0; --i) big += static_cast<char>(bits >> (8 * i) & 0xff);
     return raw("G").raw(big);
   }
-  /// As protocol 2 has them: _codecs.encode(text, "latin1").
+  /// Bytes as protocol 2 writes them: _codecs.encode(text, "latin1").
   PickleWriter& bytes(std::string_view s) {
     std::string utf8;
     for (const char c : s) {
@@ -59,7 +59,7 @@ class PickleWriter {
   PickleWriter& text(std::string_view s) {
     return once('t' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
   }
-  /// Text that is another object to Python than equal text elsewhere: it is memoized apart.
+  /// Text that is a Python object of its own: equal text elsewhere does not share its memo entry.
   PickleWriter& own_text(std::string_view s) {
     return once('k' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
   }
@@ -68,7 +68,7 @@ class PickleWriter {
     return once('g' + both, "c" + both);
   }
   PickleWriter& mark() { return raw("("); }
-  /// A tuple of the last n values; where n > 3, mark() must have come before them.
+  /// A tuple of the last n values. If n > 3, mark() must come before them.
   PickleWriter& tuple(size_t n) {
     return raw(n == 0 ? ")" : n == 1 ? "\x85" : n == 2 ? "\x86" : n == 3 ? "\x87" : "t");
   }
@@ -87,12 +87,12 @@ class PickleWriter {
   PickleWriter& object() { return raw(")\x81"); }  // after class
   PickleWriter& build() { return raw("b"); }       // after object, state
   PickleWriter& persistent() { return raw("Q"); }
-  /// Memoizes the last value, as Python's pickler does with tuples and objects.
+  /// Memoizes the last value, as Python's pickler does for tuples and objects.
   PickleWriter& put() {
     const uint64_t index = memo_size_++;
     return index < 256 ? raw("q").raw(little(index, 1)) : raw("r").raw(little(index, 4));
   }
-  /// The number that the next `put` will give.
+  /// The memo index that the next `put` uses.
   uint64_t next() const { return memo_size_; }
   PickleWriter& get(uint64_t index) {
     return index < 256 ? raw("h").raw(little(index, 1)) : raw("j").raw(little(index, 4));

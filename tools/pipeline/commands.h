@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "container/writer.h"
-#include "dialect/dialect.h"
+#include "container/common/writer.h"
+#include "dialect/common/dialect.h"
 
 namespace lowbit::ckpt {
 
@@ -57,6 +57,11 @@ struct ConvertOptions {
   std::string model;    // a checkpoint with the weights, where shapes or names are needed
   WriteOptions write;   // mesh.parts empty: as many ranks as the source has
 };
+/// Values of `to` and `from`, and of `container`.
+std::vector<std::string> dialect_names();
+std::vector<std::string> container_names();
+/// "a, b or c".
+std::string alternatives(const std::vector<std::string>& words);
 /// {"source", "target", "dry_run", "from", "to", "container", "ranks", "states": [{"param", "state",
 /// "from", "to", "exact", "max_error"?, "relative_error"?}], "tensors", "values", "copied",
 /// "source_bytes", "bytes", "unchecked", "warnings"}

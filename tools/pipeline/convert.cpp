@@ -1,15 +1,18 @@
 // From one dialect and container to another: the source is read as values and codes, the target
 // asks for them piece by piece.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
 
-#include "container/open.h"
-#include "container/subclass_cut.h"
-#include "dialect/dialect.h"
-#include "dialect/master.h"
-#include "dialect/rounding.h"
-#include "dialect/weights.h"
+#include "container/common/open.h"
+#include "container/common/subclass_cut.h"
+#include "dialect/common/dialect.h"
+#include "dialect/common/master.h"
+#include "dialect/common/model_order.h"
+#include "dialect/common/rounding.h"
+#include "dialect/common/weights.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
@@ -19,13 +22,18 @@ namespace {
 
 Error usage(std::string text) { return {Exit::kUsage, std::move(text)}; }
 
+/// What can be written.
+constexpr ContainerKind kContainers[] = {ContainerKind::kDcp, ContainerKind::kTorch,
+                                         ContainerKind::kSafetensors};
+
 Result<ContainerKind> container_of(const std::string& said, const std::string& target,
                                    ContainerKind source) {
-  if (said == "dcp") return ContainerKind::kDcp;
-  if (said == "torch") return ContainerKind::kTorch;
-  if (said == "safetensors") return ContainerKind::kSafetensors;
+  for (const ContainerKind kind : kContainers) {
+    if (said == container_name(kind)) return kind;
+  }
   if (!said.empty())
-    return usage("--container must be dcp, torch or safetensors, not " + printable(said));
+    return usage(fmt::format("--container must be {}, not {}", alternatives(container_names()),
+                             printable(said)));
   for (const char* end : {".pt", ".pth", ".bin", ".ckpt"}) {
     if (target.ends_with(end)) return ContainerKind::kTorch;
   }
@@ -61,14 +69,14 @@ Json states_of(const DialectReport& report, bool dry_run) {
 }
 
 /// A pattern that fits no parameter is a typing mistake.
-Status check_wide(const Model& model, const std::vector<std::string>& patterns) {
+Status check_full_precision(const Model& model, const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     const bool fits = std::any_of(model.params.begin(), model.params.end(),
                                   [&](const Param& p) { return name_fits(p.name, {pattern}); });
     const bool named = std::any_of(model.params.begin(), model.params.end(),
                                    [](const Param& p) { return !p.name.empty(); });
     if (!fits)
-      return usage("--wide '" + printable(pattern) + "' fits no parameter" +
+      return usage("--full-precision '" + printable(pattern) + "' fits no parameter" +
                    (named ? "" : ": they are numbered in this checkpoint, and have no names"));
   }
   return fine();
@@ -84,115 +92,185 @@ Status check_paths(const Document& document) {
   return fine();
 }
 
+/// The dialect of this name, null where none is said.
+Result<const Dialect*> dialect_named(const std::string& said) {
+  const Dialect* found = said.empty() ? nullptr : find_dialect(said);
+  if (said.empty() || found != nullptr) return found;
+  return usage(fmt::format("no dialect is named {}; there are {}", printable(said),
+                           fmt::join(dialect_names(), ", ")));
+}
+
+/// Options that make no sense together.
+Status check_options(const ConvertOptions& options, const Dialect* from, const Dialect* to) {
+  if (to != nullptr && to->write == nullptr)
+    return usage(std::string(to->name) + " is read, but not written");
+  if (to != nullptr) return fine();
+  if (!options.wanted.state_format.empty() || options.wanted.block != 0 ||
+      !options.wanted.full_precision.empty())
+    return usage(
+        "--state-format, --block and --full-precision say how the target of --to keeps its state");
+  if (from != nullptr || options.wanted.lossy)
+    return usage("--from and --lossy are about the way to another optimizer; say which with --to");
+  return fine();
+}
+
+/// A conversion on its way.
+struct Conversion {
+  std::string source;
+  const Dialect *from = nullptr, *to = nullptr;  // null: to be found out; the source's own
+  std::shared_ptr<Document> document;
+  Model model;  // sources of `out` may refer to it
+  Document out;
+  DialectReport changes;
+  std::vector<std::string> warnings;
+};
+
+/// The optimizer's state, as the target has it.
+Status translate(Conversion& at, const Wanted& wanted) {
+  OptimizerTree tree;
+  if (at.from == nullptr) {
+    auto found = recognize(*at.document);
+    if (!found.ok())
+      return Error{found.error().code, printable(at.source) + ": " + found.error().text};
+    at.from = found.value().dialect;
+    tree = std::move(found.value().tree);
+  } else {
+    ASSIGN_OR_RETURN(made, optimizer_tree_of(*at.document));
+    tree = std::move(made);
+  }
+  ASSIGN_OR_RETURN(read, at.from->read(at.document, tree));
+  at.model = std::move(read);
+  RETURN_IF_ERROR(check_order(at.model));
+  RETURN_IF_ERROR(check_full_precision(at.model, wanted.full_precision));
+  at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
+  ASSIGN_OR_RETURN(made, at.to->write(at.model, wanted, at.changes));
+  at.out = std::move(made);
+  at.out.manifest = at.document->manifest;
+  at.out.dicts = at.document->dicts;
+  if (at.changes.states.empty() && std::any_of(at.model.params.begin(), at.model.params.end(),
+                                               [](const Param& p) { return !p.states.empty(); }))
+    return bad(std::string(at.to->name) + " keeps none of the states of " + printable(at.source));
+  return check_paths(at.out);
+}
+
+/// What is read, before anything is asked of it.
+Status open_source(Conversion& at, const Selection& selection) {
+  ASSIGN_OR_RETURN(whole, open_checkpoint(at.source));
+  RETURN_IF_ERROR(check_selection(whole, selection));
+  at.document = std::make_shared<Document>(select(std::move(whole), selection));
+  if (at.document->leaves.empty())
+    return usage("nothing of " + printable(at.source) + " is selected");
+  at.warnings = at.document->manifest->warnings;
+  return fine();
+}
+
+/// What is written: the source's leaves, with the state and the weights that are asked for.
+Status make_target(Conversion& at, const ConvertOptions& options) {
+  if (!options.model.empty()) {
+    ASSIGN_OR_RETURN(model, open_checkpoint(options.model));
+    at.document->model = std::make_shared<Document>(std::move(model));
+  }
+  if (!options.weights.empty()) {
+    ASSIGN_OR_RETURN(full, with_masters(*at.document, at.changes));
+    *at.document = std::move(full);
+  }
+  at.out = *at.document;
+  if (at.to != nullptr) RETURN_IF_ERROR(translate(at, options.wanted));
+  if (!options.weights.empty()) {
+    ASSIGN_OR_RETURN(rounded,
+                     with_weights(std::move(at.out), options.weights, options.seed, at.changes));
+    at.out = std::move(rounded);
+    at.out.manifest = at.document->manifest;
+    RETURN_IF_ERROR(check_paths(at.out));
+  }
+  // Its weights are read too: what is written must not take its place.
+  if (at.document->model != nullptr) at.out.others.push_back(at.document->model->manifest);
+  return fine();
+}
+
+/// What writing would report.
+Result<WriteReport> plan(ContainerKind kind, const Document& out, const std::string& target,
+                         const WriteOptions& options) {
+  RETURN_IF_ERROR(check_target(kind, out, target, options));
+  if (kind == ContainerKind::kDcp) return plan_dcp(out, options);
+  WriteReport report;
+  for (const Leaf& leaf : out.leaves) {
+    const bool tensor = leaf.kind == Leaf::Kind::kTensor || is_subclass(leaf);
+    (tensor ? report.tensors : report.values) += 1;
+    ASSIGN_OR_RETURN(bytes, kept_bytes(out, leaf));
+    report.bytes += bytes;
+  }
+  return report;
+}
+
+Result<uint64_t> bytes_of(const Document& document) {
+  uint64_t sum = 0;
+  for (const Leaf& leaf : document.leaves) {
+    ASSIGN_OR_RETURN(bytes, kept_bytes(document, leaf));
+    sum += bytes;
+  }
+  return sum;
+}
+
 }  // namespace
+
+std::vector<std::string> dialect_names() {
+  std::vector<std::string> out;
+  for (const Dialect* d : dialects()) out.emplace_back(d->name);
+  return out;
+}
+
+std::vector<std::string> container_names() {
+  std::vector<std::string> out;
+  for (const ContainerKind kind : kContainers) out.emplace_back(container_name(kind));
+  return out;
+}
+
+std::string alternatives(const std::vector<std::string>& words) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i)
+    out += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+  return out;
+}
 
 Result<Json> convert(const std::string& source, const std::string& target,
                      const ConvertOptions& options) {
-  const Dialect* to = options.to.empty() ? nullptr : find_dialect(options.to);
-  const Dialect* from = options.from.empty() ? nullptr : find_dialect(options.from);
-  for (const auto& [said, found] : {std::pair{options.to, to}, std::pair{options.from, from}}) {
-    if (said.empty() || found != nullptr) continue;
-    std::string all;
-    for (const Dialect* d : dialects()) all += (all.empty() ? "" : ", ") + std::string(d->name);
-    return usage("no dialect is named " + printable(said) + "; there are " + all);
-  }
-  if (to != nullptr && to->write == nullptr)
-    return usage(std::string(to->name) + " is read, but not written");
-  const bool keeps_dialect = to == nullptr;
-  if (keeps_dialect && (!options.wanted.state_format.empty() || options.wanted.block != 0 ||
-                        !options.wanted.wide.empty()))
-    return usage("--state-format, --block and --wide say how the target of --to keeps its state");
-  if (keeps_dialect && (from != nullptr || options.wanted.lossy))
-    return usage("--from and --lossy are about the way to another optimizer; say which with --to");
-  LB_TRY(whole, open_checkpoint(source));
-  LB_CHECK(check_selection(whole, options.select));
-  auto document = std::make_shared<Document>(select(std::move(whole), options.select));
-  if (document->leaves.empty()) return usage("nothing of " + printable(source) + " is selected");
-  LB_TRY(kind, container_of(options.container, target, document->manifest->kind));
-  std::vector<std::string> warnings = document->manifest->warnings;
-  if (!options.model.empty()) {
-    LB_TRY(model, open_checkpoint(options.model));
-    document->model = std::make_shared<Document>(std::move(model));
-  }
-  DialectReport changes;
-  if (!options.weights.empty()) {
-    LB_TRY(full, with_masters(*document, changes));
-    *document = std::move(full);
-  }
-  Document out = *document;
-  std::string spoken;
-  Model model;  // sources of `out` may refer to it
-  if (!keeps_dialect) {
-    if (from == nullptr) {
-      const auto found = recognize(*document);
-      if (!found.ok())
-        return Error{found.error().code, printable(source) + ": " + found.error().text};
-      from = found.value();
-    }
-    LB_TRY(read, from->read(document));
-    model = std::move(read);
-    LB_CHECK(check_wide(model, options.wanted.wide));
-    warnings.insert(warnings.end(), model.warnings.begin(), model.warnings.end());
-    LB_TRY(made, to->write(model, options.wanted, changes));
-    out = std::move(made);
-    out.manifest = document->manifest;
-    out.holders = document->holders;
-    if (changes.states.empty() && std::any_of(model.params.begin(), model.params.end(),
-                                              [](const Param& p) { return !p.states.empty(); }))
-      return bad(std::string(to->name) + " keeps none of the states of " + printable(source));
-    spoken = from->name;
-    LB_CHECK(check_paths(out));
-  }
-  if (!options.weights.empty()) {
-    LB_TRY(rounded, with_weights(std::move(out), options.weights, options.seed, changes));
-    out = std::move(rounded);
-    out.manifest = document->manifest;
-    LB_CHECK(check_paths(out));
-  }
-  // Its weights are read too: what is written must not take its place.
-  if (document->model != nullptr) out.others.push_back(document->model->manifest);
-  WriteOptions write = options.write;
-  if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*document->manifest)}, {0}};
-  if (!options.write.mesh.parts.empty() && kind != ContainerKind::kDcp)
+  Conversion at;
+  at.source = source;
+  ASSIGN_OR_RETURN(to, dialect_named(options.to));
+  ASSIGN_OR_RETURN(from, dialect_named(options.from));
+  RETURN_IF_ERROR(check_options(options, from, to));
+  at.from = from;
+  at.to = to;
+  RETURN_IF_ERROR(open_source(at, options.select));
+  ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
+  RETURN_IF_ERROR(make_target(at, options));
+  const bool directory = kind == ContainerKind::kDcp;
+  if (!options.write.mesh.parts.empty() && !directory)
     return usage("--world-size is of directories, and " + printable(target) +
                  " is to be one file; leave it out, or take --container dcp");
-  WriteReport report;
-  if (options.dry_run) LB_CHECK(check_target(kind, out, target, write));
-  if (!options.dry_run) {
-    LB_TRY(written, write_container(kind, out, target, write));
-    report = written;
-  } else if (kind == ContainerKind::kDcp) {
-    LB_TRY(plan, plan_dcp(out, write));
-    report = plan;
-  } else {
-    for (const Leaf& leaf : out.leaves) {
-      const bool tensor = leaf.kind == Leaf::Kind::kTensor || is_subclass(leaf);
-      (tensor ? report.tensors : report.values) += 1;
-      LB_TRY(bytes, kept_bytes(out, leaf));
-      report.bytes += bytes;
-    }
-  }
-  warnings.insert(warnings.end(), changes.warnings.begin(), changes.warnings.end());
-  uint64_t source_bytes = 0;
-  for (const Leaf& leaf : document->leaves) {
-    LB_TRY(bytes, kept_bytes(*document, leaf));
-    source_bytes += bytes;
-  }
+  WriteOptions write = options.write;
+  if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*at.document->manifest)}, {0}};
+  ASSIGN_OR_RETURN(report, options.dry_run ? plan(kind, at.out, target, write)
+                                           : write_container(kind, at.out, target, write));
+  // Of the writing too: values are rounded as they are written.
+  at.warnings.insert(at.warnings.end(), at.changes.warnings.begin(), at.changes.warnings.end());
+  ASSIGN_OR_RETURN(source_bytes, bytes_of(*at.document));
   return Json{{"source", printable(source)},
               {"target", printable(target)},
               {"dry_run", options.dry_run},
-              {"from", spoken},
+              {"from", to == nullptr ? "" : at.from->name},
               {"to", to == nullptr ? "" : to->name},
               {"container", container_name(kind)},
-              {"ranks", kind == ContainerKind::kDcp ? write.mesh.ranks() : 1},
-              {"states", states_of(changes, options.dry_run)},
+              {"ranks", directory ? write.mesh.ranks() : 1},
+              {"states", states_of(at.changes, options.dry_run)},
               {"tensors", report.tensors},
               {"values", report.values},
               {"copied", report.copied},
               {"source_bytes", source_bytes},
               {"bytes", report.bytes},
               {"unchecked", report.unchecked},
-              {"warnings", warnings}};
+              {"warnings", at.warnings}};
 }
 
 }  // namespace lowbit::ckpt

@@ -1,191 +1,17 @@
+// Where two checkpoints differ: by what they mean where both are understood, else leaf by leaf.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <map>
 
-#include "container/open.h"
-#include "container/subclass_cut.h"
-#include "dialect/coding.h"
+#include "container/common/open.h"
+#include "container/common/subclass_cut.h"
+#include "dialect/common/floats.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
+#include "pipeline/comparison.h"
 #include "pipeline/recorded.h"
-#include "pipeline/select.h"
 
 namespace lowbit::ckpt {
 namespace {
-
-constexpr uint64_t kPiece = 1u << 18;  // elements
-
-/// Two checkpoints, side by side. Every difference is one entry; the order is that of names.
-class Comparison {
- public:
-  Comparison(const DiffOptions& options, uint64_t total) : options_(options), total_(total) {}
-
-  /// Whether something of these names is compared at all.
-  bool wants(const std::vector<std::string>& names) {
-    if (!options_.select.include.empty()) met_.insert(met_.end(), names.begin(), names.end());
-    return selected(options_.select, names);
-  }
-  /// An error where a pattern fits nothing that there was.
-  Status check_patterns() const { return check_selection(met_, options_.select); }
-
-  void differ(const std::string& name, std::string what) {
-    out_.push_back({{"name", printable(name)}, {"what", std::move(what)}});
-  }
-
-  /// The same bytes, in the same dtype and shape.
-  Status bytes(const std::string& name, const Leaf& a, const Leaf& b) {
-    if (!alike(name, a, b)) return fine();
-    if (a.dtype != b.dtype) {
-      differ(name, std::string("is ") + a.dtype->name + " in the first, " + b.dtype->name +
-                       " in the second");
-      return fine();
-    }
-    const auto width = static_cast<uint64_t>(a.dtype->bytes);
-    const uint64_t n = volume(a.shape);
-    std::string x, y;
-    Tally tally;
-    for (uint64_t at = 0; at < n; at += kPiece) {
-      const uint64_t count = std::min(kPiece, n - at);
-      x.resize(count * width);
-      y.resize(count * width);
-      LB_CHECK(a.source->read(at, count, x.data()));
-      LB_CHECK(b.source->read(at, count, y.data()));
-      for (uint64_t i = 0; x != y && i < count; ++i) {
-        if (std::memcmp(&x[i * width], &y[i * width], width) != 0) tally.take(at + i, 0);
-      }
-      LB_CHECK(advance(count * width));
-    }
-    if (tally.count > 0) report(name, a.shape, n, tally, nullptr);
-    return fine();
-  }
-
-  /// The same numbers, however they are kept.
-  Status numbers(const std::string& name, const Shape& shape, Floats& a, Floats& b) {
-    const uint64_t n = volume(shape);
-    std::vector<float> x(std::min(kPiece, n)), y(x.size());
-    Tally tally;
-    double difference = 0, norm_a = 0, norm_b = 0;
-    for (uint64_t at = 0; at < n; at += kPiece) {
-      const uint64_t count = std::min(kPiece, n - at);
-      LB_CHECK(a.read(at, count, x.data()));
-      LB_CHECK(b.read(at, count, y.data()));
-      for (uint64_t i = 0; i < count; ++i) {
-        const double p = x[i], q = y[i];
-        norm_a += p * p;
-        norm_b += q * q;
-        if (p == q || (std::isnan(p) && std::isnan(q))) continue;
-        difference += (p - q) * (p - q);
-        tally.take(at + i, std::abs(p - q));
-      }
-      LB_CHECK(advance(count * sizeof(float)));
-    }
-    const double relative = std::sqrt(difference / std::max(norm_a, norm_b));
-    if (tally.count > 0 && !(relative <= options_.tolerance))
-      report(name, shape, n, tally, &relative);
-    return fine();
-  }
-
-  void value(const std::string& name, const Value& a, const Value& b) {
-    if (wants({name}) && !(a == b) && !same_number(a, b)) differ(name, "has another value");
-  }
-
-  bool alike(const std::string& name, const Leaf& a, const Leaf& b) {
-    if (a.shape == b.shape) return true;
-    differ(name, "has the shape " + shape_text(a.shape) + " in the first, " + shape_text(b.shape) +
-                     " in the second");
-    return false;
-  }
-
-  Json take() { return std::move(out_); }
-
- private:
-  struct Tally {
-    uint64_t count = 0, first = 0;
-    double most = 0;
-    void take(uint64_t at, double distance) {
-      if (count++ == 0) first = at;
-      if (!(distance <= most)) most = distance;
-    }
-  };
-
-  /// 3 and 3.0 and True are not told apart: containers and dialects disagree about them.
-  static bool same_number(const Value& a, const Value& b) {
-    const auto number = [](const Value& v) {
-      return v.is(Value::Kind::kFloat) ? v.real : static_cast<double>(v.integer);
-    };
-    const auto is_number = [](const Value& v) {
-      return v.is(Value::Kind::kFloat) || v.is(Value::Kind::kInt) || v.is(Value::Kind::kBool);
-    };
-    const auto is_row = [](const Value& v) {
-      return v.is(Value::Kind::kList) || v.is(Value::Kind::kTuple) || v.is(Value::Kind::kSize);
-    };
-    if (is_number(a) && is_number(b)) return number(a) == number(b);
-    if (!is_row(a) || !is_row(b) || a.items.size() != b.items.size()) return false;
-    for (size_t i = 0; i < a.items.size(); ++i) {
-      if (!(a.items[i] == b.items[i]) && !same_number(a.items[i], b.items[i])) return false;
-    }
-    return true;
-  }
-
-  void report(const std::string& name, const Shape& shape, uint64_t n, const Tally& tally,
-              const double* relative) {
-    Shape at;
-    uint64_t element = tally.first;
-    for (const int64_t stride : row_major(shape)) {
-      at.push_back(static_cast<int64_t>(element / static_cast<uint64_t>(stride)));
-      element %= static_cast<uint64_t>(stride);
-    }
-    Json entry{{"name", printable(name)},
-               {"what", std::to_string(tally.count) + " of " + std::to_string(n) +
-                            " elements differ, the first at " + shape_text(at)},
-               {"first", at},
-               {"count", tally.count}};
-    if (relative != nullptr) {
-      entry["max"] = tally.most;
-      entry["relative"] = *relative;
-    }
-    out_.push_back(std::move(entry));
-  }
-
-  Status advance(uint64_t bytes) {
-    done_ += bytes;
-    return options_.progress(std::min(done_, total_), total_) ? fine() : Status(interrupted());
-  }
-
-  const DiffOptions& options_;
-  std::vector<std::string> met_;  // names, for patterns to fit
-  uint64_t total_, done_ = 0;
-  Json out_ = Json::array();
-};
-
-/// Calls `both` for names of both, and reports the others.
-template <class T, class Both>
-Status pair_up(Comparison& comparison, const std::map<std::string, T>& a,
-               const std::map<std::string, T>& b, const Both& both) {
-  const auto wants = [&](const std::string& name, T x) {
-    // A parameter's own name is not what is selected, but those of its states.
-    if constexpr (std::is_same_v<T, const Param*>)
-      return true;
-    else if constexpr (std::is_same_v<T, const State*>)
-      return comparison.wants(names_of(name, *x));
-    else
-      return comparison.wants({name});
-  };
-  for (const auto& [name, x] : a) {
-    const auto y = b.find(name);
-    if (!wants(name, x) && (y == b.end() || !wants(name, y->second))) continue;
-    if (y == b.end()) {
-      comparison.differ(name, "is only in the first");
-    } else {
-      LB_CHECK(both(name, x, y->second));
-    }
-  }
-  for (const auto& [name, y] : b) {
-    if (!a.contains(name) && wants(name, y)) comparison.differ(name, "is only in the second");
-  }
-  return fine();
-}
 
 using Leaves = std::map<std::string, const Leaf*>;
 
@@ -211,7 +37,7 @@ Status compare_parts(Comparison& comparison, const std::string& name, const Leaf
     if (other == b.parts.end()) {
       comparison.differ(name + "." + part, "is only in the first");
     } else {
-      LB_CHECK(comparison.bytes(name + "." + part, a.parts[i], *other));
+      RETURN_IF_ERROR(comparison.bytes(name + "." + part, a.parts[i], *other));
     }
   }
   return fine();
@@ -225,7 +51,7 @@ Status compare_subclasses(Comparison& comparison, const std::string& name, const
     comparison.differ(name, "is kept in another way in the second");
     return fine();
   }
-  if (!comparison.alike(name, a, b)) return fine();
+  if (!comparison.alike(name, a.shape, b.shape)) return fine();
   const auto cut_alike = [](const Tensor& x, const Tensor& y) {
     return std::equal(
         x.chunks.begin(), x.chunks.end(), y.chunks.begin(), y.chunks.end(),
@@ -234,9 +60,10 @@ Status compare_subclasses(Comparison& comparison, const std::string& name, const
   if (a.kind == Leaf::Kind::kTensor && b.kind == Leaf::Kind::kTensor &&
       cut_alike(*a.stored, *b.stored)) {
     for (size_t i = 0; i < a.stored->chunks.size(); ++i) {
-      LB_TRY(x, subclass_chunk(first, a, a.stored->chunks[i]));
-      LB_TRY(y, subclass_chunk(second, b, b.stored->chunks[i]));
-      LB_CHECK(compare_parts(comparison, a.stored->chunks.size() == 1 ? name : x.name(), x, y));
+      ASSIGN_OR_RETURN(x, subclass_chunk(first, a, a.stored->chunks[i]));
+      ASSIGN_OR_RETURN(y, subclass_chunk(second, b, b.stored->chunks[i]));
+      RETURN_IF_ERROR(
+          compare_parts(comparison, a.stored->chunks.size() == 1 ? name : x.name(), x, y));
     }
     return fine();
   }
@@ -251,32 +78,41 @@ Status compare_subclasses(Comparison& comparison, const std::string& name, const
 /// Pickles of values that are no plain data: what is in them is not looked at, their bytes are.
 Status compare_opaque(Comparison& comparison, const std::string& name, const Document& first,
                       const Leaf& a, const Document& second, const Leaf& b) {
-  LB_TRY(x, value_digest(*first.manifest, *a.blob));
-  LB_TRY(y, value_digest(*second.manifest, *b.blob));
+  ASSIGN_OR_RETURN(x, value_digest(*first.manifest, *a.blob));
+  ASSIGN_OR_RETURN(y, value_digest(*second.manifest, *b.blob));
   if (x != y) comparison.differ(name, "is no plain data, and its bytes differ");
   return fine();
+}
+
+/// Whether `floats_of` reads the tensor: counters, masks and the like are compared by their bytes.
+bool is_floating(const Leaf& leaf) {
+  const std::string_view dtype = leaf.dtype->name;
+  return dtype == "float32" || dtype == "bfloat16" || dtype == "float16" || dtype == "float64";
+}
+
+Status compare_leaf(Comparison& comparison, const std::string& name, const Document& first,
+                    const Leaf& a, const Document& second, const Leaf& b, bool by_bytes) {
+  if (is_subclass(a) || is_subclass(b))
+    return compare_subclasses(comparison, name, first, a, second, b);
+  if (a.kind != b.kind) {
+    comparison.differ(name, "is something else in the second");
+    return fine();
+  }
+  if (a.kind == Leaf::Kind::kValue) {
+    comparison.value(name, a.value, b.value);
+    return fine();
+  }
+  if (a.kind == Leaf::Kind::kOpaque) return compare_opaque(comparison, name, first, a, second, b);
+  if (by_bytes || !is_floating(a) || !is_floating(b)) return comparison.bytes(name, a, b);
+  if (!comparison.alike(name, a.shape, b.shape)) return fine();
+  return comparison.numbers(name, a.shape, *floats_of(a), *floats_of(b));
 }
 
 Status compare_leaves(Comparison& comparison, const Document& first, const std::vector<Leaf>& a,
                       const Document& second, const std::vector<Leaf>& b, bool by_bytes) {
   return pair_up(comparison, leaves_of(a), leaves_of(b),
-                 [&](const std::string& name, const Leaf* x, const Leaf* y) -> Status {
-                   if (is_subclass(*x) || is_subclass(*y))
-                     return compare_subclasses(comparison, name, first, *x, second, *y);
-                   if (x->kind != y->kind) {
-                     comparison.differ(name, "is something else in the second");
-                   } else if (x->kind == Leaf::Kind::kValue) {
-                     comparison.value(name, x->value, y->value);
-                   } else if (x->kind == Leaf::Kind::kOpaque) {
-                     return compare_opaque(comparison, name, first, *x, second, *y);
-                   } else {
-                     const auto p = by_bytes ? nullptr : floats_of(*x),
-                                q = by_bytes ? nullptr : floats_of(*y);
-                     if (p == nullptr || q == nullptr) return comparison.bytes(name, *x, *y);
-                     if (comparison.alike(name, *x, *y))
-                       return comparison.numbers(name, x->shape, *p, *q);
-                   }
-                   return fine();
+                 [&](const std::string& name, const Leaf* x, const Leaf* y) {
+                   return compare_leaf(comparison, name, first, *x, second, *y, by_bytes);
                  });
 }
 
@@ -293,34 +129,45 @@ std::map<std::string, const Param*> params_of(const Model& model, bool by_name) 
   return out;
 }
 
-Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
-  const auto named = [](const Model& m) {
-    for (const Param& p : m.params) {
-      if (p.name.empty()) return false;
+bool has_names(const Model& model) {
+  return std::none_of(model.params.begin(), model.params.end(),
+                      [](const Param& p) { return p.name.empty(); });
+}
+
+Status compare_states(Comparison& comparison, const std::string& name, const State& a,
+                      const State& b) {
+  if (volume(a.shape) == volume(b.shape))
+    return comparison.numbers(name, a.shape, *a.values, *b.values);
+  comparison.alike(name, a.shape, b.shape);
+  return fine();
+}
+
+std::map<std::string, const State*> states_of(const std::string& name, const Param& param) {
+  std::map<std::string, const State*> out;
+  for (const State& state : param.states) out.emplace(name + "." + state.name, &state);
+  return out;
+}
+
+/// What both have of these, by key: settings of a group, numbers of a parameter.
+void compare_values(Comparison& comparison, const std::string& name, const Settings& a,
+                    const Settings& b) {
+  for (const auto& [key, value] : a) {
+    for (const auto& [other, second] : b) {
+      if (key == other) comparison.value(name + "." + key, value, second);
     }
-    return true;
-  };
-  const bool by_name = named(a) && named(b);
+  }
+}
+
+Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
+  const bool by_name = has_names(a) && has_names(b);
   return pair_up(
       comparison, params_of(a, by_name), params_of(b, by_name),
       [&](const std::string& name, const Param* x, const Param* y) -> Status {
-        std::map<std::string, const State*> s, t;
-        for (const State& state : x->states) s.emplace(name + "." + state.name, &state);
-        for (const State& state : y->states) t.emplace(name + "." + state.name, &state);
-        LB_CHECK(pair_up(comparison, s, t,
-                         [&](const std::string& which, const State* p, const State* q) -> Status {
-                           if (volume(p->shape) == volume(q->shape))
-                             return comparison.numbers(which, p->shape, *p->values, *q->values);
-                           comparison.differ(which, "has the shape " + shape_text(p->shape) +
-                                                        " in the first, " + shape_text(q->shape) +
-                                                        " in the second");
-                           return fine();
-                         }));
-        for (const auto& [key, value] : x->numbers) {
-          for (const auto& [other, second] : y->numbers) {
-            if (key == other) comparison.value(name + "." + key, value, second);
-          }
-        }
+        RETURN_IF_ERROR(pair_up(comparison, states_of(name, *x), states_of(name, *y),
+                                [&](const std::string& which, const State* p, const State* q) {
+                                  return compare_states(comparison, which, *p, *q);
+                                }));
+        compare_values(comparison, name, x->numbers, y->numbers);
         return fine();
       });
 }
@@ -329,19 +176,15 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
 void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
   if (a.groups.size() != b.groups.size() && comparison.wants({"param_groups"}))
     return comparison.differ("param_groups", "are not as many in the second");
-  for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g) {
-    for (const auto& [key, value] : a.groups[g].settings) {
-      for (const auto& [other, second] : b.groups[g].settings) {
-        if (key == other)
-          comparison.value("param_groups." + std::to_string(g) + "." + key, value, second);
-      }
-    }
-  }
+  for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g)
+    compare_values(comparison, "param_groups." + std::to_string(g), a.groups[g].settings,
+                   b.groups[g].settings);
 }
 
 Result<Model> model_of(const Document& document) {
-  LB_TRY(dialect, recognize(document));
-  return dialect->read(std::make_shared<Document>(document));
+  const auto shared = std::make_shared<const Document>(document);
+  ASSIGN_OR_RETURN(found, recognize(*shared));
+  return found.dialect->read(shared, found.tree);
 }
 
 uint64_t bytes_of(const Document& document) {
@@ -355,8 +198,8 @@ uint64_t bytes_of(const Document& document) {
 }  // namespace
 
 Result<Json> diff(const std::string& first, const std::string& second, const DiffOptions& options) {
-  LB_TRY(a, open_checkpoint(first));
-  LB_TRY(b, open_checkpoint(second));
+  ASSIGN_OR_RETURN(a, open_checkpoint(first));
+  ASSIGN_OR_RETURN(b, open_checkpoint(second));
   Comparison comparison(options, std::max(bytes_of(a), bytes_of(b)));
   Json out{{"first", printable(first)}, {"second", printable(second)}, {"by", "bytes"}};
   auto x = options.bytes ? Result<Model>(bad("")) : model_of(a);
@@ -364,16 +207,16 @@ Result<Json> diff(const std::string& first, const std::string& second, const Dif
   if (x.ok() && y.ok()) {
     out["by"] = "meaning";
     out["dialects"] = {x.value().dialect, y.value().dialect};
-    LB_CHECK(compare_params(comparison, x.value(), y.value()));
+    RETURN_IF_ERROR(compare_params(comparison, x.value(), y.value()));
     compare_groups(comparison, x.value(), y.value());
-    LB_CHECK(compare_leaves(comparison, a, x.value().rest, b, y.value().rest, false));
+    RETURN_IF_ERROR(compare_leaves(comparison, a, x.value().rest, b, y.value().rest, false));
   } else {
     if (!options.bytes) out["by"] = "leaves";
-    LB_CHECK(compare_leaves(comparison, a, a.leaves, b, b.leaves, options.bytes));
+    RETURN_IF_ERROR(compare_leaves(comparison, a, a.leaves, b, b.leaves, options.bytes));
   }
-  LB_CHECK(comparison.check_patterns());
-  LB_CHECK(a.finish());
-  LB_CHECK(b.finish());
+  RETURN_IF_ERROR(comparison.check_patterns());
+  RETURN_IF_ERROR(a.finish());
+  RETURN_IF_ERROR(b.finish());
   out["differences"] = comparison.take();
   out["same"] = out["differences"].empty();
   return out;

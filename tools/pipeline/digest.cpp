@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <functional>
 
-#include "container/subclass_cut.h"
-#include "dialect/torchao.h"
+#include "container/common/subclass_cut.h"
+#include "dialect/torchao/state.h"
 #include "io/hash.h"
 #include "pipeline/commands.h"
 
@@ -23,13 +23,13 @@ Status bytes_of(const Leaf& leaf, const Take& take) {
 
 /// Of a quantized tensor the values: where its blocks begin depends on how it is cut.
 Status values_of(const Document& document, const Leaf& leaf, const Take& take) {
-  LB_TRY(read, torchao_state(document, leaf));
+  ASSIGN_OR_RETURN(read, torchao_state(document, leaf));
   std::vector<float> values(kPiece / sizeof(float));
   const uint64_t n = volume(leaf.shape);
   for (uint64_t at = 0; at < n; at += values.size()) {
     const uint64_t count = std::min<uint64_t>(values.size(), n - at);
-    LB_CHECK(read.state.values->read(at, count, values.data()));
-    LB_CHECK(take(reinterpret_cast<const char*>(values.data()), count * sizeof(float)));
+    RETURN_IF_ERROR(read.state.values->read(at, count, values.data()));
+    RETURN_IF_ERROR(take(reinterpret_cast<const char*>(values.data()), count * sizeof(float)));
   }
   return fine();
 }
@@ -55,9 +55,9 @@ Result<std::string> digest(const Document& document, const Progress& progress) {
       done += bytes;
       return progress(std::min(done, total), total) ? fine() : Status(interrupted());
     };
-    LB_CHECK(is_subclass(*leaf) ? values_of(document, *leaf, take) : bytes_of(*leaf, take));
+    RETURN_IF_ERROR(is_subclass(*leaf) ? values_of(document, *leaf, take) : bytes_of(*leaf, take));
   }
-  LB_CHECK(document.finish());
+  RETURN_IF_ERROR(document.finish());
   return hash.hex();
 }
 

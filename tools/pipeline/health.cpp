@@ -5,7 +5,10 @@
 #include <cstring>
 #include <limits>
 
-#include "dialect/coding.h"
+#include "dialect/common/dequantize.h"
+#include "dialect/common/floats.h"
+#include "dialect/common/formats.h"
+#include "dialect/common/quantize.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -32,7 +35,7 @@ Result<std::vector<bool>> ends_of(const std::string& format, int bits, bool is_s
   for (int i = 0; i < kWide; ++i)
     sample[static_cast<size_t>(i)] =
         std::ldexp(is_signed && i >= kWide / 2 ? -1.0f : 1.0f, -(i % 21));
-  Codes every = encoded(std::make_shared<Listed>(sample), {1, kWide}, format, kWide, nullptr);
+  Codes every = quantized(std::make_shared<Listed>(sample), {1, kWide}, format, kWide, nullptr);
   const int count = 1 << bits;
   every.cols = std::min(count, kWide);
   every.rows = 1;
@@ -46,7 +49,7 @@ Result<std::vector<bool>> ends_of(const std::string& format, int bits, bool is_s
   }
   every.codes = constant_source(packed, 1);
   std::vector<float> values(static_cast<size_t>(every.cols));
-  LB_CHECK(decoded(every)->read(0, values.size(), values.data()));
+  RETURN_IF_ERROR(dequantized(every)->read(0, values.size(), values.data()));
   float low = std::numeric_limits<float>::infinity(), high = -low;
   const auto usable = [&](float v) {
     return std::isfinite(v) && (is_signed ? v != 0.0f : v > 0.0f);
@@ -70,7 +73,7 @@ class Unpacker {
       const uint64_t row = first / cols, col = first % cols, n = std::min(count, cols - col);
       const uint64_t begin = col * bits / 8, end = ((col + n) * bits + 7) / 8;
       bytes_.resize(end - begin + 2);
-      LB_CHECK(codes_.codes->read(row * row_bytes + begin, end - begin, bytes_.data()));
+      RETURN_IF_ERROR(codes_.codes->read(row * row_bytes + begin, end - begin, bytes_.data()));
       for (uint64_t i = 0; i < n; ++i) {
         const uint64_t bit = (col + i) * bits - begin * 8;
         const auto byte = [&](uint64_t k) {
@@ -119,13 +122,13 @@ Result<Health> health_of(const State& state) {
   // Codes of 16 bits have no picture: there are too many of them.
   h.coded = state.codes.has_value() && state.codes->bits <= 8;
   if (h.coded) {
-    LB_TRY(found, ends_of(state.codes->format, state.codes->bits, state.is_signed));
+    ASSIGN_OR_RETURN(found, ends_of(state.codes->format, state.codes->bits, state.is_signed));
     ends = std::move(found);
   }
   h.histogram.assign(h.coded ? size_t{1} << state.codes->bits : 128, 0);
   if (h.elements == 0) return h;
   Cells cells(state.shape, h);
-  h.least = std::numeric_limits<double>::infinity();
+  h.minimum = std::numeric_limits<double>::infinity();
   double squares = 0;
   std::vector<float> values(std::min(kPiece, h.elements));
   std::vector<uint16_t> codes(h.coded ? values.size() : 0);
@@ -133,8 +136,8 @@ Result<Health> health_of(const State& state) {
   if (h.coded) unpacker.emplace(*state.codes);
   for (uint64_t at = 0; at < h.elements; at += values.size()) {
     const uint64_t n = std::min<uint64_t>(values.size(), h.elements - at);
-    LB_CHECK(state.values->read(at, n, values.data()));
-    if (h.coded) LB_CHECK(unpacker->read(at, n, codes.data()));
+    RETURN_IF_ERROR(state.values->read(at, n, values.data()));
+    if (h.coded) RETURN_IF_ERROR(unpacker->read(at, n, codes.data()));
     for (uint64_t i = 0; i < n; ++i) {
       const float x = values[i], magnitude = std::abs(x);
       if (h.coded) {
@@ -150,14 +153,14 @@ Result<Health> health_of(const State& state) {
         ++h.zero;
         continue;
       }
-      h.least = std::min<double>(h.least, magnitude);
-      h.most = std::max<double>(h.most, magnitude);
+      h.minimum = std::min<double>(h.minimum, magnitude);
+      h.limit = std::max<double>(h.limit, magnitude);
       squares += static_cast<double>(x) * x;
       cells.take(at + i, magnitude);
       if (!h.coded) ++h.histogram[static_cast<size_t>(std::clamp(std::ilogb(x) + 64, 0, 127))];
     }
   }
-  if (h.most == 0) h.least = 0;
+  if (h.limit == 0) h.minimum = 0;
   const uint64_t finite = h.elements - h.nan - h.infinite;
   h.root_mean_square = finite == 0 ? 0 : std::sqrt(squares / static_cast<double>(finite));
   for (const uint64_t count : h.histogram) h.used += count > 0;

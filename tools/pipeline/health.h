@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dialect/model.h"
+#include "dialect/common/model.h"
 
 namespace lowbit::ckpt {
 
@@ -12,7 +12,7 @@ struct Health {
   /// Cells of the picture: a state's rows and columns in at most this many parts each.
   static constexpr int kCells = 48;
   uint64_t elements = 0, zero = 0, nan = 0, infinite = 0, negative = 0;
-  double least = 0, most = 0;       // magnitude: the smallest that is not zero, the largest
+  double minimum = 0, limit = 0;    // magnitude: the smallest that is not zero, the largest
   double root_mean_square = 0;      // of what is finite
   bool coded = false;               // the rest is known of lowbit's formats and their likes only:
   uint64_t saturated = 0;           // codes of the lowest or highest value, but for those of zero

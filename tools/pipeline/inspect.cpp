@@ -5,8 +5,8 @@
 #include <map>
 #include <set>
 
-#include "container/open.h"
-#include "container/subclass_cut.h"
+#include "container/common/open.h"
+#include "container/common/subclass_cut.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/health.h"
@@ -55,7 +55,7 @@ Json shown(const Value& v, int depth) {
 
 Json to_json(const Health& h) {
   Json out{{"elements", h.elements}, {"zero", h.zero},           {"nan", h.nan},
-           {"infinite", h.infinite}, {"least", h.least},         {"most", h.most},
+           {"infinite", h.infinite}, {"least", h.minimum},       {"most", h.limit},
            {"negative", h.negative}, {"rms", h.root_mean_square}};
   if (h.coded)
     out.update({{"saturated", h.saturated}, {"used", h.used}, {"levels", h.histogram.size()}});
@@ -95,7 +95,7 @@ Status describe(const Model& model, const InspectOptions& options, Json& out) {
                  {"stored_as", printable(state.stored_as)},
                  {"bytes", state.bytes}};
       if (options.health) {
-        LB_TRY(health, health_of(state));
+        ASSIGN_OR_RETURN(health, health_of(state));
         entry["health"] = to_json(health);
         done += health.elements;
         if (!options.progress(done, total)) return interrupted();
@@ -122,7 +122,7 @@ class Totals {
           leaf.kind == Leaf::Kind::kValue ? shown(leaf.value, 0) : Json("<not plain data>");
       return fine();
     }
-    LB_TRY(bytes, kept_bytes(document, leaf));
+    ASSIGN_OR_RETURN(bytes, kept_bytes(document, leaf));
     // A name tells what a plain tensor is; a quantized one has the same name.
     const bool quantized = is_subclass(leaf);
     std::string kind = quantized ? "quantized" : kind_of(name);
@@ -144,7 +144,7 @@ class Totals {
     if (name.ends_with(".step") && leaf.shape.empty() && leaf.source != nullptr &&
         leaf.dtype->name == std::string("float32")) {
       float step = 0;
-      LB_CHECK(leaf.source->read(0, 1, &step));
+      RETURN_IF_ERROR(leaf.source->read(0, 1, &step));
       if (std::isfinite(step)) steps_.insert(step);
     }
     return fine();
@@ -183,8 +183,8 @@ class Totals {
 }  // namespace
 
 Result<Json> inspect(const std::string& path, const InspectOptions& options) {
-  LB_TRY(document, open_checkpoint(path));
-  LB_CHECK(check_selection(document, options.select));
+  ASSIGN_OR_RETURN(document, open_checkpoint(path));
+  RETURN_IF_ERROR(check_selection(document, options.select));
   const Manifest& m = *document.manifest;
   Json out;
   out["path"] = printable(path);
@@ -195,10 +195,11 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
   // What leaves are, by the dialect where it knows them, else by their names.
   std::map<const Leaf*, std::string> known;
   const auto shared = std::make_shared<const Document>(std::move(document));
-  const auto dialect = recognize(*shared);
-  auto model = dialect.ok() ? dialect.value()->read(shared) : Result<Model>(dialect.error());
+  const auto found = recognize(*shared);
+  auto model = found.ok() ? found.value().dialect->read(shared, found.value().tree)
+                          : Result<Model>(found.error());
   if (model.ok()) {
-    LB_CHECK(describe(model.value(), options, out));
+    RETURN_IF_ERROR(describe(model.value(), options, out));
     for (const Param& param : model.value().params) {
       for (const State& state : param.states) {
         for (const Leaf* leaf : state.leaves) known.emplace(leaf, printable(state.stored_as));
@@ -206,20 +207,20 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
     }
   } else {
     out["dialect"] = nullptr;
-    out["facts"].push_back(dialect.ok() ? std::string(dialect.value()->name) +
-                                              "'s state, but: " + model.error().text
-                                        : dialect.error().text);
+    out["facts"].push_back(found.ok() ? std::string(found.value().dialect->name) +
+                                            "'s state, but: " + model.error().text
+                                      : found.error().text);
   }
   Totals totals(out);
   for (const Leaf& leaf : shared->leaves) {
     if (!selected(options.select, leaf.name())) continue;
     const auto state = known.find(&leaf);
-    LB_CHECK(totals.add(*shared, leaf, state == known.end() ? nullptr : &state->second));
+    RETURN_IF_ERROR(totals.add(*shared, leaf, state == known.end() ? nullptr : &state->second));
   }
   if (model.ok()) totals.add_steps(model.value());
   totals.finish();
   if (options.digest) {
-    LB_TRY(hex, digest(select(*shared, options.select), options.progress));
+    ASSIGN_OR_RETURN(hex, digest(select(*shared, options.select), options.progress));
     out["digest"] = hex;
   }
   return out;

@@ -121,7 +121,7 @@ if (report.states && report.states.length) {
     if (!h) continue;
     const facts = ["zero " + share(h.zero, h.elements)];
     if (h.saturated !== undefined) facts.push("saturated " + share(h.saturated, h.elements), h.used + " of " + h.levels + " codes");
-    if (h.most) facts.push(h.least.toExponential(1) + " to " + h.most.toExponential(1));
+    if (h.limit) facts.push(h.minimum.toExponential(1) + " to " + h.limit.toExponential(1));
     add(card, "div", facts.join(" · "), "small");
     if (h.nan + h.infinite) add(card, "div", (h.nan + h.infinite) + " values are not finite", "bad");
     if (!h.elements) continue;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "container/record_reader.h"
+#include "container/common/record_reader.h"
 #include "io/file.h"
 #include "io/hash.h"
 #include "io/text.h"
@@ -46,12 +46,12 @@ std::optional<Recorded::Entry> entry_of(const Json& j) {
 
 Result<std::string> value_digest(const Manifest& manifest, const Blob& blob) {
   constexpr uint64_t kPiece = 1u << 20;
-  LB_TRY(file, manifest.container->files().open(blob.place.file));
+  ASSIGN_OR_RETURN(file, manifest.container->files().open(blob.extent.file));
   Hash hash;
   std::string buffer;
-  for (uint64_t at = 0; at < blob.place.length; at += buffer.size()) {
-    buffer.resize(std::min(kPiece, blob.place.length - at));
-    LB_CHECK(file->read(blob.place.offset + at, buffer.data(), buffer.size()));
+  for (uint64_t at = 0; at < blob.extent.length; at += buffer.size()) {
+    buffer.resize(std::min(kPiece, blob.extent.length - at));
+    RETURN_IF_ERROR(file->read(blob.extent.offset + at, buffer.data(), buffer.size()));
     hash.add(buffer.data(), buffer.size());
   }
   return hash.hex();
@@ -60,10 +60,10 @@ Result<std::string> value_digest(const Manifest& manifest, const Blob& blob) {
 Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   std::optional<Recorded> out;
   if (manifest.kind != ContainerKind::kDcp) return out;
-  LB_TRY(folder, Directory::open(manifest.path));
+  ASSIGN_OR_RETURN(folder, Directory::open(manifest.path));
   if (!folder->has(kName)) return out;
   const std::string what = printable(manifest.path + "/" + kName);
-  LB_TRY(text, folder->content(kName, kMost));
+  ASSIGN_OR_RETURN(text, folder->content(kName, kMost));
   const Json j = Json::parse(text, nullptr, false);
   const auto unknown = [&] {
     return bad(what + ": is not laid out as lowbit-ckpt does; remove it to verify without digests");

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "container/dcp.h"
-#include "container/manifest.h"
+#include "container/common/manifest.h"
+#include "container/dcp/dcp.h"
 
 namespace lowbit::ckpt {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "container/open.h"
-#include "container/subclass_cut.h"
-#include "dialect/torchao_leaf.h"
+#include "container/common/open.h"
+#include "container/common/subclass_cut.h"
+#include "dialect/torchao/leaf.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
@@ -13,13 +13,13 @@ namespace {
 
 /// An error where a dimension of the mesh cuts one that no tensor has.
 Status check_mesh(const Document& document, const Mesh& mesh) {
-  size_t most = 0;
-  for (const Leaf& leaf : document.leaves) most = std::max(most, leaf.shape.size());
+  size_t limit = 0;
+  for (const Leaf& leaf : document.leaves) limit = std::max(limit, leaf.shape.size());
   for (size_t i = 0; i < mesh.dims.size(); ++i) {
-    if (mesh.parts[i] > 1 && static_cast<size_t>(mesh.dims[i]) >= most && most > 0)
+    if (mesh.parts[i] > 1 && static_cast<size_t>(mesh.dims[i]) >= limit && limit > 0)
       return Error{Exit::kUsage, "nothing would be cut along tensor dimension " +
                                      std::to_string(mesh.dims[i]) + ": no tensor has more than " +
-                                     std::to_string(most) + " dimensions, which count from 0"};
+                                     std::to_string(limit) + " dimensions, which count from 0"};
   }
   return fine();
 }
@@ -28,20 +28,21 @@ Status check_mesh(const Document& document, const Mesh& mesh) {
 
 Result<Json> reshard(const std::string& source, const std::string& target,
                      const ReshardOptions& options) {
-  LB_TRY(whole, open_checkpoint(source));
-  LB_CHECK(check_selection(whole, options.select));
+  ASSIGN_OR_RETURN(whole, open_checkpoint(source));
+  RETURN_IF_ERROR(check_selection(whole, options.select));
   Document document = select(std::move(whole), options.select);
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
-  LB_CHECK(check_mesh(document, options.write.mesh));
+  RETURN_IF_ERROR(check_mesh(document, options.write.mesh));
   for (Leaf& leaf : document.leaves) {
     if (!options.requantize || !is_subclass(leaf)) continue;
-    LB_TRY(recut, torchao_recut(document, leaf));
+    ASSIGN_OR_RETURN(recut, torchao_recut(document, leaf));
     leaf.recut = std::move(recut);
   }
-  if (options.dry_run) LB_CHECK(check_target(ContainerKind::kDcp, document, target, options.write));
-  LB_TRY(report, options.dry_run ? plan_dcp(document, options.write)
-                                 : write_dcp(document, target, options.write));
+  if (options.dry_run)
+    RETURN_IF_ERROR(check_target(ContainerKind::kDcp, document, target, options.write));
+  ASSIGN_OR_RETURN(report, options.dry_run ? plan_dcp(document, options.write)
+                                           : write_dcp(document, target, options.write));
   std::vector<std::string> warnings = document.manifest->warnings;
   if (report.unchecked > 0)
     warnings.push_back(std::to_string(report.unchecked) +

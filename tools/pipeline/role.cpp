@@ -45,7 +45,7 @@ std::string kind_of(const std::string& name) {
   if (std::regex_search(leaf, factored)) return "factored moments, float32";
   if (std::regex_search(leaf, match, wide) &&
       (!std::regex_search(leaf, short_key) || in_state(name)))
-    return match[1].matched ? "wide state, bfloat16" : "wide state, float32";
+    return match[1].matched ? "full-precision state, bfloat16" : "full-precision state, float32";
   if (leaf == ".step" && in_state(name)) return "step counters";
   if (leaf == ".stream" && in_state(name)) return "random streams";
   if (leaf == ".shape" && in_state(name)) return "shapes of parameters";

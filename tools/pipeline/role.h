@@ -5,7 +5,7 @@
 
 namespace lowbit::ckpt {
 
-/// What the name says, for people: "codes, dynamic8", "scales, dynamic8", "wide state, float32",
+/// What the name says, for people: "codes, dynamic8", "scales, dynamic8", "full-precision state, float32",
 /// "weights and other tensors", ... The format is part of the name of lowbit's state
 /// (docs/formats.md).
 std::string kind_of(const std::string& name);

@@ -1,17 +1,18 @@
 #include <algorithm>
 #include <mutex>
 
-#include "container/open.h"
-#include "container/record_reader.h"
-#include "container/tensor_reader.h"
+#include "container/common/open.h"
+#include "container/common/record_reader.h"
+#include "container/common/tensor_reader.h"
+#include "container/dcp/digests.h"
 #include "io/hash.h"
 #include "io/parallel.h"
 #include "io/text.h"
-#include "pipeline/census.h"
 #include "pipeline/commands.h"
 #include "pipeline/recorded.h"
 #include "pipeline/role.h"
 #include "pipeline/select.h"
+#include "pipeline/value_stats.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -28,7 +29,8 @@ class TensorCheck {
   /// `recorded`: the tensor's digests, null where there are none.
   Status check(const Leaf& leaf, const Recorded::Entry* recorded) {
     if (leaf.kind == Leaf::Kind::kSubclass) {
-      for (const Leaf& part : leaf.parts) LB_CHECK(dense(part, leaf.name() + "." + part.name()));
+      for (const Leaf& part : leaf.parts)
+        RETURN_IF_ERROR(dense(part, leaf.name() + "." + part.name()));
       return fine();
     }
     if (leaf.stored == nullptr || document_.manifest->kind != ContainerKind::kDcp)
@@ -48,14 +50,14 @@ class TensorCheck {
 
  private:
   Status dense(const Leaf& leaf, const std::string& name) {
-    Census census;
-    LB_CHECK(for_elements(leaf, 0, volume(leaf.shape), kPiece,
-                          [&](const char* values, uint64_t first, uint64_t count) {
-                            take(*leaf.dtype, values, first, count, census);
-                            return fine();
-                          }));
+    ValueStats value_stats;
+    RETURN_IF_ERROR(for_elements(leaf, 0, volume(leaf.shape), kPiece,
+                                 [&](const char* values, uint64_t first, uint64_t count) {
+                                   take(*leaf.dtype, values, first, count, value_stats);
+                                   return fine();
+                                 }));
     bytes += leaf.bytes();
-    judge(name, leaf.shape, *leaf.dtype, census);
+    judge(name, leaf.shape, *leaf.dtype, value_stats);
     return fine();
   }
 
@@ -64,15 +66,15 @@ class TensorCheck {
   Status chunks(const Tensor& tensor, const Recorded::Entry* recorded) {
     const Manifest& m = *document_.manifest;
     TensorReader reader(m);
-    Census whole;
+    ValueStats whole;
     for (const Chunk& chunk : tensor.chunks) {
-      LB_TRY(stored, m.container->stored(tensor, chunk));
+      ASSIGN_OR_RETURN(stored, m.container->stored(tensor, chunk));
       Hash hash;
       for (const auto& [part, payload] : stored.parts) {
-        Census own;
-        Census& census = part.empty() ? whole : own;
+        ValueStats own;
+        ValueStats& value_stats = part.empty() ? whole : own;
         if (!part.empty()) hash.add(part.c_str(), part.size() + 1);
-        LB_CHECK(values(reader, tensor, chunk, payload, hash, census));
+        RETURN_IF_ERROR(values(reader, tensor, chunk, payload, hash, value_stats));
         if (!part.empty())
           judge(tensor.name + " at " + shape_text(chunk.offset) + "." + part, payload.shape,
                 *payload.dtype, own);
@@ -85,7 +87,7 @@ class TensorCheck {
 
   /// Reads a part of a chunk, row-major.
   Status values(TensorReader& reader, const Tensor& tensor, const Chunk& chunk,
-                const Payload& payload, Hash& hash, Census& census) {
+                const Payload& payload, Hash& hash, ValueStats& value_stats) {
     const auto width = static_cast<uint64_t>(payload.dtype->bytes);
     const bool plain = payload.dtype == tensor.dtype && payload.shape == chunk.shape;
     const Shape strides = row_major(plain ? tensor.shape : payload.shape);
@@ -104,7 +106,7 @@ class TensorCheck {
                           const int64_t at = piece.offset[d] + (plain ? chunk.offset[d] : 0);
                           first += static_cast<uint64_t>(at * strides[d]);
                         }
-                        take(*payload.dtype, buffer.data(), first, n, census);
+                        take(*payload.dtype, buffer.data(), first, n, value_stats);
                         bytes += buffer.size();
                         return fine();
                       });
@@ -114,7 +116,7 @@ class TensorCheck {
             const std::string& digest) {
     const auto known = recorded.chunks.find(chunk_key(chunk.offset));
     const std::string where = "the chunk at " + shape_text(chunk.offset);
-    const std::string file = printable(document_.manifest->file_names[chunk.place.file]);
+    const std::string file = printable(document_.manifest->file_names[chunk.extent.file]);
     if (known == recorded.chunks.end()) {
       find(tensor.name, where + " has no digest in lowbit.json", file);
     } else if (known->second != digest) {
@@ -122,7 +124,7 @@ class TensorCheck {
     }
   }
 
-  void judge(const std::string& name, const Shape& shape, const Dtype& dtype, const Census& c) {
+  void judge(const std::string& name, const Shape& shape, const Dtype& dtype, const ValueStats& c) {
     if (c.odd > 0)
       warnings.push_back(printable(name) + ": " + std::to_string(c.odd) +
                          " values of bool are neither 0 nor 1");
@@ -178,74 +180,97 @@ Status hold_recorded(const Document& document, const Recorded& recorded, const S
   for (const Blob& b : m.blobs) {
     const auto known = recorded.values.find(b.name);
     if (known == recorded.values.end() || !selected(select, b.name)) continue;
-    LB_TRY(digest, value_digest(m, b));
+    ASSIGN_OR_RETURN(digest, value_digest(m, b));
     if (digest != known->second)
       out.find(b.name, "is not what lowbit-ckpt wrote: its digest is another",
-               m.container->files().name(b.place.file));
+               m.container->files().name(b.extent.file));
   }
   return fine();
+}
+
+/// What is selected.
+struct Selected {
+  std::vector<const Leaf*> tensors;
+  uint64_t bytes = 0, values = 0;  // of tensors; leaves that are none
+};
+
+/// An error where a value is no plain data, unless `options` let it pass.
+Result<Selected> select_leaves(const Document& document, const VerifyOptions& options) {
+  Selected out;
+  for (const Leaf& leaf : document.leaves) {
+    if (!selected(options.select, leaf.name())) continue;
+    if (leaf.kind == Leaf::Kind::kTensor || leaf.kind == Leaf::Kind::kSubclass) {
+      out.tensors.push_back(&leaf);
+      out.bytes += leaf.bytes();
+      continue;
+    }
+    ++out.values;
+    if (leaf.kind == Leaf::Kind::kOpaque && !options.opaque) {
+      ASSIGN_OR_RETURN(value,
+                       document.manifest->container->value(*leaf.blob));  // says what it holds
+      static_cast<void>(value);
+    }
+  }
+  return out;
+}
+
+/// Checks `tensors`, each by its own of `checks`.
+Status check_tensors(const Selected& what, const std::optional<Recorded>& recorded,
+                     const VerifyOptions& options, std::vector<TensorCheck>& checks) {
+  std::mutex lock;
+  uint64_t done = 0;
+  return parallel(what.tensors.size(), options.threads, [&](size_t i) -> Status {
+    const Leaf& leaf = *what.tensors[i];
+    const Recorded::Entry* entry = nullptr;
+    if (recorded && leaf.stored != nullptr) {
+      const auto known = recorded->tensors.find(leaf.stored->name);
+      if (known != recorded->tensors.end()) entry = &known->second;
+    }
+    RETURN_IF_ERROR(checks[i].check(leaf, entry));
+    const std::lock_guard guard(lock);
+    done += leaf.bytes();
+    return options.progress(done, what.bytes) ? fine() : Status(interrupted());
+  });
+}
+
+/// A warning where records have no checksums that should have some.
+void warn_unchecked(const Manifest& m, Json& warnings) {
+  if (m.kind == ContainerKind::kSafetensors || m.kind == ContainerKind::kLegacy) return;
+  if (const uint64_t unchecked = m.container->reader().unchecked(); unchecked > 0)
+    warnings.push_back(std::to_string(unchecked) +
+                       " records have no checksums: their writer computed none");
 }
 
 }  // namespace
 
 Result<Json> verify(const std::string& path, const VerifyOptions& options) {
-  LB_TRY(document, open_checkpoint(path));
-  LB_CHECK(check_selection(document, options.select));
-  LB_TRY(recorded, read_recorded(*document.manifest));
-  std::vector<const Leaf*> tensors;
-  uint64_t total = 0, done = 0, values = 0;
-  for (const Leaf& leaf : document.leaves) {
-    if (!selected(options.select, leaf.name())) continue;
-    if (leaf.kind == Leaf::Kind::kTensor || leaf.kind == Leaf::Kind::kSubclass) {
-      tensors.push_back(&leaf);
-      total += leaf.bytes();
-    } else {
-      ++values;
-      if (leaf.kind == Leaf::Kind::kOpaque && !options.opaque) {
-        LB_TRY(value, document.manifest->container->value(*leaf.blob));  // says what it holds
-        static_cast<void>(value);
-      }
-    }
-  }
-  std::vector<TensorCheck> checks(tensors.size() + 1, TensorCheck(document, options));
-  if (recorded) LB_CHECK(hold_recorded(document, *recorded, options.select, checks.back()));
-  std::mutex lock;
-  LB_CHECK(parallel(tensors.size(), options.threads, [&](size_t i) -> Status {
-    const Recorded::Entry* entry = nullptr;
-    if (recorded && tensors[i]->stored != nullptr) {
-      const auto known = recorded->tensors.find(tensors[i]->stored->name);
-      if (known != recorded->tensors.end()) entry = &known->second;
-    }
-    LB_CHECK(checks[i].check(*tensors[i], entry));
-    const std::lock_guard guard(lock);
-    done += tensors[i]->bytes();
-    return options.progress(done, total) ? fine() : Status(interrupted());
-  }));
-  LB_CHECK(document.finish());
-  Json out{{"path", printable(path)},
-           {"container", container_name(document.manifest->kind)},
-           {"ok", true},
-           {"checked",
-            {{"tensors", tensors.size()},
-             {"values", values},
-             {"bytes", 0},
-             {"digests", recorded.has_value()}}},
-           {"warnings", document.manifest->warnings},
-           {"findings", Json::array()}};
+  ASSIGN_OR_RETURN(document, open_checkpoint(path));
+  RETURN_IF_ERROR(check_selection(document, options.select));
+  ASSIGN_OR_RETURN(recorded, read_recorded(*document.manifest));
+  ASSIGN_OR_RETURN(what, select_leaves(document, options));
+  std::vector<TensorCheck> checks(what.tensors.size() + 1, TensorCheck(document, options));
+  if (recorded) RETURN_IF_ERROR(hold_recorded(document, *recorded, options.select, checks.back()));
+  RETURN_IF_ERROR(check_tensors(what, recorded, options, checks));
+  RETURN_IF_ERROR(document.finish());
+  Json warnings = document.manifest->warnings, findings = Json::array();
   uint64_t bytes = 0;
   for (const TensorCheck& check : checks) {
     bytes += check.bytes;
-    for (const std::string& w : check.warnings) out["warnings"].push_back(w);
-    for (const Json& f : check.findings) out["findings"].push_back(f);
+    for (const std::string& w : check.warnings) warnings.push_back(w);
+    for (const Json& f : check.findings) findings.push_back(f);
   }
-  if (const uint64_t unchecked = document.manifest->container->reader().unchecked();
-      unchecked > 0 && document.manifest->kind != ContainerKind::kSafetensors &&
-      document.manifest->kind != ContainerKind::kLegacy)
-    out["warnings"].push_back(std::to_string(unchecked) +
-                              " records have no checksums: their writer computed none");
-  out["checked"]["bytes"] = bytes;
-  out["ok"] = out["findings"].empty();
-  return out;
+  warn_unchecked(*document.manifest, warnings);
+  const bool ok = findings.empty();
+  return Json{{"path", printable(path)},
+              {"container", container_name(document.manifest->kind)},
+              {"ok", ok},
+              {"checked",
+               {{"tensors", what.tensors.size()},
+                {"values", what.values},
+                {"bytes", bytes},
+                {"digests", recorded.has_value()}}},
+              {"warnings", std::move(warnings)},
+              {"findings", std::move(findings)}};
 }
 
 }  // namespace lowbit::ckpt

@@ -1,35 +1,17 @@
 #include "python/reader.h"
 
-#include "container/open.h"
-#include "dialect/coding.h"
-#include "dialect/dialect.h"
+#include "container/common/open.h"
+#include "dialect/common/dialect.h"
+#include "dialect/common/formats.h"
+#include "dialect/common/optimizer_root.h"
 #include "io/text.h"
+#include "python/values.h"
 #include "python/work.h"
 
 namespace py = pybind11;
 
 namespace lowbit::ckpt::python {
 namespace {
-
-py::object text(const std::string& s) {
-  py::object out = py::reinterpret_steal<py::object>(
-      PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "surrogatepass"));
-  if (!out) throw py::error_already_set();
-  return out;
-}
-
-py::tuple to_python(const Path& path) {
-  py::tuple out(path.size());
-  for (size_t i = 0; i < path.size(); ++i)
-    out[i] = path[i].is_name() ? text(path[i].name) : py::object(py::int_(path[i].number));
-  return out;
-}
-
-py::tuple to_python(const Shape& shape) {
-  py::tuple out(shape.size());
-  for (size_t i = 0; i < shape.size(); ++i) out[i] = py::int_(shape[i]);
-  return out;
-}
 
 py::bytearray buffer_of(uint64_t bytes) {
   auto out = py::reinterpret_steal<py::bytearray>(
@@ -67,7 +49,7 @@ Status read_runs(const Shape& whole, const Shape& offset, const Shape& shape, co
     int64_t first = 0;
     for (size_t d = 0; d < whole.size(); ++d)
       first += (offset[d] + (d < outer ? at[d] : 0)) * stride[d];
-    LB_CHECK(read(static_cast<uint64_t>(first), run, to));
+    RETURN_IF_ERROR(read(static_cast<uint64_t>(first), run, to));
     size_t d = outer;
     while (d > 0 && ++at[d - 1] == shape[d - 1]) at[--d] = 0;
     if (d == 0) return fine();
@@ -76,43 +58,9 @@ Status read_runs(const Shape& whole, const Shape& offset, const Shape& shape, co
 
 }  // namespace
 
-py::object to_python(const Value& v) {
-  switch (v.kind) {
-    case Value::Kind::kNone:
-      return py::none();
-    case Value::Kind::kBool:
-      return py::bool_(v.integer != 0);
-    case Value::Kind::kInt:
-      return py::int_(v.integer);
-    case Value::Kind::kFloat:
-      return py::float_(v.real);
-    case Value::Kind::kText:
-    case Value::Kind::kGlobal:
-    case Value::Kind::kDevice:
-      return text(v.text);
-    case Value::Kind::kBytes:
-      return py::bytes(v.text);
-    case Value::Kind::kDict:
-    case Value::Kind::kOrdered: {
-      py::dict out;
-      for (size_t i = 0; i + 1 < v.items.size(); i += 2) {
-        const bool key = !v.items[i].is(Value::Kind::kList) && !v.items[i].is_dict();
-        out[key ? to_python(v.items[i]) : py::repr(to_python(v.items[i]))] =
-            to_python(v.items[i + 1]);
-      }
-      return out;
-    }
-    default: {
-      py::list out;
-      for (const Value& item : v.items) out.append(to_python(item));
-      return v.is(Value::Kind::kList) ? py::object(out) : py::object(py::tuple(out));
-    }
-  }
-}
-
 Reader::Reader(const std::string& path) {
   without_gil([&]() -> Status {
-    LB_TRY(document, open_checkpoint(path));
+    ASSIGN_OR_RETURN(document, open_checkpoint(path));
     document_ = std::make_shared<const Document>(std::move(document));
     return fine();
   });
@@ -125,24 +73,35 @@ Reader::Reader(const std::string& path) {
 
 std::string Reader::container() const { return container_name(document_->manifest->kind); }
 
+py::list Reader::optimizers() const {
+  py::list out;
+  for (const OptimizerRoot& root : optimizer_roots(*document_))
+    out.append(text(flat_name(root.path)));
+  return out;
+}
+
 py::list Reader::tensors() const {
   py::list out;
   for (const Leaf* leaf : tensors_) {
-    py::list parts;
+    py::dict parts, made;
     for (const Leaf& part : leaf->parts)
-      parts.append(py::make_tuple(text(part.name()), part.dtype->name, to_python(part.shape)));
-    out.append(py::make_tuple(text(leaf->name()), to_python(leaf->path), leaf->dtype->name,
-                              to_python(leaf->shape), leaf->bytes(), text(leaf->cls), parts));
+      parts[text(part.name())] = py::make_tuple(part.dtype->name, to_python(part.shape));
+    made["name"] = text(leaf->name());
+    made["path"] = to_python(leaf->path);
+    made["dtype"] = leaf->dtype->name;
+    made["shape"] = to_python(leaf->shape);
+    made["bytes"] = leaf->bytes();
+    made["cls"] = text(leaf->cls);
+    made["parts"] = parts;
+    out.append(made);
   }
   return out;
 }
 
-py::list Reader::values() const {
-  py::list out;
+py::dict Reader::values() const {
+  py::dict out;
   for (const Leaf& leaf : document_->leaves) {
-    if (leaf.kind == Leaf::Kind::kValue)
-      out.append(
-          py::make_tuple(text(leaf.name()), to_python(leaf.path), python::to_python(leaf.value)));
+    if (leaf.kind == Leaf::Kind::kValue) out[text(leaf.name())] = to_python(leaf.value);
   }
   return out;
 }
@@ -167,17 +126,22 @@ py::bytearray Reader::read(size_t tensor, int part, const Shape& offset, const S
   if (leaf->source == nullptr)
     raise(bad(name + ": is a tensor subclass, whose values are read as those of a parameter")
               .at(name));
-  check_box(leaf->shape, offset, shape);
-  const auto width = static_cast<uint64_t>(leaf->dtype->bytes);
+  return read_leaf(*leaf, name, offset, shape);
+}
+
+py::bytearray Reader::read_leaf(const Leaf& leaf, const std::string& name, const Shape& offset,
+                                const Shape& shape) {
+  check_box(leaf.shape, offset, shape);
+  const auto width = static_cast<uint64_t>(leaf.dtype->bytes);
   py::bytearray out = buffer_of(volume(shape) * width);
   char* to = PyByteArray_AS_STRING(out.ptr());
   without_gil([&]() -> Status {
     const std::lock_guard guard(lock_);
-    if (leaf->stored != nullptr && leaf->stored->chunks.size() > 0)
-      return volume(shape) == 0 ? fine() : reader_->read(*leaf->stored, Box{offset, shape}, to);
+    if (leaf.stored != nullptr && leaf.stored->chunks.size() > 0)
+      return volume(shape) == 0 ? fine() : reader_->read(*leaf.stored, Box{offset, shape}, to);
     const Status done =
-        read_runs(leaf->shape, offset, shape, [&](uint64_t first, uint64_t count, uint64_t at) {
-          return leaf->source->read(first, count, to + at * width);
+        read_runs(leaf.shape, offset, shape, [&](uint64_t first, uint64_t count, uint64_t at) {
+          return leaf.source->read(first, count, to + at * width);
         });
     return done.ok() ? fine() : Status(done.error().at(name));
   });
@@ -188,65 +152,13 @@ py::dict Reader::model() {
   if (model_ == nullptr) {
     without_gil([&]() -> Status {
       const std::lock_guard guard(lock_);
-      LB_TRY(dialect, recognize(*document_));
-      LB_TRY(made, dialect->read(document_));
+      ASSIGN_OR_RETURN(found, recognize(*document_));
+      ASSIGN_OR_RETURN(made, found.dialect->read(document_, found.tree));
       model_ = std::make_unique<Model>(std::move(made));
       return fine();
     });
   }
-  py::list params, groups;
-  for (const Param& param : model_->params) {
-    py::list states;
-    for (const State& s : param.states) {
-      py::object codes = py::none();
-      const FormatInfo* format = s.codes ? find_format(s.codes->format) : nullptr;
-      if (format != nullptr) {
-        const Codes& c = *s.codes;
-        py::dict said;
-        said["format"] = text(c.format);
-        said["bits"] = c.bits;
-        said["rows"] = c.rows;
-        said["cols"] = c.cols;
-        said["block"] = c.block;
-        codes = std::move(said);
-      }
-      py::dict out;
-      out["name"] = text(s.name);
-      out["shape"] = to_python(s.shape);
-      out["signed"] = s.is_signed;
-      out["stored_as"] = text(s.stored_as);
-      out["bytes"] = s.bytes;
-      out["codes"] = codes;
-      states.append(out);
-    }
-    py::dict numbers, out;
-    for (const auto& [name, value] : param.numbers) numbers[text(name)] = to_python(value);
-    out["name"] = text(param.name);
-    out["index"] = param.index;
-    out["shape"] = param.known_shape ? py::object(to_python(param.shape)) : py::object(py::none());
-    out["states"] = states;
-    out["numbers"] = numbers;
-    params.append(out);
-  }
-  for (const Group& group : model_->groups) {
-    py::dict settings, out;
-    for (const auto& [name, value] : group.settings) settings[text(name)] = to_python(value);
-    out["settings"] = settings;
-    out["params"] = py::list();
-    for (const size_t i : group.params) out["params"].cast<py::list>().append(i);
-    groups.append(out);
-  }
-  py::dict out;
-  out["dialect"] = text(model_->dialect);
-  out["algorithm"] = text(model_->algorithm);
-  out["root"] = to_python(model_->root);
-  out["flattened"] = model_->flattened;
-  py::list warnings;
-  for (const std::string& line : model_->warnings) warnings.append(text(printable(line)));
-  out["warnings"] = warnings;
-  out["params"] = params;
-  out["groups"] = groups;
-  return out;
+  return to_python(*model_);
 }
 
 const State& Reader::state(size_t param, size_t state) const {
@@ -278,16 +190,27 @@ py::bytearray Reader::read_state_box(size_t param, size_t number, const Shape& o
 
 py::bytearray Reader::read_floats(size_t param, size_t number, uint64_t count,
                                   const std::function<Status(float*)>& read) {
+  const State& s = state(param, number);
+  const std::string name = printable(model_->params[param].name + "." + s.name);
+  if (s.values == nullptr)
+    raise(bad(name + ": is " + s.stored_as + ", whose values cannot be recovered").at(name));
   py::bytearray out = buffer_of(count * sizeof(float));
   auto* to = reinterpret_cast<float*>(PyByteArray_AS_STRING(out.ptr()));
-  const std::string name =
-      printable(model_->params[param].name + "." + model_->params[param].states[number].name);
   without_gil([&]() -> Status {
     const std::lock_guard guard(lock_);
     const Status done = read(to);
     return done.ok() ? fine() : Status(done.error().at(name));
   });
   return out;
+}
+
+py::bytearray Reader::read_own(size_t param, size_t number, size_t tensor, const Shape& offset,
+                               const Shape& shape) {
+  const State& s = state(param, number);
+  const OwnTensors own = own_tensors(s);
+  if (tensor >= own.size()) throw py::index_error("there is no such tensor");
+  return read_leaf(*own[tensor].second, printable(model_->params[param].name + "." + s.name),
+                   offset, shape);
 }
 
 py::bytearray Reader::read_codes(size_t param, size_t number, int64_t begin, int64_t end,

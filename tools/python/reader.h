@@ -8,9 +8,9 @@
 #include <mutex>
 #include <string>
 
-#include "container/document.h"
-#include "container/tensor_reader.h"
-#include "dialect/model.h"
+#include "container/common/document.h"
+#include "container/common/tensor_reader.h"
+#include "dialect/common/model.h"
 
 namespace lowbit::ckpt::python {
 
@@ -20,22 +20,28 @@ class Reader {
   explicit Reader(const std::string& path);
 
   std::string container() const;
-  /// [(name, path, dtype, shape, bytes, class, [(part, dtype, shape)])]
+  /// The places of optimizer state dicts, by flat names; "" is the top.
+  pybind11::list optimizers() const;
+  /// [{"name", "path", "dtype", "shape", "bytes", "cls", "parts": {name: (dtype, shape)}}]
   pybind11::list tensors() const;
-  /// [(name, path, value)] of what is plain data.
-  pybind11::list values() const;
+  /// What is plain data, by flat names.
+  pybind11::dict values() const;
   /// Names of what is not.
   pybind11::list opaque() const;
   /// A box of a tensor (or of a part of a subclass), row-major bytes.
   pybind11::bytearray read(size_t tensor, int part, const Shape& offset, const Shape& shape);
 
-  /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see checkpoint.py.
+  /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see
+  /// lowbit/checkpoint/reader.py.
   pybind11::dict model();
   /// Values [first, first + count) of a state, float32.
   pybind11::bytearray read_state(size_t param, size_t state, uint64_t first, uint64_t count);
   /// A box of them.
   pybind11::bytearray read_state_box(size_t param, size_t state, const Shape& offset,
                                      const Shape& shape);
+  /// A box of one of the tensors that lowbit keeps a state in, as they lie in the file.
+  pybind11::bytearray read_own(size_t param, size_t state, size_t tensor, const Shape& offset,
+                               const Shape& shape);
   /// Rows of a state's codes, or of their scales.
   pybind11::bytearray read_codes(size_t param, size_t state, int64_t begin, int64_t end,
                                  bool scales);
@@ -45,6 +51,8 @@ class Reader {
 
  private:
   const State& state(size_t param, size_t state) const;
+  pybind11::bytearray read_leaf(const Leaf& leaf, const std::string& name, const Shape& offset,
+                                const Shape& shape);
   pybind11::bytearray read_floats(size_t param, size_t state, uint64_t count,
                                   const std::function<Status(float*)>& read);
 
@@ -54,8 +62,5 @@ class Reader {
   std::unique_ptr<TensorReader> reader_;
   std::unique_ptr<Model> model_;
 };
-
-/// A plain value as Python has it: dtypes and devices are text, torch.Size is a tuple.
-pybind11::object to_python(const Value& value);
 
 }  // namespace lowbit::ckpt::python

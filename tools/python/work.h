@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "container/writer.h"
+#include "container/common/writer.h"
 
 namespace lowbit::ckpt::python {
 
@@ -25,7 +25,7 @@ template <class T>
 T run_for(const pybind11::object& callback, const std::function<Result<T>(const Progress&)>& work) {
   T out{};
   run(callback, [&](const Progress& progress) -> Status {
-    LB_TRY(made, work(progress));
+    ASSIGN_OR_RETURN(made, work(progress));
     out = std::move(made);
     return fine();
   });

@@ -1,15 +1,15 @@
 // Sums over the rows of a gradient whose rows lie on several ranks, L[k][j] = sum_i P[i][k]
-// G[i][j], without an error that depends on how they are spread: terms in fixed point, added as
-// int64.
+// G[i][j]. Terms are in fixed point and added as int64, so the error does not depend on how ranks
+// share the rows.
 //
-//   most_j = max_i |G[i][j]|  over all ranks (as bits: core/bits.h),   |P| <= 2^n
-//   unit_j = 2^(ceil(log2 most_j) + n - 40),   a term is at most 2^40 units
+//   absmax_j = max_i |G[i][j]|  over all ranks (as bits: core/bits.h),   |P| <= 2^n
+//   unit_j = 2^(ceil(log2 absmax_j) + n - 40),   a term is at most 2^40 units
 //   sum[k][j] = sum_i round(P[i][k] G[i][j] / unit_j)      to nearest, ties to even
 //   L[k][j] = float(sum[k][j] * unit_j)
 //
 // The product of two floats is exact in double, so a term is rounded once. 2^23 - 1 rows fit into
-// int64. The error of a term is at most 2^-41 of the column's largest possible one. A column with
-// an infinity or a NaN is NaN; its sums are 0.
+// int64. The error of a term is at most 2^-41 of the column's largest possible term. A column with
+// an infinity or a NaN becomes NaN; its sums are 0.
 #pragma once
 
 #include <cstdint>
@@ -23,23 +23,23 @@ namespace lowbit {
 
 constexpr int kFixedBits = 40;
 constexpr int64_t kFixedRows = (int64_t{1} << 23) - 1;
-/// Terms whose sum, of whole units, is still exact in double.
+/// The number of terms, in whole units, whose sum is still exact in double.
 constexpr int kFixedExact = 1 << (53 - kFixedBits - 1);
 
 struct FixedColumn {
   bool finite;
   int exponent;  // unit = 2^exponent
 
-  LB_HD FixedColumn(uint32_t most, int projection_exponent)
-      : finite(most < kInfinityBits), exponent(-kFixedBits) {
-    if (finite && most != 0) {
-      exponent =
-          exponent_above(static_cast<double>(bits_float(most))) + projection_exponent - kFixedBits;
+  LB_HD FixedColumn(uint32_t maximum, int projection_exponent)
+      : finite(maximum < kInfinityBits), exponent(-kFixedBits) {
+    if (finite && maximum != 0) {
+      exponent = exponent_above(static_cast<double>(bits_float(maximum))) + projection_exponent -
+                 kFixedBits;
     }
   }
-  /// Adding it to a term and taking it off again leaves a multiple of the unit.
+  /// Adding this to a term and subtracting it again rounds the term to a multiple of the unit.
   LB_HD double rounder() const { return 1.5 * power_of_two(52 + exponent); }
-  /// A sum of rounded terms, below 2^53 units, in units.
+  /// A sum of rounded terms as a number of units. The sum is below 2^53 units.
   LB_HD int64_t units(double sum) const {
     return finite ? static_cast<int64_t>(sum * power_of_two(-exponent)) : 0;
   }

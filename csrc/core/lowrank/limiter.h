@@ -1,13 +1,12 @@
-// The norm-growth limiter of Fira (arXiv:2410.01623, section 4.3), which APOLLO and Adafactor use
-// too: the norm of an update may grow by the factor gamma a step.
+// The norm-growth limiter of Fira (arXiv:2410.01623, section 4.3), also used by APOLLO and
+// Adafactor: the norm of an update grows by at most the factor gamma per step.
 //
-//   first time:   divisor = 1,                                                   previous = norm
-//   later:        divisor = max(norm / (previous + 1e-8), gamma) / gamma,        previous = norm /
-//   divisor
+//   first time:   divisor = 1,                                            previous = norm
+//   later:        divisor = max(norm / (previous + 1e-8), gamma) / gamma, previous = norm / divisor
 //
-// in double. Ours beyond that: a previous norm below `least` counts as none, so that a parameter
-// whose gradient was zero for a while is not held near zero; and a norm that is not finite divides
-// by 1 and leaves the state alone. For Adafactor's margin, gamma = 1 + margin.
+// in double. Two rules go beyond the paper. A previous norm below `minimum` counts as none, so a
+// parameter whose gradient was zero for a while is not held near zero. A norm that is not finite
+// gives divisor 1 and leaves the state unchanged. For Adafactor's margin, gamma = 1 + margin.
 #pragma once
 
 #include "core/macros.h"
@@ -16,12 +15,12 @@ namespace lowbit {
 
 struct Limiter {
   double gamma = 1.01;
-  double least = 1e-6;
+  double minimum = 1e-6;
 
-  /// `previous` is the state: 0 (or anything below `least`) before the first time.
+  /// `previous` is the state: 0, or anything below `minimum`, before the first step.
   LB_HD double divisor(double norm, double& previous) const {
     if (!(norm - norm == 0.0)) return 1.0;
-    if (!(previous >= least)) {
+    if (!(previous >= minimum)) {
       previous = norm;
       return 1.0;
     }

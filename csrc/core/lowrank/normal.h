@@ -1,12 +1,13 @@
-// The standard normal value of a uniform 32-bit word, by the inverse of its distribution
-// (M. Wichura's algorithm AS 241, Applied Statistics 37, 1988: relative error about 1e-16), in
-// single double operations. Monotone in the word and odd around its middle:
+// The standard normal value of a uniform 32-bit word, by the inverse of the distribution (M.
+// Wichura's algorithm AS 241, Applied Statistics 37, 1988: relative error about 1e-16), in single
+// double operations. Monotone in the word and odd about the middle:
 //
 //   u = (word + 1/2) / 2^32,   q = u - 1/2
 //   |q| <= 0.425:   q * A(r) / B(r)                 r = 0.425^2 - q^2
 //   otherwise:      sign(q) * C(r) / D(r)           r = sqrt(-log(min(u, 1 - u))) - 1.6
 //
-// His third branch is for r > 5, which begins at u = e^-25: below 2^-33, the least u there is.
+// The algorithm's third branch is for r > 5, that is, u below e^-25. It is not needed: the smallest
+// u is 2^-33.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace lowbit {
 
-/// No value of normal() is larger than this: that of the last word is 6.3380.
+/// An upper bound of normal(), whose value for the last word is 6.3380.
 constexpr double kNormalBound = 6.34;
 
 /// Natural logarithm of a positive normal number, to about 2e-16 of the result's scale: with x =

@@ -1,9 +1,10 @@
-// What turns a gradient into an update: how much larger the low-rank step N is than the low-rank
-// gradient L, over a channel (a row where R >= C, a column where R < C) or the whole.
+// The step from a gradient to an update. The ratio of the low-rank step N to the low-rank gradient
+// L scales the gradient, for each channel (a row if R >= C, a column if R < C) or for the whole
+// tensor.
 //
-//   s = |N| / (|L| + 1e-8)                          in double, rounded to float32 once
-//   u = g * s * front / divisor * after             front, after: sqrt(scale) in one of the two
-//   places p = p - eta * u,   then   p = p - lr * weight_decay * p
+//   s = |N| / (|L| + 1e-8)                     in double, rounded to float32 once
+//   u = g * s * front / divisor * after        front or after is sqrt(scale), the other one is 1
+//   p = p - eta * u,   then   p = p - lr * weight_decay * p
 //
 //   Fira:   e = (g - alpha * (P L)) * s,   u = alpha * (P N) + e / divisor
 //
@@ -17,7 +18,7 @@
 
 namespace lowbit {
 
-/// Of the sums of squares of N and L.
+/// The ratio of the norms, from the sums of squares of N and L.
 LB_HD float norm_ratio(double step, double gradient) {
   return static_cast<float>(__builtin_sqrt(step) / (__builtin_sqrt(gradient) + 1e-8));
 }
@@ -26,13 +27,13 @@ LB_HD double bias_corrected(double lr, double beta1, double beta2, int64_t step)
   return lr * __builtin_sqrt(1.0 - power(beta2, step)) / (1.0 - power(beta1, step));
 }
 
-/// Once per parameter and step.
+/// The factors of one parameter and step.
 struct Scaling {
   float front = 1.0f, divisor = 1.0f, after = 1.0f;
-  float alpha = 1.0f;  // Fira
+  float alpha = 1.0f;  // for Fira
   float eta = 0.0f, decay = 0.0f;
 
-  /// Before the limiter: its norm is what the limiter is asked about.
+  /// The update before the limiter, which reads its norm.
   LB_HD float unlimited(float g, float s) const { return g * s * front; }
   LB_HD float limited(float g, float s) const { return unlimited(g, s) / divisor * after; }
 

@@ -1,4 +1,4 @@
-// bfloat16 parameters without a master copy: decay and update are applied in float32, then rounded
+// bfloat16 parameters without a master copy: decay and update are computed in float32, then rounded
 // once.
 //
 //   nearest     ties to even
@@ -7,7 +7,7 @@
 //               is kept on average instead of being lost (arXiv:2010.06192)
 //
 // Both keep infinities, write every NaN as 0x7fc0, and leave values that are exact in bfloat16
-// alone. Stochastic rounding never turns a finite value into an infinity: it stays at the largest
+// unchanged. Stochastic rounding never turns a finite value into infinity: it stops at the largest
 // finite value.
 #pragma once
 
@@ -20,8 +20,9 @@ namespace lowbit {
 
 LB_HD float bfloat16_to_float(uint16_t b) { return bits_float(static_cast<uint32_t>(b) << 16); }
 
-// Rounded values are the upper halves of words. Selections are masks over words: g++ would compare
-// magnitudes as unsigned numbers, which SSE2 cannot, and select among halves, which takes it longer.
+// Rounded values are the upper halves of words, and selections are masks over words. g++ would
+// otherwise compare magnitudes as unsigned numbers, which SSE2 cannot, and select among halves,
+// which is slower.
 LB_HD uint32_t bfloat16_unless_nan(uint32_t bits, uint32_t rounded) {
   const uint32_t nan = all_if_negative(kInfinityBits - (bits & 0x7fffffffu));
   return (rounded & ~nan) | (kCanonicalNan & nan);
@@ -37,7 +38,7 @@ LB_HD uint16_t bfloat16_nearest(float x) {
 
 LB_HD uint16_t bfloat16_stochastic(float x, uint32_t random16) {
   const uint32_t b = float_bits(x);
-  // Infinity is kept, and so is what a carry would make infinite; no carry reaches the sign.
+  // Keeps infinity and any value that a carry would make infinite. No carry reaches the sign.
   const uint32_t carries = all_if_negative((b & 0x7fffffffu) - 0x7f7f0000u);
   return static_cast<uint16_t>(bfloat16_unless_nan(b, b + (random16 & carries)) >> 16);
 }
@@ -46,9 +47,9 @@ struct BFloat16Nearest {
   static constexpr const char* kName = "bfloat16";
   static constexpr const char* kDtype = "bfloat16";
   static constexpr bool kRandom = false;
-  static constexpr const char* kExtraDtype = "";
+  static constexpr const char* kCompensationDtype = "";
   using Storage = uint16_t;
-  using Extra = None;
+  using Compensation = None;
   LB_HD static float load(uint16_t stored, None) { return bfloat16_to_float(stored); }
   LB_HD static uint16_t store(float x, uint32_t, None&) { return bfloat16_nearest(x); }
 };
@@ -57,9 +58,9 @@ struct BFloat16Stochastic {
   static constexpr const char* kName = "bfloat16_stochastic";
   static constexpr const char* kDtype = "bfloat16";
   static constexpr bool kRandom = true;
-  static constexpr const char* kExtraDtype = "";
+  static constexpr const char* kCompensationDtype = "";
   using Storage = uint16_t;
-  using Extra = None;
+  using Compensation = None;
   LB_HD static float load(uint16_t stored, None) { return bfloat16_to_float(stored); }
   LB_HD static uint16_t store(float x, uint32_t random16, None&) {
     return bfloat16_stochastic(x, random16);

@@ -1,9 +1,9 @@
-// float16 parameters without a master copy: decay and update are applied in float32, then rounded
+// float16 parameters without a master copy: decay and update are computed in float32, then rounded
 // once.
 //
-//   nearest     ties to even; beyond the largest finite value infinity, as torch casts
-//   stochastic  to one of the two neighbours with a probability that keeps the mean; a finite value
-//               stays finite
+//   nearest     ties to even; beyond the largest finite value infinity, as in torch
+//   stochastic  to one of the two neighbors with a probability that preserves the mean; a finite
+//               value stays finite
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,7 @@
 
 namespace lowbit {
 
-/// Among the normal values 13 bits are dropped and as many random ones added; below 2^-14 the
-/// values lie 2^-24 apart.
+/// Normal values drop 13 bits after adding as many random ones. Below 2^-14 values lie 2^-24 apart.
 LB_HD uint16_t half_stochastic(float x, uint32_t random16) {
   const uint32_t m = magnitude_bits(x);
   const uint32_t sign = (float_bits(x) >> 16) & 0x8000u;
@@ -36,9 +35,9 @@ struct Float16Nearest {
   static constexpr const char* kName = "float16";
   static constexpr const char* kDtype = "float16";
   static constexpr bool kRandom = false;
-  static constexpr const char* kExtraDtype = "";
+  static constexpr const char* kCompensationDtype = "";
   using Storage = uint16_t;
-  using Extra = None;
+  using Compensation = None;
   LB_HD static float load(uint16_t stored, None) { return half_to_float(stored); }
   LB_HD static uint16_t store(float x, uint32_t, None&) { return half_nearest(x); }
 };
@@ -47,9 +46,9 @@ struct Float16Stochastic {
   static constexpr const char* kName = "float16_stochastic";
   static constexpr const char* kDtype = "float16";
   static constexpr bool kRandom = true;
-  static constexpr const char* kExtraDtype = "";
+  static constexpr const char* kCompensationDtype = "";
   using Storage = uint16_t;
-  using Extra = None;
+  using Compensation = None;
   LB_HD static float load(uint16_t stored, None) { return half_to_float(stored); }
   LB_HD static uint16_t store(float x, uint32_t random16, None&) {
     return half_stochastic(x, random16);

@@ -1,4 +1,4 @@
-// Float32 parameters: what is computed is what is stored.
+// float32 parameters: stored exactly as computed.
 #pragma once
 
 #include "core/bits.h"
@@ -10,9 +10,9 @@ struct Float32Param {
   static constexpr const char* kName = "float32";
   static constexpr const char* kDtype = "float32";
   static constexpr bool kRandom = false;
-  static constexpr const char* kExtraDtype = "";
+  static constexpr const char* kCompensationDtype = "";
   using Storage = float;
-  using Extra = None;
+  using Compensation = None;
   LB_HD static float load(float stored, None) { return stored; }
   LB_HD static float store(float x, uint32_t, None&) { return canonical(x); }
 };

@@ -1,12 +1,12 @@
-// Kahan-compensated 16-bit parameters (arXiv:2010.06192): beside the parameter w the part c of it
-// that rounding has added, in the same 16-bit type.
+// Kahan-compensated 16-bit parameters (arXiv:2010.06192). The compensation c has the 16-bit type of
+// the parameter w: it is the part of w that rounding added.
 //
 //   load   W = w - c
 //   store  w' = nearest(W'),  c' = nearest(w' - W')
 //
-// With u = W' - W this is the paper's y = u - c, w' = w + y, c' = (w' - w) - y, of which only w'
-// and c' are rounded. c is at most half a step of w, so w and c hold 16 significant bits together;
-// an update is lost only below 2^-9 of a step.
+// With u = W' - W this is the paper's y = u - c, w' = w + y, c' = (w' - w) - y, where only w' and
+// c' are rounded. c is at most half a step of w, so w and c together have 16 significant bits. An
+// update is lost only below 2^-9 of a step.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ struct BFloat16Kahan {
   static constexpr const char* kName = "bfloat16_kahan";
   static constexpr const char* kDtype = "bfloat16";
   static constexpr bool kRandom = false;
-  static constexpr const char* kExtraDtype = "bfloat16";
+  static constexpr const char* kCompensationDtype = "bfloat16";
   using Storage = uint16_t;
-  using Extra = uint16_t;
+  using Compensation = uint16_t;
   LB_HD static float load(uint16_t stored, uint16_t added) {
     return bfloat16_to_float(stored) - bfloat16_to_float(added);
   }
@@ -38,9 +38,9 @@ struct Float16Kahan {
   static constexpr const char* kName = "float16_kahan";
   static constexpr const char* kDtype = "float16";
   static constexpr bool kRandom = false;
-  static constexpr const char* kExtraDtype = "float16";
+  static constexpr const char* kCompensationDtype = "float16";
   using Storage = uint16_t;
-  using Extra = uint16_t;
+  using Compensation = uint16_t;
   LB_HD static float load(uint16_t stored, uint16_t added) {
     return half_to_float(stored) - half_to_float(added);
   }

@@ -1,4 +1,4 @@
-// What a parameter format keeps beside the parameter where it keeps nothing.
+// The empty compensation type of parameter formats without compensation.
 #pragma once
 
 namespace lowbit {

@@ -2,10 +2,10 @@
 //
 //   a = max |u|,  u = x or sqrt(x),  scale = float16(a),  z = u / a        x ~ z * scale, squared
 //
-// Codes are taken with a before it is rounded (FlashOptim's definition). Where float16 cannot hold
-// a, the nearest positive finite float16 stands for it, 65504 or 2^-24, also in z, so that values
-// neither vanish nor grow. absmax == 0: scale 0, every code the code of zero. absmax not finite:
-// scale NaN, every code the code of zero: the whole block decodes to NaN.
+// Codes are computed with a before it is rounded (FlashOptim's definition). If a is outside the
+// range of float16, the nearest positive finite float16 replaces it, 65504 or 2^-24, also in z, so
+// values neither vanish nor grow. absmax == 0: scale 0, every code the code of zero. absmax not
+// finite: scale NaN, every code the code of zero, and the whole block dequantizes to NaN.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ template <bool kRoot>
 struct HalfScale {
   using Stored = uint16_t;
   static constexpr int kStored = 1;
-  static constexpr bool kNeedsLeast = false;
+  static constexpr bool kNeedsMin = false;
   float scale, divisor;
   bool coded;
 
-  LB_HD static HalfScale of(uint32_t most, uint32_t) {
-    if (most >= kInfinityBits) return {bits_float(kCanonicalNan), 1.0f, false};
-    if (most == 0) return {0.0f, 1.0f, false};
-    const float a = kRoot ? __builtin_sqrtf(bits_float(most)) : bits_float(most);
+  LB_HD static HalfScale of(uint32_t absmax, uint32_t) {
+    if (absmax >= kInfinityBits) return {bits_float(kCanonicalNan), 1.0f, false};
+    if (absmax == 0) return {0.0f, 1.0f, false};
+    const float a = kRoot ? __builtin_sqrtf(bits_float(absmax)) : bits_float(absmax);
     const uint16_t h = half_nearest(a);
     if (h == 0) return {0x1p-24f, 0x1p-24f, true};
     if (h >= 0x7c00u) return {65504.0f, 65504.0f, true};

@@ -1,14 +1,15 @@
-// Scales of codes that are evenly spaced in log2 |x|. z is the code before it is rounded.
+// Scales of codes that are evenly spaced in log2 |x|. z is the code before rounding.
 //
 //   fixed      S = log2 absmax + 126
 //              z = (log2 x + 126) * 255 / S
-//   adaptive   lowest = log2 least, S = log2 absmax - lowest
+//   adaptive   lowest = log2 absmin, S = log2 absmax - lowest
 //              z = (log2 x - lowest) * steps / S + 1,  0 where x = 0
 //   signed     as adaptive, with the sign of x
 //
-// least is the smallest magnitude of the block that is not zero. Logarithms lie in [-126, 126]:
-// magnitudes outside count as 2^-126 and 2^126. A block of one magnitude takes lowest = log2 - 1.
-// absmax == 0: the block decodes to zero. absmax not finite: the block decodes to NaN.
+// absmin is the smallest nonzero magnitude of the block. Logarithms are clamped to [-126, 126]:
+// magnitudes outside count as 2^-126 or 2^126. A block with a single magnitude has
+// lowest = log2 - 1. absmax == 0: the block dequantizes to zero. absmax not finite: the block
+// dequantizes to NaN.
 #pragma once
 
 #include <cstdint>
@@ -18,25 +19,25 @@
 
 namespace lowbit {
 
-/// log2 of a magnitude within [2^-126, 2^126], which what lies outside is moved to.
+/// log2 of a magnitude, clamped to [2^-126, 2^126].
 LB_HD Log2 log2_limited(float a) {
-  constexpr float kLeast = 0x1p-126f, kMost = 0x1p126f;
-  a = a > kLeast ? a : kLeast;
-  return log2_normal(a < kMost ? a : kMost);
+  constexpr float kMin = 0x1p-126f, kMax = 0x1p126f;
+  a = a > kMin ? a : kMin;
+  return log2_normal(a < kMax ? a : kMax);
 }
 
 struct FixedLogScale {
   using Stored = float;
   static constexpr int kStored = 1;
-  static constexpr bool kNeedsLeast = false;
+  static constexpr bool kNeedsMin = false;
   static constexpr int kSteps = 255;
   float range, step, inverse;
   bool coded;
 
-  LB_HD static FixedLogScale of(uint32_t most, uint32_t) {
-    if (most >= kInfinityBits) return {bits_float(kCanonicalNan), 0.0f, 0.0f, false};
-    if (most == 0) return {0.0f, 0.0f, 0.0f, false};
-    const Log2 l = log2_limited(bits_float(most));
+  LB_HD static FixedLogScale of(uint32_t absmax, uint32_t) {
+    if (absmax >= kInfinityBits) return {bits_float(kCanonicalNan), 0.0f, 0.0f, false};
+    if (absmax == 0) return {0.0f, 0.0f, 0.0f, false};
+    const Log2 l = log2_limited(bits_float(absmax));
     const float range = (l.whole + 126.0f) + l.part, used = range > 1e-12f ? range : 1e-12f;
     return {used, used / kSteps, kSteps / used, true};
   }
@@ -50,24 +51,25 @@ struct FixedLogScale {
   LB_HD float from_z(float z) const { return range == 0.0f ? 0.0f : binary_exp(z * step, -126.0f); }
 };
 
-/// kRange: octaves below absmax that codes reach; 0: as far as the block does. Signed values below
-/// half of the smallest code's are zero.
+/// kRange is the number of octaves below absmax that codes reach; 0 reaches down to the block's
+/// smallest nonzero magnitude. Signed values below half of the smallest code's value become zero.
 template <int kSteps, bool kWithSign, int kRange>
 struct AdaptiveLogScale {
   using Stored = float;
   static constexpr int kStored = 2;
-  static constexpr bool kNeedsLeast = true;
+  static constexpr bool kNeedsMin = true;
   float range, lowest;
-  float whole, part;  // lowest = whole + part: subtracted apart, logarithms keep their precision
+  // lowest = whole + part, separate so that differences of logarithms keep their precision.
+  float whole, part;
   float step, inverse;
   bool coded;
 
-  LB_HD static AdaptiveLogScale of(uint32_t most, uint32_t least) {
+  LB_HD static AdaptiveLogScale of(uint32_t absmax, uint32_t absmin) {
     constexpr float kNan = bits_float(kCanonicalNan);
-    if (most >= kInfinityBits) return {kNan, kNan, 0.0f, 0.0f, 0.0f, 0.0f, false};
-    if (most == 0) return {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, false};
-    const Log2 top = log2_limited(bits_float(most));
-    const Log2 bottom = log2_limited(bits_float(least < most ? least : most));
+    if (absmax >= kInfinityBits) return {kNan, kNan, 0.0f, 0.0f, 0.0f, 0.0f, false};
+    if (absmax == 0) return {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, false};
+    const Log2 top = log2_limited(bits_float(absmax));
+    const Log2 bottom = log2_limited(bits_float(absmin < absmax ? absmin : absmax));
     const float highest = top.whole + top.part;
     float lowest = bottom.whole + bottom.part;
     if (kRange != 0 && lowest < highest - kRange) lowest = highest - kRange;
@@ -96,7 +98,7 @@ struct AdaptiveLogScale {
   LB_HD float from_z(float z) const {
     const float a = kWithSign ? bits_float(magnitude_bits(z)) : z;
     const float value = binary_exp((a - 1.0f) * step + part, whole);
-    const float x = a > 0.0f ? value : step * 0.0f;  // NaN where the scale is
+    const float x = a > 0.0f ? value : step * 0.0f;  // NaN if the scale is NaN
     return kWithSign && z < 0.0f ? -x : x;
   }
 

@@ -1,4 +1,4 @@
-// State as bfloat16, rounded to the nearest (ties to even) or stochastically; 2 bytes a value.
+// bfloat16 state, rounded to nearest (ties to even) or stochastically; 2 bytes per value.
 #pragma once
 
 #include "core/param/bfloat16.h"
@@ -11,9 +11,9 @@ struct BFloat16State {
   static constexpr int kBits = 16, kBlock = 0;
   static constexpr bool kScaled = false, kSigned = true;
   using Storage = uint16_t;
-  LB_HD static float decode(uint16_t stored) { return bfloat16_to_float(stored); }
-  LB_HD static uint16_t encode(float x) { return bfloat16_nearest(x); }
-  LB_HD static uint16_t encode(float x, uint32_t random16) {
+  LB_HD static float dequantize(uint16_t stored) { return bfloat16_to_float(stored); }
+  LB_HD static uint16_t quantize(float x) { return bfloat16_nearest(x); }
+  LB_HD static uint16_t quantize(float x, uint32_t random16) {
     return bfloat16_stochastic(x, random16);
   }
 };

@@ -1,4 +1,4 @@
-// Where one code ends and the next begins, for tables that are made at compile time.
+// Boundaries between codes, for tables built at compile time.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ constexpr float first_beyond(float a, float b) {
   return f >= middle ? f : bits_float(float_bits(f) + (f < 0.0f ? -1 : 1));
 }
 
-/// The smallest float that belongs to entry k >= 1 of an ascending map, or to one above: a tie goes
-/// to the larger value, and a positive value never becomes an unsigned map's zero.
+/// The smallest float whose code is k >= 1 or higher in an ascending map. A tie goes to the larger
+/// value, and a positive value never becomes the zero of an unsigned map.
 constexpr float first_of_entry(const float* value, int k, bool is_signed) {
   const bool zero = k == 1 && !is_signed && value[0] == 0.0f;
   return zero ? bits_float(1) : first_beyond(value[k - 1], value[k]);

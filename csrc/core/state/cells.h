@@ -1,11 +1,11 @@
-// Nearest codes by one lookup a value, exactly, in plain loops for any processor.
+// Nearest codes by one table lookup per value: exact, in plain loops for any processor.
 //
-// A cell is a run of floats of one sign and exponent that begin with the same bits of the mantissa;
-// a shift of the value's bits numbers it. Cells are so fine that no two boundaries between codes lie
-// inside one. So what is looked up can be a number that, added to the value's own bits, carries into
-// the code from the boundary on:
+// A cell is a range of floats with the same sign, exponent and first bits of the mantissa; a shift
+// of the value's bits gives its number. Cells are so narrow that no two boundaries between codes
+// lie in one. The table entry of a cell is therefore a number that is added to the bits of the
+// value: from the boundary on, the sum carries into the next code.
 //
-//   key    bits(|z|) - bits(lowest) with |z| kept between lowest and highest, its complement below
+//   key    bits(|z|) - bits(lowest) with |z| clamped to [lowest, highest], its complement below
 //          zero; counted from the lowest cell on
 //   code   (entry[key >> kShift] + key) >> kShift
 //   entry  ((the code below the boundary, plus 1) << kShift) - (the boundary's key)
@@ -18,20 +18,22 @@
 
 namespace lowbit {
 
-/// The cells of a map of this width, whose values lie between -1 and 1.
+/// The cells of a map of this width with values between -1 and 1.
 template <int kBits, bool kSigned>
 struct Cells {
-  static constexpr int kFine = kBits - 1 - kSigned, kShift = 23 - kFine;  // bits of the mantissa
+  // Mantissa bits of a cell number.
+  static constexpr int kFine = kBits - 1 - kSigned, kShift = 23 - kFine;
   static constexpr uint32_t kOne = 127u << 23;
   const uint32_t* entry;
   float zero;             // the smallest value that is not below zero
-  float lowest, highest;  // of magnitudes: all boundaries lie between them but one at zero
-  uint32_t first;         // key of zero; below it unsigned maps have one cell, signed ones half
+  float lowest, highest;  // magnitudes: every boundary but one at zero lies between them
+  // The key of zero. Unsigned maps have one cell below it, signed ones half of all cells.
+  uint32_t first;
 
   LB_HD constexpr uint32_t key(float z) const {
     const float a = kSigned ? bits_float(magnitude_bits(z)) : z;
     const float raised = a > lowest ? a : lowest, kept = raised < highest ? raised : highest;
-    // Unsigned maps compare words, which a processor that takes the least floats for zero does too.
+    // Unsigned maps compare words, so processors that flush subnormals to zero give the same codes.
     const bool under =
         kSigned ? z < zero
                 : static_cast<int32_t>(float_bits(z)) < static_cast<int32_t>(float_bits(zero));
@@ -43,14 +45,15 @@ struct Cells {
   }
 };
 
-/// How many binades below one have boundaries other than one at zero, or begin with one.
+/// The number of binades below 1 that contain a boundary, other than one at zero, or begin with
+/// one.
 constexpr int cell_binades(const float* value, int codes, bool is_signed) {
-  uint32_t least = kInfinityBits;
+  uint32_t minimum = kInfinityBits;
   for (int k = 1; k < codes; ++k) {
     const uint32_t b = magnitude_bits(first_of_entry(value, k, is_signed));
-    if (b > 1 && b < least) least = b;
+    if (b > 1 && b < minimum) minimum = b;
   }
-  return 127 - static_cast<int>((least - 1) >> 23);
+  return 127 - static_cast<int>((minimum - 1) >> 23);
 }
 
 template <int kBits, bool kSigned, int kBinades>
@@ -60,7 +63,7 @@ struct CellTable {
                             kBelow = kSigned ? kAbove : 1;
   uint32_t entry[kBelow + kAbove] = {};
   float zero = 0.0f;
-  bool exact = true;  // every boundary lies in the cells, and no two lie inside one
+  bool exact = true;  // every boundary lies in a cell, and no two lie in the same one
 
   constexpr CellTable(const float* value, int codes) {
     uint32_t boundary[1 << kBits] = {};
@@ -87,7 +90,7 @@ struct CellTable {
 };
 
 template <class Cells>
-LB_HD void encode_turn(const Cells& cells, const float* x, float inverse, uint8_t* codes, int n) {
+LB_HD void quantize_turn(const Cells& cells, const float* x, float inverse, uint8_t* codes, int n) {
   uint32_t key[64];
   for (int i = 0; i < n; ++i) key[i] = cells.key(x[i] * inverse);
   int i = 0;
@@ -106,16 +109,16 @@ LB_HD void encode_turn(const Cells& cells, const float* x, float inverse, uint8_
 #define LB_APART __attribute__((noinline, noclone)) static
 #endif
 
-/// codes[i] = the code of x[i] * inverse; NaN, which no block with codes has, takes some code. One
-/// function for all maps of a width: were the limits constants, g++ would make more of them than a
-/// maximum and a minimum.
+/// codes[i] = the code of x[i] * inverse. A NaN gets an arbitrary code; blocks with codes have
+/// none. All maps of a width share one function: with constant limits, g++ would compile the clamp
+/// to more than a maximum and a minimum.
 template <int kBits, bool kSigned>
-LB_APART void encode_cells(const float* x, float inverse, const Cells<kBits, kSigned>& shared,
-                           uint8_t* codes, int n) {
-  const Cells<kBits, kSigned> cells = shared;  // what is written below is not the cells
+LB_APART void quantize_cells(const float* x, float inverse, const Cells<kBits, kSigned>& shared,
+                             uint8_t* codes, int n) {
+  const Cells<kBits, kSigned> cells = shared;  // a local copy, which the stores below cannot alias
   int i = 0;
-  for (; i + 64 <= n; i += 64) encode_turn(cells, x + i, inverse, codes + i, 64);
-  if (i < n) encode_turn(cells, x + i, inverse, codes + i, n - i);
+  for (; i + 64 <= n; i += 64) quantize_turn(cells, x + i, inverse, codes + i, 64);
+  if (i < n) quantize_turn(cells, x + i, inverse, codes + i, n - i);
 }
 
 #undef LB_APART

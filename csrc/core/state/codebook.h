@@ -1,16 +1,16 @@
-// Codes of 2 to 8 bits into a table of values in ascending order: a code is the nearest entry.
+// Codes of 2 to 8 bits into a table of values in ascending order. A code is the nearest entry.
 //
-// Boundary k is the smallest float that belongs to entry k or to one above: where the exact middle
-// of two entries is a float, that float, since a tie goes to the larger value. So
+// Boundary k is the smallest float whose code is k or higher. If the exact middle of two entries is
+// a float, it is the boundary, since a tie goes to the larger value. So
 //
-//   code = how many boundaries are <= z
+//   code = number of boundaries <= z
 //
 // is the nearest entry by construction, without arithmetic on z. Unsigned maps with a zero have the
 // smallest positive float as their first boundary: a positive value never becomes zero.
 //
-// A map is a type with kBits, kSigned, kCodes (entries; a last code may be unused) and
-// fill(value), at compile time. Everything else is shared by all maps, and the loops over many
-// values by all maps of one width (codebook_block.h).
+// A map is a type with kBits, kSigned, kCodes (the number of entries; a last code may be unused)
+// and a compile-time fill(value). All maps share everything else, and all maps of one width share
+// the loops over many values (codebook_block.h).
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,10 @@ struct CodebookTable {
   static constexpr int kEntries = 1 << Map::kBits;
   alignas(64) float value[kEntries] = {};     // unused codes repeat the last entry
   alignas(64) float boundary[kEntries] = {};  // [0]: -infinity; unused codes: NaN, never reached
-  // The boundaries as a search meets them. Row l = 2^l boundaries from [2^l] on; which of them
-  // decides bit l from the top is told by the bits decided before, the first one lowest: so every
-  // answer is put where the next lookup reads it. Room for a register beyond the last row.
+  // The boundaries as a search tree. Row l has 2^l boundaries, from [2^l] on, which decide bit l
+  // counted from the top. The bits decided before select the boundary, the first one lowest, so
+  // every result is already in place for the next lookup. There is room for a register after the
+  // last row.
   alignas(64) float tree[kEntries + 16] = {};
   uint32_t zero = 0;  // code of z = 0
 
@@ -59,7 +60,7 @@ struct CodebookTable {
   }
 };
 
-/// A table of any map.
+/// The table of one map.
 struct Codebook {
   const float* value;
   const float* boundary;
@@ -67,8 +68,8 @@ struct Codebook {
   int bits, count;
   uint32_t zero;
 
-  LB_HD float decode(uint32_t code) const { return value[code]; }
-  LB_HD uint32_t encode(float z) const {
+  LB_HD float dequantize(uint32_t code) const { return value[code]; }
+  LB_HD uint32_t quantize(float z) const {
     uint32_t code = 0;
     for (uint32_t step = 1u << (bits - 1); step != 0; step >>= 1) {
       code += z >= boundary[code + step] ? step : 0;
@@ -86,7 +87,8 @@ struct CodebookFormat {
   static constexpr const char* kDtype = "uint8";
   static constexpr const char* kDomain = "linear";
   static constexpr int kBits = Map::kBits, kBlock = Map::kBits == 8 ? 256 : 128;
-  static constexpr int kCodes = Map::kCodes;  // codes from here on are never written
+  // The number of codes: codes from here on are never written.
+  static constexpr int kCodes = Map::kCodes;
   static constexpr bool kScaled = true, kSigned = Map::kSigned;
   static constexpr uint32_t kZeroCode = CodebookTable<Map>{}.zero;
   static constexpr bool kCodebook = true;
@@ -97,13 +99,13 @@ struct CodebookFormat {
     const auto& t = kCodebookTable<Map>;
     return {t.value, t.boundary, t.tree, kBits, kCodes, kZeroCode};
   }
-  LB_HD static float decode(uint32_t code) { return kCodebookTable<Map>.value[code]; }
-  LB_HD static uint32_t encode(float z) { return book().encode(z); }
+  LB_HD static float dequantize(uint32_t code) { return kCodebookTable<Map>.value[code]; }
+  LB_HD static uint32_t quantize(float z) { return book().quantize(z); }
   LB_HD static uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code + 1 < kCodes ? code + 1 : code;
     return code > kLowest ? code - 1 : code;
   }
-  /// Unsigned codes do not fall to zero.
+  /// The lowest unsigned code that stochastic rounding may write: codes never become zero.
   static constexpr uint32_t kLowest = !kSigned && CodebookTable<Map>{}.value[0] == 0.0f ? 1 : 0;
 };
 

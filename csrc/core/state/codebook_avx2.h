@@ -1,4 +1,4 @@
-// What codebook_block.h needs of AVX2: eight values, tables of 8 in a register.
+// The AVX2 primitives of codebook_block.h: eight values, tables of 8 entries in a register.
 #pragma once
 
 #include <immintrin.h>
@@ -11,8 +11,8 @@ struct CodebookVector {
   using Float = __m256;
   using Int = __m256i;
   using Mask = __m256;
-  static constexpr int kLanes = 8, kLog2Table = 3;  // entries that one instruction looks up
-  static constexpr int kLog2Decoded = 4;            // maps that are decoded from registers
+  static constexpr int kLanes = 8, kLog2Table = 3;  // entries of one lookup instruction
+  static constexpr int kLog2Dequantized = 4;  // largest maps that are dequantized from registers
 
   LB_HD static Float load(const float* x) { return _mm256_loadu_ps(x); }
   LB_HD static void store(float* out, Float x) { _mm256_storeu_ps(out, x); }
@@ -31,20 +31,20 @@ struct CodebookVector {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
   }
 
-  /// Entry index mod 2^kLog2 of a table; tables shorter than a register may be followed by
-  /// anything.
+  /// Entry index mod 2^kLog2 of a table. In a table shorter than a register the remaining entries
+  /// are arbitrary.
   template <int kLog2>
   LB_HD static Float table(const float* t, Int index) {
     return _mm256_permutevar8x32_ps(load(t), index);
   }
   template <int kLog2>
-  LB_HD static Float decode(const float* value, Int codes) {
+  LB_HD static Float dequantize(const float* value, Int codes) {
     if constexpr (kLog2 <= 3) {
       return table<kLog2>(value, codes);
     } else {
       const Mask upper = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 32 - kLog2));
-      return choose(upper, decode<kLog2 - 1>(value, codes),
-                    decode<kLog2 - 1>(value + (1 << (kLog2 - 1)), codes));
+      return choose(upper, dequantize<kLog2 - 1>(value, codes),
+                    dequantize<kLog2 - 1>(value + (1 << (kLog2 - 1)), codes));
     }
   }
 

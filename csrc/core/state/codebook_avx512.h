@@ -1,4 +1,5 @@
-// What codebook_block.h needs of AVX-512: sixteen values, tables of 32 in two registers.
+// The AVX-512 primitives of codebook_block.h: sixteen values, tables of 32 entries in two
+// registers.
 #pragma once
 
 #include <immintrin.h>
@@ -11,8 +12,8 @@ struct CodebookVector {
   using Float = __m512;
   using Int = __m512i;
   using Mask = __mmask16;
-  static constexpr int kLanes = 16, kLog2Table = 5;  // entries that one instruction looks up
-  static constexpr int kLog2Decoded = 7;             // maps that are decoded from registers
+  static constexpr int kLanes = 16, kLog2Table = 5;  // entries of one lookup instruction
+  static constexpr int kLog2Dequantized = 7;  // largest maps that are dequantized from registers
 
   LB_HD static Float load(const float* x) { return _mm512_loadu_ps(x); }
   LB_HD static void store(float* out, Float x) { _mm512_storeu_ps(out, x); }
@@ -30,8 +31,8 @@ struct CodebookVector {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
   }
 
-  /// Entry index mod 2^kLog2 of a table; tables shorter than a register may be followed by
-  /// anything.
+  /// Entry index mod 2^kLog2 of a table. In a table shorter than a register the remaining entries
+  /// are arbitrary.
   template <int kLog2>
   LB_HD static Float table(const float* t, Int index) {
     if constexpr (kLog2 <= 4) {
@@ -41,13 +42,13 @@ struct CodebookVector {
     }
   }
   template <int kLog2>
-  LB_HD static Float decode(const float* value, Int codes) {
+  LB_HD static Float dequantize(const float* value, Int codes) {
     if constexpr (kLog2 <= kLog2Table) {
       return table<kLog2>(value, codes);
     } else {
       const Mask upper = _mm512_test_epi32_mask(codes, _mm512_set1_epi32(1 << (kLog2 - 1)));
-      return choose(upper, decode<kLog2 - 1>(value, codes),
-                    decode<kLog2 - 1>(value + (1 << (kLog2 - 1)), codes));
+      return choose(upper, dequantize<kLog2 - 1>(value, codes),
+                    dequantize<kLog2 - 1>(value + (1 << (kLog2 - 1)), codes));
     }
   }
 

@@ -1,20 +1,22 @@
-// codebook.h over many values, the same codes and values: one function for each width in bits and
-// instruction set, shared by all maps. They have internal linkage, so each object of an instruction
-// set has its own, and are not inlined into the formats, so that many maps cost little.
+// codebook.h over many values, with the same codes and values. All maps share one function for each
+// width in bits and instruction set. The functions have internal linkage, so each object of an
+// instruction set has its own. They are not inlined into the formats, so many maps cost little
+// code.
 //
-// encode: the search of Codebook::encode for a register of values at once. The rows of the tree of
-// boundaries lie in registers; row l is looked up by the bits decided so far, and the comparison
-// adds bit l. The bits come out first decided lowest, and are turned around as bytes. Without
-// vectors that look up: cells.h.
+// quantize: the search of Codebook::quantize for a register of values at once. The rows of the tree
+// of boundaries are in registers. The bits decided so far look up row l, and the comparison adds
+// bit l. The first decided bit comes out lowest, so the bits of each byte are reversed at the end.
+// Instruction sets without vector lookups use cells.h.
 //
-// decode: the map lies in registers, looked up by the code. Where it fills too many, plain loads.
+// dequantize: the map lies in registers, looked up by the code. Where it fills too many, plain loads.
+//
+// Included by codebook.h, at its end, and by nothing else.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "core/state/cells.h"
-#include "core/state/codebook.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #include "core/state/codebook_avx512.h"
@@ -26,7 +28,7 @@ namespace lowbit {
 
 #if defined(__AVX2__)
 
-/// Bits of a byte in the other order, by its lower and its upper half.
+/// The bits of a byte reversed, by its lower and its upper half.
 template <int kBits>
 struct TurnedBits {
   alignas(16) uint8_t lower[16] = {}, upper[16] = {};
@@ -48,7 +50,7 @@ struct CodebookSearch {
   using Mask = typename V::Mask;
   static constexpr int kVectors = 4, kTurn = kVectors * V::kLanes;
 
-  /// What row kLevel of the tree says at the answers so far; `decided` are their bits as masks.
+  /// Looks up row kLevel of the tree at the bits so far; `decided` are these bits as masks.
   template <int kLevel>
   LB_HD static Float look_up(const float* row, Int answers, const Mask* decided) {
     if constexpr (kLevel == 0) {
@@ -91,10 +93,10 @@ struct CodebookSearch {
   }
 };
 
-/// codes[i] = book.encode(x[i] * inverse)
+/// codes[i] = book.quantize(x[i] * inverse)
 template <int kBits>
-__attribute__((noinline)) static void codebook_encode(const float* x, float inverse,
-                                                      const float* tree, uint8_t* codes, int n) {
+__attribute__((noinline)) static void codebook_quantize(const float* x, float inverse,
+                                                        const float* tree, uint8_t* codes, int n) {
   using Search = CodebookSearch<CodebookVector, kBits>;
   const auto all = CodebookVector::all(inverse);
   int i = 0;
@@ -109,8 +111,9 @@ __attribute__((noinline)) static void codebook_encode(const float* x, float inve
 
 template <class F>
   requires IsCodebook<F>
-LB_HD void encode_block(F, const float* x, const typename F::Scale& scale, uint8_t* codes, int n) {
-  codebook_encode<F::kBits>(x, scale.inverse, F::book().tree, codes, n);
+LB_HD void quantize_block(F, const float* x, const typename F::Scale& scale, uint8_t* codes,
+                          int n) {
+  codebook_quantize<F::kBits>(x, scale.inverse, F::book().tree, codes, n);
 }
 
 #else
@@ -124,25 +127,27 @@ static constexpr auto kCellTable = [] {
 
 template <class F>
   requires IsCodebook<F>
-LB_HD void encode_block(F, const float* x, const typename F::Scale& scale, uint8_t* codes, int n) {
+LB_HD void quantize_block(F, const float* x, const typename F::Scale& scale, uint8_t* codes,
+                          int n) {
   constexpr const auto& kTable = kCellTable<typename F::Map>;
   static_assert(kTable.exact);
-  encode_cells(x, scale.inverse, kTable.cells(), codes, n);
+  quantize_cells(x, scale.inverse, kTable.cells(), codes, n);
 }
 
 #endif
 
 /// out[i] = value[codes[i]] * scale
 template <int kBits>
-__attribute__((noinline)) static void codebook_decode(const uint8_t* codes, float scale,
-                                                      const float* value, float* out, int n) {
+__attribute__((noinline)) static void codebook_dequantize(const uint8_t* codes, float scale,
+                                                          const float* value, float* out, int n) {
   int i = 0;
 #if defined(__AVX2__)
   using V = CodebookVector;
-  if constexpr (kBits <= V::kLog2Decoded) {
+  if constexpr (kBits <= V::kLog2Dequantized) {
     const auto all = V::all(scale);
     for (; i + V::kLanes <= n; i += V::kLanes) {
-      V::store(out + i, V::times(V::template decode<kBits>(value, V::load_bytes(codes + i)), all));
+      V::store(out + i,
+               V::times(V::template dequantize<kBits>(value, V::load_bytes(codes + i)), all));
     }
   }
 #endif
@@ -158,9 +163,9 @@ __attribute__((noinline)) static void codebook_decode(const uint8_t* codes, floa
 
 template <class F>
   requires IsCodebook<F>
-LB_HD void decode_block(F, const uint8_t* codes, const typename F::Scale& scale, float* out,
-                        int n) {
-  codebook_decode<F::kBits>(codes, scale.scale, F::book().value, out, n);
+LB_HD void dequantize_block(F, const uint8_t* codes, const typename F::Scale& scale, float* out,
+                            int n) {
+  codebook_dequantize<F::kBits>(codes, scale.scale, F::book().value, out, n);
 }
 
 }  // namespace lowbit

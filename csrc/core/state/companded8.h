@@ -1,11 +1,11 @@
-// FlashOptim's 8-bit codes: the values of a block of 32 over its largest magnitude
-// (core/scale/half.h), bent so that small ones get more of the codes.
+// FlashOptim's 8-bit codes: the values of a block of 32 divided by its largest magnitude
+// (core/scale/half.h), companded so that small values get more of the codes.
 //
 //   signed     t = 2 z / (1 + |z|)   z = t / (2 - |t|)   code - 127 = floor(127 t + 1/2)
 //   unsigned   z = sqrt(x) / a       x = (z a)^2         code       = floor(255 z + 1/2)
 //
 // A tie goes to the larger value. Unsigned: a positive value never becomes zero but the smallest
-// step, where FlashOptim has zero. Signed: FlashOptim keeps code - 127 as int8.
+// step, where FlashOptim writes zero. Signed: FlashOptim stores code - 127 as int8.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct CompandedCode {
   static constexpr bool kScaled = true;
   using Storage = uint8_t;
 
-  /// floor(t * top + 1/2) between -top and top, -top - 1 below: a conversion that overflows has no
-  /// value in C++, so both ends are cut first.
+  /// floor(t * top + 1/2), clamped to [-top, top]; below it, -top - 1. Both ends are clamped before
+  /// the conversion, because a conversion that overflows is undefined in C++.
   LB_HD static int32_t nearest(float t, float top) {
     const float y = t * top + 0.5f;
     const float low = y < top ? y : top;
@@ -31,7 +31,7 @@ struct CompandedCode {
   }
 };
 
-/// What z the signed codes mean: a lookup in the place of two divisions.
+/// The values z of the signed codes: a lookup instead of two divisions.
 struct SoftsignTable {
   alignas(64) float value[256] = {};
   constexpr SoftsignTable() {
@@ -52,8 +52,8 @@ struct Companded8 : CompandedCode {
   static constexpr uint32_t kZeroCode = 127;
   using Scale = HalfScale<false>;
 
-  LB_HD static float decode(uint32_t code) { return kSoftsignTable.value[code]; }
-  LB_HD static uint32_t encode(float z) {
+  LB_HD static float dequantize(uint32_t code) { return kSoftsignTable.value[code]; }
+  LB_HD static uint32_t quantize(float z) {
     const float t = 2.0f * z / (1.0f + bits_float(magnitude_bits(z)));
     const int32_t k = nearest(t, 127.0f);
     return static_cast<uint32_t>((k > -127 ? k : -127) + 127);
@@ -72,10 +72,10 @@ struct Companded8Unsigned : CompandedCode {
   static constexpr uint32_t kZeroCode = 0;
   using Scale = HalfScale<true>;
 
-  LB_HD static float decode(uint32_t code) {
+  LB_HD static float dequantize(uint32_t code) {
     return static_cast<float>(static_cast<int32_t>(code)) / 255.0f;
   }
-  LB_HD static uint32_t encode(float z) {
+  LB_HD static uint32_t quantize(float z) {
     const int32_t code = nearest(z, 255.0f);
     return static_cast<uint32_t>(z > 0.0f ? (code > 1 ? code : 1) : 0);
   }
@@ -86,9 +86,9 @@ struct Companded8Unsigned : CompandedCode {
 };
 
 #if !defined(__CUDACC__)
-LB_HD void decode_block(Companded8, const uint8_t* codes, const HalfScale<false>& scale, float* out,
-                        int n) {
-  codebook_decode<8>(codes, scale.scale, kSoftsignTable.value, out, n);
+LB_HD void dequantize_block(Companded8, const uint8_t* codes, const HalfScale<false>& scale,
+                            float* out, int n) {
+  codebook_dequantize<8>(codes, scale.scale, kSoftsignTable.value, out, n);
 }
 #endif
 

@@ -1,10 +1,10 @@
-// The dynamic map of dynamic8.h for 2 to 7 bits, one decade less for each bit less: decade
-// i = 0..B-2 holds n = 2^i magnitudes (signed) or 2^(i+1) (unsigned),
+// The dynamic map of dynamic8.h for 2 to 7 bits, with one decade less for each bit less. Decade i =
+// 0..B-2 has n = 2^i magnitudes (signed) or 2^(i+1) (unsigned),
 //
 //   10^(i-(B-2)) * (0.1 + 0.9 * (2 j + 1) / (2 n)),  j = 0..n-1,
 //
-// and there are 0 and 1. Signed: zero is code 2^(B-1) - 1, and there is no -1. The entries are the
-// bits of lpmm's nonlinear maps, and for 4 signed bits of torchao's.
+// plus 0 and 1. Signed: zero is code 2^(B-1) - 1, and there is no -1. The entries have the same
+// bits as lpmm's nonlinear maps and, for 4 signed bits, torchao's.
 #pragma once
 
 #include "core/linspace.h"

@@ -1,34 +1,34 @@
-// dynamic8.h's encoder, eight values to a register. Eight lines slope * |z| + offset cover all
+// dynamic8.h's quantizer, eight values to a register. Eight lines slope * |z| + offset cover all
 // values. Two neighbouring binades hold at most one threshold between lines: so the halved exponent
 // names a line, by a lookup of bytes, or the one before it, and one comparison tells. The line gives
 // ordinals in steps of 2^-16, so that the code is the upper half of a word and what is unsure its
 // lower half; the scalar definition is asked there, about once in 2000 values.
+//
+// Included by dynamic8_plain.h, at its end, and by nothing else.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstring>
 
-#include "core/state/dynamic8_plain.h"
-
 namespace lowbit {
 
-template <int kExtra>
+template <int kUnsigned>
 struct Dynamic8Lines8 {
-  using Tables = Dynamic8Tables<kExtra>;
+  using Tables = Dynamic8Tables<kUnsigned>;
   static constexpr int kLines = 8;
-  alignas(32) uint32_t slope[kLines] = {}, offset[kLines] = {},
-                       last[kLines] = {};  // bits of floats
-  int32_t threshold[kLines] = {};          // of keys, for the line and those above
+  // Bits of floats.
+  alignas(32) uint32_t slope[kLines] = {}, offset[kLines] = {}, last[kLines] = {};
+  int32_t threshold[kLines] = {};  // keys, for this line and those above
 
   LB_HD static constexpr int32_t key(uint32_t magnitude, bool positive) {
-    return static_cast<int32_t>(Dynamic8Steps<kExtra>::key(magnitude, positive));
+    return static_cast<int32_t>(Dynamic8Steps<kUnsigned>::key(magnitude, positive));
   }
 
   constexpr explicit Dynamic8Lines8(const Tables& t) {
-    // Zero and one, or one and two, change at their middle, halfway up from the line's start.
-    const float middle = kExtra ? (t.magnitude[1] + t.magnitude[2]) / 2.0f : t.from[0];
-    set(0, 0.5f / middle, kExtra + 0.5f, static_cast<float>(t.last[0]) + 0.5f);
+    // Zero and one, or one and two, meet at their middle, halfway up from the start of the line.
+    const float middle = kUnsigned ? (t.magnitude[1] + t.magnitude[2]) / 2.0f : t.from[0];
+    set(0, 0.5f / middle, kUnsigned + 0.5f, static_cast<float>(t.last[0]) + 0.5f);
     for (int i = 1; i < Tables::kDecades; ++i)
       set(i, t.slope[i], t.offset[i], static_cast<float>(t.last[i]) + 0.5f);
     set(Tables::kDecades, 0.0f, Tables::kTop + 0.5f, Tables::kTop + 0.5f);
@@ -49,21 +49,22 @@ struct Dynamic8Lines8 {
 constexpr Dynamic8Lines8<0> kDynamic8Lines{Dynamic8Tables<0>{}};
 constexpr Dynamic8Lines8<1> kDynamic8UnsignedLines{Dynamic8Tables<1>{}};
 
-template <int kExtra>
-struct Dynamic8Halves8 : Dynamic8Steps<kExtra> {
-  using Steps = Dynamic8Steps<kExtra>;
-  using Lines = Dynamic8Lines8<kExtra>;
+template <int kUnsigned>
+struct Dynamic8Halves8 : Dynamic8Steps<kUnsigned> {
+  using Steps = Dynamic8Steps<kUnsigned>;
+  using Lines = Dynamic8Lines8<kUnsigned>;
   static constexpr int kLines = Lines::kLines;
-  static constexpr float kLeast = 0x1p-29f;  // the first of kLowest
-  alignas(16) uint8_t begins[16] = {};       // the line where exponent / 2 begins, by 4 bits
-  alignas(32) int32_t below[kLines] = {};    // the largest key of a line, signed ones less one
+  static constexpr float kMin = 0x1p-29f;  // the lower end of kLowest
+  alignas(16) uint8_t begins[16] = {};  // the line at the start of exponent / 2, indexed by 4 bits
+  alignas(32) int32_t below[kLines] = {};  // the largest key of a line; signed ones minus one
   alignas(32) float slope[kLines] = {}, offset[kLines] = {}, last[kLines] = {};
 
   constexpr explicit Dynamic8Halves8(const Lines& lines) {
-    // Unsigned lines have what rounding adds; signed ones stay ordinals, for a sign to turn around.
-    const float more = kExtra ? Steps::kRound - 32768 : -32768;
+    // Unsigned lines include the rounding offset. Signed ones stay ordinals, so that a sign can
+    // negate them.
+    const float more = kUnsigned ? Steps::kRound - 32768 : -32768;
     for (int i = 0; i < kLines; ++i) {
-      below[i] = i + 1 < kLines ? lines.threshold[i + 1] - 2 + kExtra : 0x7fffffff;
+      below[i] = i + 1 < kLines ? lines.threshold[i + 1] - 2 + kUnsigned : 0x7fffffff;
       slope[i] = bits_float(lines.slope[i]) * Steps::kOne;
       offset[i] = bits_float(lines.offset[i]) * Steps::kOne + more;
       last[i] = bits_float(lines.last[i]) * Steps::kOne + more;
@@ -78,11 +79,11 @@ constexpr Dynamic8Halves8<0> kDynamic8Halves{kDynamic8Lines};
 constexpr Dynamic8Halves8<1> kDynamic8UnsignedHalves{kDynamic8UnsignedLines};
 
 template <class Format>
-struct Dynamic8EncoderAvx2 {
-  static constexpr int kExtra = Format::kSigned ? 0 : 1;
-  using Halves = Dynamic8Halves8<kExtra>;
+struct Dynamic8QuantizerAvx2 {
+  static constexpr int kUnsigned = Format::kSigned ? 0 : 1;
+  using Halves = Dynamic8Halves8<kUnsigned>;
   static constexpr const Halves& halves() {
-    if constexpr (kExtra) {
+    if constexpr (kUnsigned) {
       return kDynamic8UnsignedHalves;
     } else {
       return kDynamic8Halves;
@@ -91,7 +92,7 @@ struct Dynamic8EncoderAvx2 {
   __m256 inverse, slope, offset, last;
   __m256i begins, below;
 
-  LB_HD explicit Dynamic8EncoderAvx2(float i)
+  LB_HD explicit Dynamic8QuantizerAvx2(float i)
       : inverse(_mm256_set1_ps(i)),
         slope(_mm256_load_ps(halves().slope)),
         offset(_mm256_load_ps(halves().offset)),
@@ -100,18 +101,19 @@ struct Dynamic8EncoderAvx2 {
             _mm_load_si128(reinterpret_cast<const __m128i*>(halves().begins)))),
         below(_mm256_load_si256(reinterpret_cast<const __m256i*>(halves().below))) {}
 
-  /// Codes of eight values in steps of 2^-16; there is no code -1, which packing turns to 0.
+  /// Codes of eight values in steps of 2^-16. Packing turns the nonexistent code -1 to 0.
   LB_HD __m256i operator()(const float* x) const {
     const __m256 z = _mm256_mul_ps(_mm256_loadu_ps(x), inverse);
     const __m256i bits = _mm256_castps_si256(z);
-    // What is below the lowest binades has their code.
-    const __m256 lowest = _mm256_set1_ps(Halves::kLeast);
+    // Values below the lowest binades get the code of these.
+    const __m256 lowest = _mm256_set1_ps(Halves::kMin);
     const __m256 a =
         _mm256_max_ps(Format::kSigned ? _mm256_andnot_ps(_mm256_set1_ps(-0.0f), z) : z, lowest);
-    // The first byte of a value is half its exponent; what the others find is shifted out.
+    // The first byte of a value is half its exponent; the shift drops the lookups of the other
+    // bytes.
     __m256i line = _mm256_srli_epi32(_mm256_shuffle_epi8(begins, _mm256_castps_si256(a)), 24);
     __m256i key = bits;
-    if constexpr (Format::kSigned)  // twice the magnitude, less one where z is negative
+    if constexpr (Format::kSigned)  // twice the magnitude, minus one if z is negative
       key = _mm256_add_epi32(_mm256_add_epi32(bits, bits), _mm256_srai_epi32(bits, 31));
     line =
         _mm256_sub_epi32(line, _mm256_cmpgt_epi32(key, _mm256_permutevar8x32_epi32(below, line)));
@@ -131,53 +133,53 @@ struct Dynamic8EncoderAvx2 {
 };
 
 template <class Format>
-LB_HD void encode32(const Dynamic8EncoderAvx2<Format>& encoder, const float* x, float inverse,
-                    uint8_t* codes) {
-  using Halves = typename Dynamic8EncoderAvx2<Format>::Halves;
+LB_HD void quantize32(const Dynamic8QuantizerAvx2<Format>& quantizer, const float* x, float inverse,
+                      uint8_t* codes) {
+  using Halves = typename Dynamic8QuantizerAvx2<Format>::Halves;
   __m256i k[4], code[4];
-  for (int j = 0; j < 4; ++j) k[j] = encoder(x + 8 * j);
+  for (int j = 0; j < 4; ++j) k[j] = quantizer(x + 8 * j);
   for (int j = 0; j < 4; ++j) code[j] = _mm256_srai_epi32(k[j], 16);
   const __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]),
                                             _mm256_packus_epi32(code[2], code[3]));
-  // Packing works inside lanes; here the lanes' fours of bytes return to order.
+  // Packing works within lanes; this permutation restores the order of the groups of four bytes.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(bytes, order));
-  const __m256i least =
+  const __m256i minimum =
       _mm256_min_epu16(_mm256_min_epu16(k[0], k[1]), _mm256_min_epu16(k[2], k[3]));
-  // The lower half of a word that is below kUnsure.
+  // Whether the lower half of any word is below kUnsure.
   const auto unsure = [](__m256i words) {
     const __m256i part = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
     return static_cast<unsigned>(_mm256_movemask_ps(
         _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(Halves::kUnsure), part))));
   };
-  if (__builtin_expect(unsure(least) == 0, 1)) return;
+  if (__builtin_expect(unsure(minimum) == 0, 1)) return;
   for (int j = 0; j < 4; ++j) {
     for (unsigned left = unsure(k[j]); left != 0; left &= left - 1) {
       const int i = 8 * j + __builtin_ctz(left);
-      codes[i] = static_cast<uint8_t>(Format::encode(x[i] * inverse));
+      codes[i] = static_cast<uint8_t>(Format::quantize(x[i] * inverse));
     }
   }
 }
 
 template <class Format>
-LB_HD void encode_avx2(const float* x, float inverse, uint8_t* codes, int n) {
-  const Dynamic8EncoderAvx2<Format> encoder(inverse);
+LB_HD void quantize_avx2(const float* x, float inverse, uint8_t* codes, int n) {
+  const Dynamic8QuantizerAvx2<Format> quantizer(inverse);
   int i = 0;
-  for (; i + 32 <= n; i += 32) encode32<Format>(encoder, x + i, inverse, codes + i);
+  for (; i + 32 <= n; i += 32) quantize32<Format>(quantizer, x + i, inverse, codes + i);
   if (i == n) return;
   float rest[32] = {};
   uint8_t coded[32];
   std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
-  encode32<Format>(encoder, rest, inverse, coded);
+  quantize32<Format>(quantizer, rest, inverse, coded);
   std::memcpy(codes + i, coded, static_cast<size_t>(n - i));
 }
 
-LB_HD void encode_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
-  encode_avx2<Dynamic8>(x, s.inverse, codes, n);
+LB_HD void quantize_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
+  quantize_avx2<Dynamic8>(x, s.inverse, codes, n);
 }
-LB_HD void encode_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
-                        int n) {
-  encode_avx2<Dynamic8Unsigned>(x, s.inverse, codes, n);
+LB_HD void quantize_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
+                          int n) {
+  quantize_avx2<Dynamic8Unsigned>(x, s.inverse, codes, n);
 }
 
 }  // namespace lowbit

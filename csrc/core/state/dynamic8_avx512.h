@@ -1,42 +1,43 @@
-// The same bits as dynamic8.h, sixteen values to a register and 64 to a turn, with every table in
-// registers.
+// The same bits as dynamic8.h, with sixteen values per register and 64 per iteration. Every table
+// is in registers.
 //
-// decode: a float is two 16-bit halves, each looked up among 64 at a time; lookups, selection and
-// sign work on 32 values an instruction. With byte permutes (VBMI) it is four bytes, each looked up
-// among 128 at a time, on 64 values an instruction.
+// dequantize: a float is two 16-bit halves, each looked up among 64. Lookups, selection and sign
+// work on 32 values per instruction. With byte permutes (VBMI) a float is four bytes, each looked
+// up among 128, on 64 values per instruction.
 //
-// encode: two neighbouring binades hold at most one boundary between decades. So the halved
-// exponent names a segment, the distance from that segment's boundary to its end is added to the
+// quantize: two neighboring binades contain at most one boundary between decades, so half the
+// exponent selects a segment. The distance from the segment's boundary to its end is added to the
 // bits, and the carry moves a value past the boundary into the next segment. The segment's line
 // slope * z + offset, limited to its last ordinal, rounds to the ordinal. Values next to a rounding
 // boundary, in less than 1 of 100 turns, are asked of the scalar definition.
+//
+// Included by dynamic8.h, at its end, and by nothing else.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstring>
 
-#include "core/state/dynamic8.h"
 #include "core/words_avx512.h"
 
 namespace lowbit {
 
-template <int kExtra>
-struct Dynamic8Registers : Dynamic8Steps<kExtra> {
-  using Steps = Dynamic8Steps<kExtra>;
-  using Tables = Dynamic8Tables<kExtra>;
-  static constexpr int kHalves = kExtra ? 256 : 128;
+template <int kUnsigned>
+struct Dynamic8Registers : Dynamic8Steps<kUnsigned> {
+  using Steps = Dynamic8Steps<kUnsigned>;
+  using Tables = Dynamic8Tables<kUnsigned>;
+  static constexpr int kHalves = kUnsigned ? 256 : 128;
 #if defined(__AVX512VBMI__)
   alignas(64) uint8_t byte[4][kHalves] = {};  // of the magnitudes
 #else
   alignas(64) uint16_t low[kHalves] = {}, high[kHalves] = {};  // of the magnitudes
 #endif
-  // By the low 4 bits of exponent / 2:
-  alignas(64) uint32_t carry[16] = {};  // added to a key it moves those past the boundary up by one
+  // Indexed by the low 4 bits of exponent / 2:
+  alignas(64) uint32_t carry[16] = {};  // added to a key, moves those past the boundary up by one
   alignas(64) float slope[16] = {}, offset[16] = {}, last[16] = {};
 
-  // Unsigned lines have added what rounding adds: half an ordinal, and half of what is unsure.
-  static constexpr float kBias = kExtra ? Steps::kRound : 0;
+  // Unsigned lines include the rounding offset: half an ordinal plus half of the uncertain range.
+  static constexpr float kBias = kUnsigned ? Steps::kRound : 0;
 
   constexpr explicit Dynamic8Registers(const Tables& t) {
     for (int m = 0; m < kHalves; ++m) {
@@ -48,7 +49,7 @@ struct Dynamic8Registers : Dynamic8Steps<kExtra> {
       high[m] = static_cast<uint16_t>(float_bits(t.magnitude[m]) >> 16);
 #endif
     }
-    line(0, Tables::kDecades, t);  // where the carry out of the last segment leads
+    line(0, Tables::kDecades, t);  // the target of the carry out of the last segment
     for (uint32_t e = Steps::kLowest; e < 64; ++e) {  // values [2^(2e-127), 2^(2e-125))
       const float begin = bits_float(e << 24), end = bits_float((e + 1) << 24);
       int decade = -1;
@@ -76,11 +77,11 @@ struct Dynamic8Registers : Dynamic8Steps<kExtra> {
       slope[at] = t.slope[decade];
       offset[at] = t.offset[decade] - 0.5f;
       last[at] = static_cast<float>(t.last[decade]);
-    } else if (kExtra) {  // the ordinals 1 and 2; every positive value below them is 1
+    } else if (kUnsigned) {  // the ordinals 1 and 2; every positive value below them is 1
       slope[at] = 1.0f / (t.magnitude[1] + t.magnitude[2]);
       offset[at] = 1.0f;
       last[at] = 2.0f;
-    } else {  // zero and the ordinal 1, half-way at from[0]
+    } else {  // zero and the ordinal 1, halfway at from[0]
       slope[at] = 0.5f / t.from[0];
       last[at] = 1.0f;
     }
@@ -110,9 +111,9 @@ struct Bytes {
   }
 };
 
-/// out[i] = map(codes[i]) * scale for 64 codes, whose bytes are looked up one by one.
+/// out[i] = map(codes[i]) * scale for 64 codes, by four byte lookups.
 template <class Format>
-struct Decode64 {
+struct Dequantize64 {
   static constexpr int kCount = Format::kSigned ? 128 : 256;
   static constexpr const auto& registers() {
     if constexpr (Format::kSigned) {
@@ -128,13 +129,13 @@ struct Decode64 {
   static constexpr int kTurn = 64;
 
   LB_HD void operator()(const uint8_t* codes, __m512 scale, float* out) const {
-    // Interleaving works inside lanes: give each lane the codes that it shall put out.
+    // Interleaving works within lanes, so each lane gets the codes it will output.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i code = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(codes));
     __m512i b[4];
     if constexpr (Format::kSigned) {
       const __m512i k = _mm512_sub_epi8(code, _mm512_set1_epi8(127)), m = _mm512_abs_epi8(k);
-      // The magnitude 1 is not in the tables; its index finds the bytes of zero there.
+      // The tables lack the magnitude 1; its index finds the bytes of zero.
       const __mmask64 one = _mm512_movepi8_mask(m), none = 0;
       const __mmask64 negative = _mm512_cmplt_epu8_mask(code, _mm512_set1_epi8(127));
       b[0] = byte0(m, none), b[1] = byte1(m, none);
@@ -156,8 +157,8 @@ struct Decode64 {
     }
   }
 };
-using Dynamic8Decoder = Decode64<Dynamic8>;
-using Dynamic8UnsignedDecoder = Decode64<Dynamic8Unsigned>;
+using Dynamic8Dequantizer = Dequantize64<Dynamic8>;
+using Dynamic8UnsignedDequantizer = Dequantize64<Dynamic8Unsigned>;
 
 #else
 
@@ -193,12 +194,12 @@ struct Dynamic8Halves {
   LB_HD void operator()(__m512i code, __m512i* l, __m512i* h) const {
     const __m512i k = _mm512_sub_epi16(code, _mm512_set1_epi16(127)), m = _mm512_abs_epi16(k);
     const __mmask32 bit6 = _mm512_test_epi16_mask(m, _mm512_set1_epi16(64));
-    const __mmask32 one = _mm512_test_epi16_mask(
-        m, _mm512_set1_epi16(128));  // not in the tables; finds the halves of zero there
+    // Not in the tables; its index finds the halves of zero.
+    const __mmask32 one = _mm512_test_epi16_mask(m, _mm512_set1_epi16(128));
     *l = low(m, bit6, 0);
     const __m512i v = _mm512_mask_mov_epi16(high(m, bit6, 0), one, _mm512_set1_epi16(0x3f80));
-    *h = _mm512_ternarylogic_epi32(v, k, _mm512_set1_epi16(static_cast<int16_t>(0x8000)),
-                                   0xF8);  // v | (k & sign)
+    // v | (k & sign)
+    *h = _mm512_ternarylogic_epi32(v, k, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xF8);
   }
 };
 
@@ -215,12 +216,12 @@ struct Dynamic8UnsignedHalves {
 
 /// out[i] = map(codes[i]) * scale for 32 codes.
 template <class Halves>
-struct Decode32 {
+struct Dequantize32 {
   Halves halves;
   static constexpr int kTurn = 32;
 
   LB_HD void operator()(const uint8_t* codes, __m512 scale, float* out) const {
-    // Interleaving works inside lanes of four floats: give each lane the codes that it shall put out.
+    // Interleaving works within lanes of four floats, so each lane gets the codes it will output.
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
     __m512i low, high;
@@ -231,46 +232,47 @@ struct Decode32 {
                      _mm512_mul_ps(_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high)), scale));
   }
 };
-using Dynamic8Decoder = Decode32<Dynamic8Halves>;
-using Dynamic8UnsignedDecoder = Decode32<Dynamic8UnsignedHalves>;
+using Dynamic8Dequantizer = Dequantize32<Dynamic8Halves>;
+using Dynamic8UnsignedDequantizer = Dequantize32<Dynamic8UnsignedHalves>;
 
 #endif
 
-template <class Decoder>
-LB_HD void decode_all(const uint8_t* codes, float scale, float* out, int n) {
-  const Decoder decoder;
-  constexpr int kTurn = Decoder::kTurn;
+template <class Dequantizer>
+LB_HD void dequantize_all(const uint8_t* codes, float scale, float* out, int n) {
+  const Dequantizer dequantizer;
+  constexpr int kTurn = Dequantizer::kTurn;
   const __m512 scales = _mm512_set1_ps(scale);
   int i = 0;
-  for (; i + kTurn <= n; i += kTurn) decoder(codes + i, scales, out + i);
+  for (; i + kTurn <= n; i += kTurn) dequantizer(codes + i, scales, out + i);
   if (i < n) {
     uint8_t some[kTurn] = {};
-    float decoded[kTurn];
+    float dequantized[kTurn];
     std::memcpy(some, codes + i, static_cast<size_t>(n - i));
-    decoder(some, scales, decoded);
-    std::memcpy(out + i, decoded, static_cast<size_t>(n - i) * sizeof(float));
+    dequantizer(some, scales, dequantized);
+    std::memcpy(out + i, dequantized, static_cast<size_t>(n - i) * sizeof(float));
   }
 }
 
 /// out[i] = map(codes[i]) * scale
-LB_HD void decode_block(Dynamic8, const uint8_t* codes, const BlockScale& s, float* out, int n) {
-  decode_all<Dynamic8Decoder>(codes, s.scale, out, n);
+LB_HD void dequantize_block(Dynamic8, const uint8_t* codes, const BlockScale& s, float* out,
+                            int n) {
+  dequantize_all<Dynamic8Dequantizer>(codes, s.scale, out, n);
 }
-LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, const BlockScale& s, float* out,
-                        int n) {
-  decode_all<Dynamic8UnsignedDecoder>(codes, s.scale, out, n);
+LB_HD void dequantize_block(Dynamic8Unsigned, const uint8_t* codes, const BlockScale& s, float* out,
+                            int n) {
+  dequantize_all<Dynamic8UnsignedDequantizer>(codes, s.scale, out, n);
 }
 
-/// The first operand, limited in magnitude by the second. For _mm512_range_ps.
+/// For _mm512_range_ps: the first operand, limited in magnitude by the second.
 constexpr int kLimited = 0x2;
 
-/// The encoders work on four registers in step: one value's chain of instructions is long, and the
-/// processor sees only some sixty ahead.
+/// Four registers that the quantizers process together. The instructions of one value form a long
+/// chain, and the processor looks only about sixty instructions ahead.
 struct Four {
   __m512i v[4];
 };
 
-/// The third bytes of the words.
+/// Stores the third byte of every word.
 LB_HD void store_codes(const Four& k, uint8_t* codes) {
 #if defined(__AVX512VBMI__)
   const __m512i third = _mm512_castsi256_si512(
@@ -289,10 +291,10 @@ LB_HD void store_codes(const Four& k, uint8_t* codes) {
 #endif
 }
 
-/// What both encoders share.
-template <int kExtra>
+/// The part shared by both quantizers.
+template <int kUnsigned>
 struct Dynamic8Lines {
-  using Registers = Dynamic8Registers<kExtra>;
+  using Registers = Dynamic8Registers<kUnsigned>;
   __m512i carry;
   __m512 slope, offset, last, inverse;
 
@@ -303,7 +305,7 @@ struct Dynamic8Lines {
         last(_mm512_load_ps(r.last)),
         inverse(_mm512_set1_ps(inverse)) {}
 
-  /// The segments of the keys, in the low 4 bits.
+  /// Adds the segments to the keys, in the low 4 bits.
   LB_HD void segments(__m512i (&key)[4]) const {
     const __m512i lowest =
         _mm512_set1_epi32(static_cast<int>(Registers::kLowest << Registers::kShift));
@@ -316,9 +318,10 @@ struct Dynamic8Lines {
   }
 };
 
-struct Dynamic8Encoder : Dynamic8Lines<0> {
-  /// Negated: the sign, which becomes the key's last bit, is then that of positive values.
-  LB_HD explicit Dynamic8Encoder(float inverse) : Dynamic8Lines<0>(kDynamic8Registers, -inverse) {}
+struct Dynamic8Quantizer : Dynamic8Lines<0> {
+  /// Negated: the sign, which becomes the last bit of the key, is then that of positive values.
+  LB_HD explicit Dynamic8Quantizer(float inverse)
+      : Dynamic8Lines<0>(kDynamic8Registers, -inverse) {}
 
   /// Codes in steps of 2^-16.
   LB_HD Four operator()(const float* x) const {
@@ -341,14 +344,14 @@ struct Dynamic8Encoder : Dynamic8Lines<0> {
     for (int j = 0; j < 4; ++j)
       k.v[j] = _mm512_sub_epi32(_mm512_set1_epi32((127 << 16) + Registers::kRound),
                                 _mm512_cvtps_epi32(u[j]));
-    // There is no code -1; the middle of 0 is sure.
+    // There is no code -1; the middle of 0 is certain.
     for (int j = 0; j < 4; ++j) k.v[j] = _mm512_max_epi32(k.v[j], _mm512_set1_epi32(1 << 15));
     return k;
   }
 };
 
-struct Dynamic8UnsignedEncoder : Dynamic8Lines<1> {
-  LB_HD explicit Dynamic8UnsignedEncoder(float inverse)
+struct Dynamic8UnsignedQuantizer : Dynamic8Lines<1> {
+  LB_HD explicit Dynamic8UnsignedQuantizer(float inverse)
       : Dynamic8Lines<1>(kDynamic8UnsignedRegisters, inverse) {}
 
   /// Codes in steps of 2^-16.
@@ -372,56 +375,57 @@ struct Dynamic8UnsignedEncoder : Dynamic8Lines<1> {
   }
 };
 
-/// The scalar definition where a value lies next to the middle of two ordinals. k is taken again:
-/// kept for so rare a case it would be written to memory every time, which the barrier makes the
-/// compiler see.
-template <class Format, class Encoder>
-LB_HD void encode_unsure(const Encoder& encoder, const float* x, float inverse, uint8_t* codes) {
+/// Applies the scalar definition to values next to the middle of two ordinals. k is computed again:
+/// kept for so rare a case it would be spilled to memory every time. The barrier keeps the compiler
+/// from merging the two computations.
+template <class Format, class Quantizer>
+LB_HD void quantize_unsure(const Quantizer& quantizer, const float* x, float inverse,
+                           uint8_t* codes) {
   asm volatile("" ::: "memory");
-  const Four k = encoder(x);
+  const Four k = quantizer(x);
   for (int j = 0; j < 4; ++j) {
     const __m512i part = _mm512_and_si512(k.v[j], _mm512_set1_epi32(0xffff));
     for (unsigned left =
-             _mm512_cmplt_epu32_mask(part, _mm512_set1_epi32(Encoder::Registers::kUnsure));
+             _mm512_cmplt_epu32_mask(part, _mm512_set1_epi32(Quantizer::Registers::kUnsure));
          left != 0; left &= left - 1) {
       const int i = 16 * j + __builtin_ctz(left);
-      codes[i] = static_cast<uint8_t>(Format::encode(x[i] * inverse));
+      codes[i] = static_cast<uint8_t>(Format::quantize(x[i] * inverse));
     }
   }
 }
 
-template <class Format, class Encoder>
-LB_HD void encode64(const Encoder& encoder, const float* x, float inverse, uint8_t* codes) {
-  const Four k = encoder(x);
+template <class Format, class Quantizer>
+LB_HD void quantize64(const Quantizer& quantizer, const float* x, float inverse, uint8_t* codes) {
+  const Four k = quantizer(x);
   store_codes(k, codes);
-  const __m512i least =
+  const __m512i minimum =
       _mm512_min_epu16(_mm512_min_epu16(k.v[0], k.v[1]), _mm512_min_epu16(k.v[2], k.v[3]));
   const __mmask32 unsure = _mm512_mask_cmplt_epu16_mask(
-      0x55555555, least, _mm512_set1_epi16(Encoder::Registers::kUnsure));
-  if (__builtin_expect(unsure != 0, 0)) encode_unsure<Format>(encoder, x, inverse, codes);
+      0x55555555, minimum, _mm512_set1_epi16(Quantizer::Registers::kUnsure));
+  if (__builtin_expect(unsure != 0, 0)) quantize_unsure<Format>(quantizer, x, inverse, codes);
 }
 
-template <class Format, class Encoder>
-LB_HD void encode_all(const float* x, float inverse, uint8_t* codes, int n) {
-  const Encoder encoder(inverse);
+template <class Format, class Quantizer>
+LB_HD void quantize_all(const float* x, float inverse, uint8_t* codes, int n) {
+  const Quantizer quantizer(inverse);
   int i = 0;
-  for (; i + 64 <= n; i += 64) encode64<Format>(encoder, x + i, inverse, codes + i);
+  for (; i + 64 <= n; i += 64) quantize64<Format>(quantizer, x + i, inverse, codes + i);
   if (i < n) {
     float some[64] = {};
-    uint8_t encoded[64];
+    uint8_t quantized[64];
     std::memcpy(some, x + i, static_cast<size_t>(n - i) * sizeof(float));
-    encode64<Format>(encoder, some, inverse, encoded);
-    std::memcpy(codes + i, encoded, static_cast<size_t>(n - i));
+    quantize64<Format>(quantizer, some, inverse, quantized);
+    std::memcpy(codes + i, quantized, static_cast<size_t>(n - i));
   }
 }
 
 /// codes[i] = the code nearest to x[i] * inverse
-LB_HD void encode_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
-  encode_all<Dynamic8, Dynamic8Encoder>(x, s.inverse, codes, n);
+LB_HD void quantize_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
+  quantize_all<Dynamic8, Dynamic8Quantizer>(x, s.inverse, codes, n);
 }
-LB_HD void encode_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
-                        int n) {
-  encode_all<Dynamic8Unsigned, Dynamic8UnsignedEncoder>(x, s.inverse, codes, n);
+LB_HD void quantize_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
+                          int n) {
+  quantize_all<Dynamic8Unsigned, Dynamic8UnsignedQuantizer>(x, s.inverse, codes, n);
 }
 
 }  // namespace lowbit

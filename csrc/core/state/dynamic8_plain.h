@@ -1,5 +1,7 @@
-// dynamic8.h over many values, in plain loops for any instruction set: encoded by cells (cells.h),
-// decoded by the map.
+// dynamic8.h over many values, in plain loops for any instruction set: quantized by cells (cells.h),
+// dequantized by the map.
+//
+// Included by dynamic8.h, at its end, and by nothing else.
 #pragma once
 
 #if defined(__SSE2__)
@@ -9,11 +11,10 @@
 #include <cstring>
 
 #include "core/state/cells.h"
-#include "core/state/dynamic8.h"
 
 namespace lowbit {
 
-/// The map by codes, with its signs.
+/// The signed map, indexed by code.
 struct Dynamic8Values {
   float of[256] = {};
   constexpr explicit Dynamic8Values(const Dynamic8Tables<0>& t) {
@@ -30,22 +31,22 @@ constexpr CellTable<8, false, cell_binades(kDynamic8UnsignedTables.magnitude, 25
     kDynamic8UnsignedCells{kDynamic8UnsignedTables.magnitude, 256};
 static_assert(kDynamic8Cells.exact && kDynamic8UnsignedCells.exact);
 
-LB_HD void encode_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
-  encode_cells(x, s.inverse, kDynamic8Cells.cells(), codes, n);
+LB_HD void quantize_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {
+  quantize_cells(x, s.inverse, kDynamic8Cells.cells(), codes, n);
 }
-LB_HD void encode_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
-                        int n) {
-  encode_cells(x, s.inverse, kDynamic8UnsignedCells.cells(), codes, n);
+LB_HD void quantize_block(Dynamic8Unsigned, const float* x, const BlockScale& s, uint8_t* codes,
+                          int n) {
+  quantize_cells(x, s.inverse, kDynamic8UnsignedCells.cells(), codes, n);
 }
 #endif
 
-/// Several at a time by hand: left to themselves, compilers move codes into vectors and out of them
-/// again.
-LB_HD void decode_by_table(const float* map, const uint8_t* codes, float scale, float* out, int n) {
+/// Several at a time by hand: compilers would move codes into vectors and out of them again.
+LB_HD void dequantize_by_table(const float* map, const uint8_t* codes, float scale, float* out,
+                               int n) {
   int i = 0;
 #if defined(__AVX2__)
-  // Loads bound this loop. So codes come eight to a word, and values are loaded by what inserts
-  // them, which compilers do in two instructions.
+  // Loads limit this loop. It reads eight codes per word, and loads values by insert instructions,
+  // two per value.
   const __m256 scales = _mm256_set1_ps(scale);
   const auto four = [&](uint32_t w) {
     __m128 v = _mm_load_ss(map + (w & 255));
@@ -78,12 +79,13 @@ LB_HD void decode_by_table(const float* map, const uint8_t* codes, float scale, 
   for (; i < n; ++i) out[i] = map[codes[i]] * scale;
 }
 
-LB_HD void decode_block(Dynamic8, const uint8_t* codes, const BlockScale& s, float* out, int n) {
-  decode_by_table(kDynamic8Values.of, codes, s.scale, out, n);
+LB_HD void dequantize_block(Dynamic8, const uint8_t* codes, const BlockScale& s, float* out,
+                            int n) {
+  dequantize_by_table(kDynamic8Values.of, codes, s.scale, out, n);
 }
-LB_HD void decode_block(Dynamic8Unsigned, const uint8_t* codes, const BlockScale& s, float* out,
-                        int n) {
-  decode_by_table(kDynamic8UnsignedTables.magnitude, codes, s.scale, out, n);
+LB_HD void dequantize_block(Dynamic8Unsigned, const uint8_t* codes, const BlockScale& s, float* out,
+                            int n) {
+  dequantize_by_table(kDynamic8UnsignedTables.magnitude, codes, s.scale, out, n);
 }
 
 }  // namespace lowbit

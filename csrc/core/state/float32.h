@@ -1,4 +1,4 @@
-// State kept as it is.
+// float32 state, stored unchanged.
 #pragma once
 
 #include "core/bits.h"
@@ -11,8 +11,8 @@ struct Float32State {
   static constexpr int kBits = 32, kBlock = 0;
   static constexpr bool kScaled = false, kSigned = true;
   using Storage = float;
-  LB_HD static float decode(float stored) { return stored; }
-  LB_HD static float encode(float x) { return canonical(x); }
+  LB_HD static float dequantize(float stored) { return stored; }
+  LB_HD static float quantize(float x) { return canonical(x); }
 };
 
 }  // namespace lowbit

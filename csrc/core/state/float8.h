@@ -1,7 +1,7 @@
-// 8-bit floats, torch's float8_e4m3fn and float8_e5m2, under one float32 scale per block that takes
-// the largest magnitude to the format's largest value (core/scale/top.h).
+// 8-bit floats, torch's float8_e4m3fn and float8_e5m2. One float32 scale per block maps the largest
+// magnitude to the format's largest value (core/scale/top.h).
 //
-// A code is the byte of the float: a sign and a magnitude, rounded half to even and kept at the
+// A code is the byte of the float: a sign and a magnitude, rounded half to even and clamped to the
 // largest finite value. Minus zero is written as zero. Unsigned: the same bytes without the sign,
 // and a positive value never becomes zero but the smallest subnormal.
 #pragma once
@@ -24,9 +24,9 @@ struct Float8Code {
   using Scale = TopScale<kTopValue>;
   static constexpr int kShift = 23 - kMantissa, kBias = (1 << (6 - kMantissa)) - 1;
 
-  /// The exponent is rebiased by a multiplication, which also normalises subnormals. Codes beyond
-  /// the top, which are never written, are what torch takes them for.
-  LB_HD static float decode(uint32_t code) {
+  /// A multiplication rebiases the exponent and also normalizes subnormals. Codes beyond the
+  /// largest finite value, which are never written, have torch's meaning.
+  LB_HD static float dequantize(uint32_t code) {
     const uint32_t m = code & 0x7fu, sign = (code & 0x80u) << 24;
     constexpr float kRebias = bits_float(static_cast<uint32_t>(254 - kBias) << 23);
     uint32_t bits = float_bits(bits_float(m << kShift) * kRebias);
@@ -36,19 +36,18 @@ struct Float8Code {
     return bits_float(bits | sign);
   }
 
-  LB_HD static uint32_t encode(float z) {
-    // As integers, since positive floats are ordered like them; negative ones are below zero.
-    constexpr int32_t kLeast = (128 - kBias - kMantissa) << 23;
-    const int32_t bits = static_cast<int32_t>(float_bits(z)),
-                  raised = bits > kLeast ? bits : kLeast;
+  LB_HD static uint32_t quantize(float z) {
+    // As integers: positive floats have the order of their bits, and negative ones are below zero.
+    constexpr int32_t kMin = (128 - kBias - kMantissa) << 23;
+    const int32_t bits = static_cast<int32_t>(float_bits(z)), raised = bits > kMin ? bits : kMin;
     const uint32_t m = kWithSign ? magnitude_bits(z) : static_cast<uint32_t>(raised & -(bits > 0));
     constexpr uint32_t kLast = 1u << kShift, kRebias = static_cast<uint32_t>(127 - kBias) << 23;
     const uint32_t normal = (m + (kLast / 2 - 1) + ((m >> kShift) & 1u) - kRebias) >> kShift;
     // Adding a number whose last place is the smallest subnormal rounds to it.
     constexpr float kPush = bits_float(static_cast<uint32_t>(127 + 24 - kBias - kMantissa) << 23);
     const uint32_t subnormal = float_bits(bits_float(m) + kPush) - float_bits(kPush);
-    constexpr uint32_t kLeastNormal = kRebias + (1u << 23);
-    uint32_t code = m < kLeastNormal ? subnormal : normal;
+    constexpr uint32_t kMinNormal = kRebias + (1u << 23);
+    uint32_t code = m < kMinNormal ? subnormal : normal;
     if (m > float_bits(static_cast<float>(kTopValue))) code = kTopCode;
     if (kWithSign) code |= code != 0 ? (float_bits(z) >> 24) & 0x80u : 0;
     return code;

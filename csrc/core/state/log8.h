@@ -1,11 +1,12 @@
-// Codes evenly spaced in the logarithm (core/scale/log.h): a constant relative error, whatever the
-// block's range. z is the code before it is rounded, half to even.
+// Codes evenly spaced in the logarithm (core/scale/log.h): a constant relative error for any range
+// of the block. z is the code before rounding, half to even.
 //
-//   log8_fixed    0..255, from 2^-126 to absmax: no zero         adafactor-8bit's format of 0.2 and
-//   0.3 log8, log16   0 is zero, 1..255 or 1..65535 from the block's smallest positive value to its
-//                 largest                                        adafactor-8bit's formats since 0.4
+//   log8_fixed    0..255, from 2^-126 to absmax: no zero.
+//                 adafactor-8bit's format of 0.2 and 0.3
+//   log8, log16   0 is zero, 1..255 or 1..65535 from the block's smallest positive value to its
+//                 largest. adafactor-8bit's formats since 0.4
 //   log8_signed   128 is zero, 128 +- (1..127); magnitudes reach 24 octaves below the largest, and
-//                 what is below half of that is zero
+//                 values below half of the smallest one are zero
 #pragma once
 
 #include <cstdint>
@@ -18,10 +19,10 @@ struct LogCode {
   static constexpr const char* kDomain = "log2";
   static constexpr bool kScaled = true, kTieUp = false;
 
-  /// z, rounded half to even, within [least, most].
-  LB_HD static int32_t nearest(float z, float least, float most) {
-    z = z > least ? z : least;
-    return to_integer(z < most ? z : most);
+  /// z rounded half to even and clamped to [minimum, maximum].
+  LB_HD static int32_t nearest(float z, float minimum, float maximum) {
+    z = z > minimum ? z : minimum;
+    return to_integer(z < maximum ? z : maximum);
   }
 };
 
@@ -34,17 +35,20 @@ struct Log8Fixed : LogCode {
   using Storage = uint8_t;
   using Scale = FixedLogScale;
 
-  LB_HD static float decode(uint32_t code) {
+  LB_HD static float dequantize(uint32_t code) {
     return static_cast<float>(static_cast<int32_t>(code));
   }
-  LB_HD static uint32_t encode(float z) { return static_cast<uint32_t>(nearest(z, 0.0f, 255.0f)); }
+  LB_HD static uint32_t quantize(float z) {
+    return static_cast<uint32_t>(nearest(z, 0.0f, 255.0f));
+  }
   LB_HD static uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code < 255 ? code + 1 : code;
     return code > 0 ? code - 1 : code;
   }
 };
 
-/// kTop: the largest code. A tie is between steps above the lowest, which are one below codes.
+/// kTop is the largest code. Steps count from the lowest, one below the codes, and ties are between
+/// steps.
 template <int kTop>
 struct AdaptiveLogCode : LogCode {
   static constexpr int kBlock = 256, kCodes = kTop + 1;
@@ -52,10 +56,10 @@ struct AdaptiveLogCode : LogCode {
   static constexpr uint32_t kZeroCode = 0;
   using Scale = AdaptiveLogScale<kTop - 1, false, 0>;
 
-  LB_HD static float decode(uint32_t code) {
+  LB_HD static float dequantize(uint32_t code) {
     return static_cast<float>(static_cast<int32_t>(code));
   }
-  LB_HD static uint32_t encode(float z) {
+  LB_HD static uint32_t quantize(float z) {
     const int32_t code = nearest(z - 1.0f, 0.0f, static_cast<float>(kTop - 1)) + 1;
     return static_cast<uint32_t>(z > 0.0f ? code : 0);
   }
@@ -74,8 +78,8 @@ struct Log8 : AdaptiveLogCode<255> {
 
 struct Log16 : AdaptiveLogCode<65535> {
   static constexpr const char* kName = "log16";
-  static constexpr const char* kDtype =
-      "uint8";  // two to a code: gloo and NCCL move no 16-bit integers
+  // Two per code: gloo and NCCL cannot move 16-bit integers.
+  static constexpr const char* kDtype = "uint8";
   static constexpr int kBits = 16;
   using Storage = uint16_t;
 };
@@ -89,12 +93,12 @@ struct Log8Signed : LogCode {
   using Storage = uint8_t;
   using Scale = AdaptiveLogScale<126, true, 24>;
 
-  /// Code 0 is never written, and means what code 1 does.
-  LB_HD static float decode(uint32_t code) {
+  /// Code 0 is never written and means the same as code 1.
+  LB_HD static float dequantize(uint32_t code) {
     const int32_t z = static_cast<int32_t>(code) - 128;
     return static_cast<float>(z > -127 ? z : -127);
   }
-  LB_HD static uint32_t encode(float z) {
+  LB_HD static uint32_t quantize(float z) {
     return static_cast<uint32_t>(nearest(z, -127.0f, 127.0f) + 128);
   }
   LB_HD static uint32_t neighbour(uint32_t code, bool up) {

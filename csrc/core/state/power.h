@@ -1,10 +1,10 @@
-// lpmm's power maps, which have no zero, of 2 to 8 bits.
+// lpmm's power maps of 2 to 8 bits, which have no zero.
 //
 //   power1            linspace(-1, 1, 2^B)              power1 unsigned   (k + 1) / 2^B
 //   power2            sgn(y) y^2, y as in power1        power2 unsigned   ((k + 1) / 2^B)^2
 //
-// Signed: z = 0 lies in the middle of the two smallest entries and takes the positive one. Power-1
-// unsigned of 4 bits is also torchao's map.
+// Signed: z = 0 lies in the middle of the two smallest entries and becomes the positive one. The
+// unsigned 4-bit power-1 map is also torchao's.
 #pragma once
 
 #include "core/linspace.h"

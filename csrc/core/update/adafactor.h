@@ -51,18 +51,18 @@ struct AdafactorRule {
                                                   "fira_margin",
                                                   "add_eps"};
   static constexpr int kRounds = kFactored ? 2 : 1;
-  static constexpr int kLast = kRounds - 1;  // the round that knows the update
+  static constexpr int kLast = kRounds - 1;  // the round that has the update
   LB_HD static constexpr int grid_factor(int round) { return kFactored && round == 0 ? 0 : -1; }
   LB_HD static constexpr int totals(int round) { return round == kLast && !kFactored ? 2 : 1; }
 
   struct Coef {
     double rho, alpha, eps2, d, weight_decay, margin, lr;
-    float g_scale, weight, one_minus_beta1, eps1, added, least, m_scale, v_scale, decay, step;
+    float g_scale, weight, one_minus_beta1, eps1, added, minimum, m_scale, v_scale, decay, step;
     int decay_by, scale_parameter;
   };
 
-  /// decay_by: 0 lr, 1 rho, 2 alpha. beta1 < 0 or beta2 < 0: not given. d <= 0: no clipping.
-  /// fira_margin < 0: no limiter. add_eps: eps1 is added to g^2.
+  /// decay_by: 0 lr, 1 rho, 2 alpha. A negative beta1 or beta2 means not given. d <= 0 means no
+  /// clipping, and fira_margin < 0 no limiter. With add_eps, eps1 is added to g^2.
   LB_HD static Coef prepare(const double* hyper, int64_t step, double g_scale) {
     const double lr = hyper[0], beta2 = hyper[2], beta1 = hyper[3], eps1 = hyper[4];
     const bool relative = hyper[9] != 0.0;
@@ -79,8 +79,8 @@ struct AdafactorRule {
     c.one_minus_beta1 = static_cast<float>(1.0 - beta1);
     c.eps1 = static_cast<float>(eps1);
     c.added = hyper[12] != 0.0 ? c.eps1 : 0.0f;
-    const double least = eps1 * eps1;
-    c.least = static_cast<float>(least < 0x1p-126 ? 0x1p-126 : least);
+    const double minimum = eps1 * eps1;
+    c.minimum = static_cast<float>(minimum < 0x1p-126 ? 0x1p-126 : minimum);
     const bool corrected = kMomentum && beta1 >= 0.0 && beta2 >= 0.0 && !relative;
     c.m_scale = static_cast<float>(corrected ? 1.0 / (1.0 - power(beta1, step)) : 1.0);
     c.v_scale = static_cast<float>(corrected ? 1.0 / (1.0 - power(beta2, step)) : 1.0);
@@ -88,9 +88,9 @@ struct AdafactorRule {
   }
 
   LB_HD static float factor_weight(int, const Coef& c) { return c.weight; }
-  LB_HD static float least_mean(int, const Coef& c) { return c.eps1; }
+  LB_HD static float min_mean(int, const Coef& c) { return c.eps1; }
 
-  /// The update's direction; moves the state.
+  /// Updates the state and returns the direction of the update.
   LB_HD static float direction(float g, float* s, const float* f, const Coef& c) {
     float v;
     if constexpr (kFactored) {
@@ -105,7 +105,7 @@ struct AdafactorRule {
       g = s[0] * c.m_scale;
     }
     v = v * c.v_scale;
-    v = v < c.least ? c.least : v;  // a NaN stays
+    v = v < c.minimum ? c.minimum : v;  // a NaN stays
     return g / __builtin_sqrtf(v);
   }
 
@@ -123,7 +123,8 @@ struct AdafactorRule {
     }
   }
 
-  LB_HD static void settle(int round, const double* totals, double numel, float* numbers, Coef& c) {
+  LB_HD static void finalize(int round, const double* totals, double numel, float* numbers,
+                             Coef& c) {
     if (round == 0) {
       double alpha = c.rho;
       if (c.scale_parameter) {
@@ -137,9 +138,9 @@ struct AdafactorRule {
     if (round != kLast) return;
     double n = __builtin_sqrt(totals[kFactored ? 0 : 1]), limit = 1.0;
     if (c.margin >= 0.0) {
-      const double before = static_cast<double>(numbers[0]), most = 1.0 + c.margin;
+      const double before = static_cast<double>(numbers[0]), maximum = 1.0 + c.margin;
       const double growth = n / (before + 1e-8);
-      if (before != 0.0 && growth > most) limit = most / growth;
+      if (before != 0.0 && growth > maximum) limit = maximum / growth;
       n *= limit;
       numbers[0] = static_cast<float>(n);
     }

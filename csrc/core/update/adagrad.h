@@ -1,10 +1,10 @@
-// Adagrad (Duchi et al., 2011) as torch.optim.Adagrad.
+// Adagrad (Duchi et al., 2011), as in torch.optim.Adagrad.
 //
 //   g   = g + weight_decay * p
 //   sum = sum + g^2
 //   p   = p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(sum) + eps)
 //
-// The numerator holds the decay, as the sum does: bitsandbytes' CUDA kernels leave it out.
+// The numerator includes the decay, as the sum does. bitsandbytes' CUDA kernels omit it there.
 #pragma once
 
 #include <cstdint>

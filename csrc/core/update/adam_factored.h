@@ -1,5 +1,5 @@
 // Adam and AdamW with a factored second moment ("4-bit Factor", arXiv:2309.01507): row and column
-// means of g^2 in the place of v.
+// means of g^2 replace v.
 //
 //   Adam:  g = g + weight_decay * p        AdamW:  p = p * (1 - lr * weight_decay)
 //   R  = R + (mean over columns of g^2 - R) * (1 - beta2)       of each row
@@ -33,8 +33,8 @@ struct FactoredAdam {
     return AdamW::prepare(hyper, step, g_scale);
   }
   LB_HD static float factor_weight(int, const Coef& c) { return c.one_minus_beta2; }
-  LB_HD static float least_mean(int, const Coef&) { return 0.0f; }
-  LB_HD static void settle(int, const double*, double, float*, Coef&) {}
+  LB_HD static float min_mean(int, const Coef&) { return 0.0f; }
+  LB_HD static void finalize(int, const double*, double, float*, Coef&) {}
 
   template <int kRound>
   LB_HD static void measure(float g, float p, float*, const float*, const Coef& c, float& grid,

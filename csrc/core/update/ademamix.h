@@ -6,7 +6,7 @@
 //   p  = p * (1 - lr * weight_decay)
 //   p  = p - lr * (m1 / (1 - beta1^t) + alpha * m2) / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //
-// Schedules, where t_alpha or t_beta3 > 0:
+// Schedules, if t_alpha or t_beta3 > 0:
 //   s = t / t_beta3
 //   alpha_t = min(t * alpha / t_alpha, alpha)
 //   beta3_t = min(exp(ln beta1 * ln beta3 / ((1 - s) ln beta3 + s ln beta1)), beta3)

@@ -1,7 +1,7 @@
 // The step of APOLLO (arXiv:2412.05270) and Fira (arXiv:2410.01623) inside the subspace: Adam's
-// moments of the low-rank gradient, with eps beside the uncorrected root and without a step: what
-// is written to the "parameter" is the direction N itself. Bias correction is a factor of the outer
-// step (core/lowrank/scaling.h).
+// moments of the low-rank gradient. eps is added to the uncorrected root, and there is no step: the
+// result written to the "parameter" is the direction N itself. Bias correction is a factor of the
+// outer step (core/lowrank/scaling.h).
 //
 //   g = g * g_scale          (1 where the projection has multiplied it already)
 //   m = m * beta1 + g * (1 - beta1)

@@ -8,7 +8,7 @@
 //   p  = p * (1 - lr * weight_decay)
 //   p  = p - lr * m / sqrt(w)
 //
-// One dimension: v = v + (g^2 + eps1 - v) * (1 - beta2), a state tensor, and p = p - lr * m.
+// In one dimension v = v + (g^2 + eps1 - v) * (1 - beta2), a state tensor, and p = p - lr * m.
 #pragma once
 
 #include <cstdint>
@@ -54,9 +54,9 @@ struct CameRule {
   LB_HD static float factor_weight(int k, const Coef& c) {
     return k == 0 ? c.one_minus_beta2 : c.one_minus_beta3;
   }
-  LB_HD static float least_mean(int, const Coef&) { return 0.0f; }
+  LB_HD static float min_mean(int, const Coef&) { return 0.0f; }
 
-  /// u before and after clipping differ by the factor that round kClip finds.
+  /// u before clipping. Clipping multiplies it by the factor that round kClip computes.
   LB_HD static float direction(float g, float* s, const float* f, const Coef& c) {
     float v;
     if constexpr (kFactored) {
@@ -84,7 +84,7 @@ struct CameRule {
     }
   }
 
-  LB_HD static void settle(int round, const double* totals, double numel, float*, Coef& c) {
+  LB_HD static void finalize(int round, const double* totals, double numel, float*, Coef& c) {
     if (round != kClip) return;
     const double over = __builtin_sqrt(totals[0] / numel) / c.d;
     c.clip = static_cast<float>(over > 1.0 || over != over ? 1.0 / over : 1.0);

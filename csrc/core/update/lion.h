@@ -4,8 +4,8 @@
 //   p = p - lr * sign(beta1 * m + (1 - beta1) * g)        sign(0) = 0
 //   m = beta2 * m + (1 - beta2) * g
 //
-// The sign of what is not finite is NaN: a gradient that overflowed would otherwise step like any
-// other, and stay in m for ever.
+// The sign of a value that is not finite is NaN. Otherwise a gradient that overflowed would step
+// like any other and stay in m forever.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct Lion {
     const float u = c.beta1 * s[0] + c.one_minus_beta1 * g;
     const float sign = u > 0.0f ? 1.0f : u < 0.0f ? -1.0f : 0.0f;
     p = p * c.decay;
-    p = p - c.lr * (sign + u * 0.0f);  // u * 0: zero, or NaN where u is not finite
+    p = p - c.lr * (sign + u * 0.0f);  // u * 0: zero, or NaN if u is not finite
     s[0] = c.beta2 * s[0] + c.one_minus_beta2 * g;
   }
 };

@@ -1,19 +1,19 @@
-// RMSprop as torch.optim.RMSprop, plain or centred, with or without momentum.
+// RMSprop as in torch.optim.RMSprop, plain or centered, with or without momentum.
 //
 //   g   = g + weight_decay * p
 //   v   = alpha * v + (1 - alpha) * g^2
-//   centred:   a = a + (g - a) * (1 - alpha),  root = sqrt(max(v - a^2, least_variance * v))
+//   centered:  a = a + (g - a) * (1 - alpha),  root = sqrt(max(v - a^2, least_variance * v))
 //   else:      root = sqrt(v)
 //   u   = g / (root + eps)
 //   momentum:  buf = momentum * buf + u,  u = buf
 //   p   = p - lr * u
 //
-// v - a^2 is the difference of two numbers that are nearly equal wherever gradients hardly vary. In
-// few bits each is off by some percent, so the difference may come out as nothing, or negative, and
-// the step as g / eps. least_variance is the share of v that state can tell from nothing: 0 where
-// it is float32.
+// v - a^2 is the difference of two numbers that are nearly equal if gradients hardly vary. In few
+// bits each is off by a few percent, so the difference may come out zero or negative, and the step
+// as g / eps. least_variance is the smallest share of v that the state format can resolve: 0 for
+// float32.
 //
-// The numerator holds the decay, as v does: bitsandbytes' CUDA kernels leave it out.
+// The numerator includes the decay, as v does. bitsandbytes' CUDA kernels omit it there.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct RmspropRule {
                                                   "weight_decay", "momentum", "least_variance"};
 
   struct Coef {
-    float g_scale, weight_decay, alpha, one_minus_alpha, eps, momentum, least_variance, lr;
+    float g_scale, weight_decay, alpha, one_minus_alpha, eps, momentum, min_variance, lr;
   };
   LB_HD static Coef prepare(const double* hyper, int64_t, double g_scale) {
     Coef c;
@@ -47,7 +47,7 @@ struct RmspropRule {
     c.one_minus_alpha = static_cast<float>(1.0 - hyper[1]);
     c.eps = static_cast<float>(hyper[2]);
     c.momentum = static_cast<float>(hyper[4]);
-    c.least_variance = static_cast<float>(hyper[5]);
+    c.min_variance = static_cast<float>(hyper[5]);
     c.lr = static_cast<float>(hyper[0]);
     return c;
   }
@@ -58,8 +58,8 @@ struct RmspropRule {
     if constexpr (kCentered) {
       float& mean = s[kSlots - 1];
       mean = mean + (g - mean) * c.one_minus_alpha;
-      const float variance = v - mean * mean, least = v * c.least_variance;
-      v = variance < least ? least : variance;  // a NaN stays
+      const float variance = v - mean * mean, minimum = v * c.min_variance;
+      v = variance < minimum ? minimum : variance;  // a NaN stays
     }
     float step = g / (__builtin_sqrtf(v) + c.eps);
     if constexpr (kMomentum) {

@@ -1,26 +1,26 @@
-// What an update rule may declare beyond Coef, prepare and update.
+// The optional members of an update rule, beyond Coef, prepare and update.
 //
-// A rule whose update needs sums over the tensor, or a factored second moment, is *measured* first:
+// A rule that needs sums over the tensor, or a factored second moment, is *measured* first:
 //
-//   kRounds               how many times values are summed before the update; between two rounds
-//                         the sums are reduced over the shards
-//   grid_factor(round)    which factored moment the round's `grid` values belong to, -1 for none
+//   kRounds               number of measuring rounds before the update; after each round the sums
+//                         are reduced over the shards
+//   grid_factor(round)    factored moment of the round's `grid` values, or -1
 //   measure<round>(g, p, s, f, coef, grid, totals)
-//                         one element: what it adds to the sum of its row and of its column (grid)
-//                         and to sums over the tensor (totals: two, in a round with a grid one). s
-//                         may be updated; it is a copy
-//   factor_weight(k, coef), least_mean(k, coef)
-//                         factored moment k: row and column means move by this share towards the
-//                         measured ones; the mean of the rows, by which they are divided, is at
-//                         least this
-//   settle(round, totals, numel, numbers, coef)
-//                         once per tensor and round: what the reduced sums make of the
-//                         coefficients, in double; numbers are kept with the state
+//                         one element: its contribution to the sums of its row and column (grid)
+//                         and to the sums over the tensor (totals: two, or one in a round with a
+//                         grid). s is a copy and may be updated
+//   factor_weight(k, coef), min_mean(k, coef)
+//                         factored moment k: the share by which row and column means move toward
+//                         the measured ones, and the lower bound of the rows' mean, by which
+//                         rows are divided
+//   finalize(round, totals, numel, numbers, coef)
+//                         once per tensor and round: computes coefficients from the reduced sums,
+//                         in double; numbers are part of the state
 //   update(g, p, s, f, coef)
 //                         f[2k], f[2k+1]: row factor (divided by the rows' mean) and column factor
 //                         of moment k, whose product is the element's second moment
 //
-// Sums are exact (exact_sum.h), so they do not depend on the order or on who holds which part.
+// Sums are exact (exact_sum.h), so they do not depend on the order of terms or on the sharding.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ namespace lowbit {
 
 /// One state tensor of an update rule.
 struct Slot {
-  const char* name;  // torch's name for it
-  bool is_signed;    // false: never negative, so a format without negative codes serves it
+  const char* name;  // the name in torch
+  bool is_signed;    // false: never negative, so formats without negative codes suffice
 };
 
 template <class U>
@@ -61,11 +61,11 @@ LB_HD constexpr int numbers_of() {
   }
 }
 
-/// Room for the state values of one element.
+/// The state values of one element.
 template <class U>
 using Values = float[U::kSlots > 0 ? U::kSlots : 1];
 
-/// The update of one element, whether or not the rule has factored moments.
+/// Updates one element of a rule with or without factored moments.
 template <class U>
 LB_HD void update_element(float g, float& p, Values<U>& s, const float* f,
                           const typename U::Coef& coef) {

@@ -1,4 +1,4 @@
-// SGD with momentum, dampening and Nesterov's variant, as torch.optim.SGD; decay coupled (L2) or
+// SGD with momentum, dampening and Nesterov's variant, as in torch.optim.SGD; decay coupled (L2) or
 // decoupled.
 //
 //   coupled:    d = g + weight_decay * p

@@ -1,4 +1,5 @@
-// Steps as long as the weights are: LAMB (arXiv:1904.00962) and LARS (arXiv:1708.03888).
+// LAMB (arXiv:1904.00962) and LARS (arXiv:1708.03888), whose steps scale with the norm of the
+// weights.
 //
 //   LAMB:  m, v as in Adam;  r = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //                                + weight_decay * p
@@ -59,7 +60,7 @@ struct Lamb {
     totals[0] = p * p;
     totals[1] = r * r;
   }
-  LB_HD static void settle(int, const double* totals, double, float*, Coef& c) {
+  LB_HD static void finalize(int, const double* totals, double, float*, Coef& c) {
     const double ratio = __builtin_sqrt(totals[0] / totals[1]);
     c.step = static_cast<float>(c.lr * (totals[0] == 0.0 || totals[1] == 0.0 ? 1.0 : ratio));
   }
@@ -102,7 +103,7 @@ struct Lars {
     totals[0] = p * p;
     totals[1] = g * g;
   }
-  LB_HD static void settle(int, const double* totals, double, float*, Coef& c) {
+  LB_HD static void finalize(int, const double* totals, double, float*, Coef& c) {
     const double p = __builtin_sqrt(totals[0]), g = __builtin_sqrt(totals[1]);
     if (p != 0.0 && g != 0.0)
       c.ratio = static_cast<float>(c.trust_coefficient * p / (g + c.decay * p + c.eps));

@@ -1,10 +1,10 @@
-// For tests/test_cpp_front.py: a rule of the front end from gradients that are recorded, with
-// torch::save and torch::load in the middle.
+// For tests/repo/test_cpp_front.py: steps a rule of the C++ front end with recorded gradients, and
+// uses torch::save and torch::load halfway.
 //
 //   rules RULE SAVED ARCHIVE RECORD
 //
-// writes the state by lowbit::save to SAVED and by torch::save to ARCHIVE, weights and gradients to
-// RECORD.
+// writes the state with lowbit::save to SAVED and with torch::save to ARCHIVE, and weights and
+// gradients to RECORD.
 #include <torch/serialize.h>
 
 #include <cstdio>
@@ -41,7 +41,7 @@ int run(const Options& options, char** paths) {
   for (int step = 0; step < 8; ++step) {
     if (step == 4) {
       torch::save(*opt, paths[1]);
-      opt = std::make_unique<Optimizer>(params, Options(123.0));  // settings are loaded
+      opt = std::make_unique<Optimizer>(params, Options(123.0));  // settings are loaded too
       torch::load(*opt, paths[1]);
     }
     for (auto& p : params)

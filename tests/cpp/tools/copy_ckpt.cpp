@@ -1,9 +1,9 @@
-// copy_ckpt SOURCE TARGET: the same document in the container that the target's name asks for.
+// copy_ckpt SOURCE TARGET: writes the same document in the container of the target's name.
 #include <cstdio>
 #include <string>
 
-#include "container/open.h"
-#include "container/writer.h"
+#include "container/common/open.h"
+#include "container/common/writer.h"
 
 int main(int argc, char** argv) {
   using namespace lowbit::ckpt;

@@ -1,6 +1,6 @@
-// The checkpoint readers on broken input: what our own writers write and the corpora of the fuzzers,
-// then the same cut, flipped, spliced and repeated. Every mutant must be read or refused; under the
-// sanitizers a stray byte would show. The same seeds every time.
+// The checkpoint readers on broken input: files of our writers and the corpora of the fuzzers, cut,
+// flipped, spliced and repeated. Every mutant must be read or rejected; the sanitizers detect a
+// stray access. Seeds are fixed.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "container/dcp.h"
-#include "container/item.h"
+#include "container/common/item.h"
+#include "container/dcp/dcp.h"
 #include "fuzz/targets.h"
 #include "io/new_directory.h"
 #include "pickle/plain.h"
@@ -32,7 +32,7 @@ bool accepts(const char* target, std::string_view input) {
   return find_fuzz_target(target)->read(input);
 }
 
-/// Bytes that a writer leaves in a file.
+/// The bytes that a writer leaves in a file.
 template <class Write>
 std::string written(const Write& write) {
   const std::string path = std::filesystem::temp_directory_path() /
@@ -122,7 +122,7 @@ std::string mutant(const std::string& from, const std::vector<std::string>& all,
   return s;
 }
 
-/// The files of a target's corpus, by name; the tests do without what is not there.
+/// The files of a target's corpus, by name. The tests skip missing ones.
 std::vector<std::string> corpus(const char* target) {
   std::vector<std::filesystem::path> paths;
   std::error_code none;
@@ -139,7 +139,7 @@ std::vector<std::string> corpus(const char* target) {
   return out;
 }
 
-/// What our writers write, for targets that read it.
+/// The output of our writers, for targets that read it.
 std::vector<std::string> written_for(const std::string& target) {
   if (target == "pickle" || target == "value") return {value_pickle()};
   if (target == "metadata") return {metadata()};
@@ -163,7 +163,7 @@ void test_targets() {
     for (const std::string& seed : seeds)
       expect(name == "join" || target.read(seed), name + ": what our writers write is read");
     const auto kept = corpus(target.name);
-    expect(!kept.empty(), name + ": has a corpus in tests/corpus");
+    expect(!kept.empty(), name + ": has a corpus in tests/ckpt/corpus");
     size_t read = 0;
     for (const std::string& input : kept) read += target.read(input);
     seeds.insert(seeds.end(), kept.begin(), kept.end());

@@ -1,12 +1,12 @@
-// Small tools of the checkpoint tool: CRCs that are put together, globs, cuts of meshes.
+// Helpers of the checkpoint tool: combined CRCs, globs, cuts of meshes.
 #include <cstdio>
 #include <numeric>
 #include <random>
 #include <string>
 
-#include "container/dcp_cut.h"
+#include "container/dcp/cut.h"
 #include "io/crc32.h"
-#include "io/place.h"
+#include "io/partial_name.h"
 #include "pipeline/select.h"
 
 namespace {
@@ -43,7 +43,7 @@ void test_joined_crcs() {
                    b = crc32(0, bytes.data() + at, bytes.size() - at);
     expect(crc32_joined(a, b, bytes.size() - at) == whole, "joined at " + std::to_string(at));
   }
-  // Lengths beyond 32 bits: zeros before nothing else are no change of a CRC's difference.
+  // Lengths beyond 32 bits: leading zeros do not change a CRC difference.
   const uint64_t large = 5ull << 32;
   const uint32_t once = crc32_joined(crc32_joined(1, 0, large), 0, large);
   expect(once == crc32_joined(1, 0, 2 * large), "lengths add up");
@@ -73,7 +73,7 @@ void test_globs() {
                {"**a**", "bab", true}};
   for (const auto& c : cases)
     expect(glob_matches(c.pattern, c.name) == c.fits, std::string(c.pattern) + " on " + c.name);
-  // No backtracking into the past: this would take years.
+  // Without backtracking; with it this would take years.
   std::string stars;
   for (int i = 0; i < 200; ++i) stars += "*a";
   expect(!glob_matches(stars + "*b", std::string(5000, 'a')), "many stars");

@@ -1,0 +1,3 @@
+#define LOWBIT_ISA "baseline"
+#define LOWBIT_KERNELS kKernelsBaseline
+#include "cpu/kernels.inl"

@@ -1,3 +1,0 @@
-#define LOWBIT_ISA "avx512vbmi"
-#define LOWBIT_LEAVES kLeavesAvx512Vbmi
-#include "cpu/leaves.inl"

@@ -1,0 +1,421 @@
+// lowbit's optimizers for training programs in C++ on LibTorch: torch::optim::Optimizers whose
+// state, weights and files are those of lowbit in Python, bit for bit.
+//
+//   lowbit::AdamW opt(model->named_parameters(), lowbit::AdamWOptions(1e-3).state_format("8bit"));
+//   ...
+//   lowbit::save(opt, "opt.pt");  // lowbit-ckpt reads it, and torch.load and load_state_dict do
+//
+// State is plain CPU tensors, made at construction. Parameters with names have the random bits that
+// they have in Python; without names these follow the order of parameters.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/serialization/pickler.h>
+#include <torch/optim/optimizer.h>
+#include <torch/ordered_dict.h>
+#include <torch/serialize.h>
+
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "lowbit/param_state.h"
+
+namespace lowbit {
+
+using Betas = std::tuple<double, double>;
+
+// What every optimizer's options have; see lowbit::StateOptions.
+#define LOWBIT_OPTIONS(Name)                          \
+ public:                                              \
+  Name(double lr) : lr_(lr) {}                        \
+  double get_lr() const override { return lr_; }      \
+  void set_lr(const double lr) override { lr_ = lr; } \
+  TORCH_ARG(bool, maximize) = false;                  \
+  TORCH_ARG(std::string, state_format) = "8bit";      \
+  TORCH_ARG(std::string, param_format) = "auto";      \
+  TORCH_ARG(bool, full_precision) = false;            \
+  TORCH_ARG(int64_t, seed) = 0;                       \
+                                                      \
+ public:                                              \
+  StateOptions keep() const { return {state_format_, param_format_, full_precision_}; }
+
+struct AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWOptions> {
+  TORCH_ARG(double, lr) = 1e-3;
+  TORCH_ARG(Betas, betas) = std::make_tuple(0.9, 0.999);
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(double, weight_decay) = 1e-2;
+  TORCH_ARG(bool, amsgrad) = false;
+  TORCH_ARG(bool, decoupled_weight_decay) = true;  // false: Adam
+  LOWBIT_OPTIONS(AdamWOptions)
+  AdamWOptions() = default;
+
+  std::string rule() const {
+    return std::string(decoupled_weight_decay_ ? "adamw" : "adam") + (amsgrad_ ? "_amsgrad" : "");
+  }
+  std::vector<double> hyper() const {
+    return {lr_, std::get<0>(betas_), std::get<1>(betas_), eps_, weight_decay_};
+  }
+  template <class Fn>
+  void each(const Fn& fn) {
+    fn("lr", lr_), fn("betas", betas_), fn("eps", eps_), fn("weight_decay", weight_decay_);
+    fn("amsgrad", amsgrad_), fn("maximize", maximize_), fn("seed", seed_);
+  }
+};
+
+struct SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptions> {
+  TORCH_ARG(double, lr) = 1e-3;
+  TORCH_ARG(double, momentum) = 0;
+  TORCH_ARG(double, dampening) = 0;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, nesterov) = false;
+  LOWBIT_OPTIONS(SGDOptions)
+  SGDOptions() = default;
+
+  std::string rule() const { return momentum_ != 0 ? "sgd_momentum" : "sgd"; }
+  std::vector<double> hyper() const {
+    return {lr_, momentum_, dampening_, nesterov_ ? 1.0 : 0.0, weight_decay_, 0.0, 0.0};
+  }
+  template <class Fn>
+  void each(const Fn& fn) {
+    fn("lr", lr_), fn("momentum", momentum_), fn("dampening", dampening_);
+    fn("weight_decay", weight_decay_), fn("nesterov", nesterov_);
+    fn("maximize", maximize_), fn("seed", seed_);
+  }
+};
+
+struct LionOptions : torch::optim::OptimizerCloneableOptions<LionOptions> {
+  TORCH_ARG(double, lr) = 1e-4;
+  TORCH_ARG(Betas, betas) = std::make_tuple(0.9, 0.99);
+  TORCH_ARG(double, weight_decay) = 0;
+  LOWBIT_OPTIONS(LionOptions)
+  LionOptions() = default;
+
+  std::string rule() const { return "lion"; }
+  std::vector<double> hyper() const {
+    return {lr_, std::get<0>(betas_), std::get<1>(betas_), weight_decay_};
+  }
+  template <class Fn>
+  void each(const Fn& fn) {
+    fn("lr", lr_), fn("betas", betas_), fn("weight_decay", weight_decay_);
+    fn("maximize", maximize_), fn("seed", seed_);
+  }
+};
+#undef LOWBIT_OPTIONS
+
+namespace detail {
+
+using torch::IValue;
+using torch::Tensor;
+using Dict = c10::impl::GenericDict;
+
+inline Dict new_dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
+inline c10::impl::GenericList new_list() { return c10::impl::GenericList(c10::AnyType::get()); }
+
+inline IValue to_value(const Betas& b) {
+  return c10::ivalue::Tuple::create({IValue(std::get<0>(b)), IValue(std::get<1>(b))});
+}
+template <class T>
+IValue to_value(const T& x) {
+  return IValue(x);
+}
+
+inline double to_double(const IValue& v) {
+  if (v.isTensor()) return v.toTensor().item<double>();
+  return v.isInt() ? static_cast<double>(v.toInt()) : v.toDouble();
+}
+inline void read_value(const IValue& v, double& x) { x = to_double(v); }
+inline void read_value(const IValue& v, bool& x) { x = v.toBool(); }
+inline void read_value(const IValue& v, int64_t& x) { x = v.toInt(); }
+inline void read_value(const IValue& v, Betas& x) {
+  const std::vector<IValue> pair =
+      v.isTuple() ? v.toTuple()->elements().vec() : v.toListRef().vec();
+  TORCH_CHECK(pair.size() == 2, "lowbit: betas in the state dict are not two numbers");
+  x = {to_double(pair[0]), to_double(pair[1])};
+}
+
+inline at::ScalarType dtype_of(const std::string& name) {
+  if (name == "uint8") return at::kByte;
+  if (name == "int16") return at::kShort;
+  if (name == "float32") return at::kFloat;
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float16") return at::kHalf;
+  TORCH_CHECK(false, "lowbit: state of dtype ", name, " is not served in C++");
+}
+inline std::string name_of(at::ScalarType type) {
+  if (type == at::kFloat) return "float32";
+  if (type == at::kBFloat16) return "bfloat16";
+  if (type == at::kHalf) return "float16";
+  return c10::toString(type);
+}
+
+/// What torch.save writes: a zip file that holds a pickle and the bytes of its tensors. Not
+/// torch::pickle_save, which puts names of TorchScript's types in that only TorchScript knows.
+inline std::vector<char> to_bytes(const IValue& value) {
+  std::string pickle;
+  torch::jit::Pickler pickler([&](const char* data, size_t size) { pickle.append(data, size); },
+                              nullptr, nullptr, nullptr, nullptr, /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(value);
+  pickler.stop();
+  std::vector<char> bytes;
+  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
+    const auto* from = static_cast<const char*>(data);
+    bytes.insert(bytes.end(), from, from + size);
+    return size;
+  });
+  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+  writer.writeRecord("byteorder", "little", 6);
+  size_t number = 0;
+  for (const Tensor& t : pickler.tensorData()) {
+    writer.writeRecord("data/" + std::to_string(number++), t.const_data_ptr(),
+                       t.storage().nbytes());
+  }
+  writer.writeEndOfFile();
+  return bytes;
+}
+
+struct State : torch::optim::OptimizerCloneableParamState<State> {
+  State(std::string r, ParamState p, uint32_t s)
+      : rule(std::move(r)), param_state(std::move(p)), stream(s) {}
+  std::string rule;
+  ParamState param_state;
+  uint32_t stream;
+  int64_t step = 0;
+  std::vector<Tensor> tensors;
+
+  std::vector<void*> pointers() const {
+    std::vector<void*> all;
+    for (const Tensor& t : tensors) all.push_back(t.data_ptr());
+    return all;
+  }
+};
+
+}  // namespace detail
+
+template <class O>
+class Optimizer : public torch::optim::Optimizer {
+ public:
+  using Tensor = torch::Tensor;
+  using Group = torch::optim::OptimizerParamGroup;
+
+  /// A group's options are taken as they are; nothing is merged into them from `defaults`.
+  explicit Optimizer(const std::vector<Group>& groups, O defaults = {})
+      : torch::optim::Optimizer(groups, std::make_unique<O>(defaults)) {
+    init_state();
+  }
+  explicit Optimizer(std::vector<Tensor> params, O defaults = {})
+      : Optimizer(std::vector<Group>{Group(std::move(params))}, std::move(defaults)) {}
+  /// `module->named_parameters()`.
+  explicit Optimizer(const torch::OrderedDict<std::string, Tensor>& named, O defaults = {})
+      : torch::optim::Optimizer(named.values(), std::make_unique<O>(defaults)),
+        names_(named.keys()) {
+    init_state();
+  }
+
+  Tensor step(LossClosure closure = nullptr) override {
+    Tensor loss;
+    if (closure != nullptr) {
+      const at::AutoGradMode on(true);
+      loss = closure();
+    }
+    const torch::NoGradGuard no_grad;
+    init_state();
+    each_param([&](O& options, Tensor& p, int64_t) {
+      if (!p.grad().defined()) return;
+      TORCH_CHECK(p.device().is_cpu(),
+                  "lowbit: in C++ parameters are stepped on the CPU, and one is on ", p.device());
+      TORCH_CHECK(p.grad().layout() == at::kStrided, "lowbit: gradients must be dense");
+      detail::State& s = state_of(p);
+      TORCH_CHECK(s.rule == options.rule(), "lowbit: the options' rule was ", s.rule,
+                  " and is now ", options.rule(), ", which has other state; make a new optimizer");
+      const Tensor value = p.contiguous(), grad = p.grad().contiguous();
+      s.param_state.step(
+          {value.data_ptr(), grad.const_data_ptr(), detail::name_of(grad.scalar_type()),
+           s.pointers(), options.hyper(), ++s.step, s.stream, options.seed(), options.maximize()},
+          [](int64_t n, const std::function<void(int64_t, int64_t)>& part) {
+            at::parallel_for(0, n, /*grain=*/64, part);
+          });
+      if (!value.is_same(p)) p.copy_(value);
+    });
+    return loss;
+  }
+
+  /// What `state_dict()` gives in Python: {"state": {0: {...}}, "param_groups": [...]}.
+  torch::IValue state_dict() const {
+    auto& self = const_cast<Optimizer&>(*this);
+    detail::Dict state = detail::new_dict();
+    self.each_param([&](O&, Tensor& p, int64_t index) {
+      if (!p.requires_grad()) return;
+      const detail::State& s = self.state_of(p);
+      detail::Dict entry = detail::new_dict();
+      entry.insert("step", torch::tensor(static_cast<float>(s.step)));
+      entry.insert("stream", torch::tensor(static_cast<int64_t>(s.stream)));
+      if (s.param_state.coded()) entry.insert("shape", torch::tensor(p.sizes(), torch::kInt64));
+      for (size_t i = 0; i < s.tensors.size(); ++i)
+        entry.insert(s.param_state.tensors()[i].key, s.tensors[i]);
+      state.insert(index, entry);
+    });
+    auto groups = detail::new_list();
+    int64_t index = 0;
+    for (const Group& group : param_groups()) {
+      detail::Dict made = detail::new_dict();
+      O options = static_cast<const O&>(group.options());
+      options.each(
+          [&](const char* name, auto& value) { made.insert(name, detail::to_value(value)); });
+      auto params = detail::new_list();
+      for (size_t i = 0; i < group.params().size(); ++i) params.push_back(index++);
+      made.insert("lowbit_version", int64_t{1});
+      made.insert("params", params);
+      if (!names_.empty()) {
+        auto names = detail::new_list();
+        for (const std::string& name : names_) names.push_back(name);
+        made.insert("param_names", names);
+      }
+      groups.push_back(made);
+    }
+    detail::Dict all = detail::new_dict();
+    all.insert("state", state);
+    all.insert("param_groups", groups);
+    return all;
+  }
+
+  /// Takes what `state_dict()` gave, here or in Python, in the same formats; settings are the loaded
+  /// ones, and the rule follows them. Throws c10::Error with what does not fit, and has then changed
+  /// nothing.
+  void load_state_dict(const torch::IValue& value) {
+    const torch::NoGradGuard no_grad;
+    init_state();
+    const detail::Dict all = value.toGenericDict();
+    const detail::Dict saved = all.at("state").toGenericDict();
+    const auto groups = all.at("param_groups").toList();
+    TORCH_CHECK(groups.size() == param_groups().size(), "lowbit: the state dict has ",
+                groups.size(), " parameter groups, this optimizer ", param_groups().size());
+    std::vector<O> settings;
+    std::vector<std::pair<Tensor, Tensor>> copies;
+    std::vector<std::pair<void*, std::unique_ptr<detail::State>>> made;
+    std::vector<std::tuple<detail::State*, int64_t, uint32_t>> counts;
+    int64_t index = -1;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const detail::Dict group = torch::IValue(groups.get(g)).toGenericDict();
+      const auto ids = group.at("params").toList();
+      const std::vector<Tensor>& params = param_groups()[g].params();
+      TORCH_CHECK(ids.size() == params.size(), "lowbit: group ", g, " of the state dict has ",
+                  ids.size(), " parameters, here ", params.size());
+      settings.push_back(static_cast<const O&>(param_groups()[g].options()));
+      settings.back().each([&](const char* name, auto& x) {
+        if (group.contains(name)) detail::read_value(group.at(name), x);
+      });
+      for (size_t i = 0; i < ids.size(); ++i) {
+        const Tensor& p = params[i];
+        ++index;
+        if (!p.requires_grad()) continue;
+        const int64_t id = torch::IValue(ids.get(i)).toInt();
+        TORCH_CHECK(saved.contains(id), "lowbit: the state dict has no state of parameter ", index);
+        const detail::Dict entry = saved.at(id).toGenericDict();
+        detail::State* s = &state_of(p);
+        if (s->rule !=
+            settings.back().rule()) {  // such as by a momentum, which has state of its own
+          made.emplace_back(p.unsafeGetTensorImpl(), new_state(settings.back(), p, index));
+          s = made.back().second.get();
+        }
+        const auto found = [&](const std::string& key) {
+          TORCH_CHECK(
+              entry.contains(key), "lowbit: state of parameter ", index, " has no '", key,
+              "': it is of another format; convert it by lowbit-ckpt, or load it in Python");
+          return entry.at(key).toTensor();
+        };
+        for (size_t k = 0; k < s->tensors.size(); ++k) {
+          const std::string& key = s->param_state.tensors()[k].key;
+          const Tensor t = found(key);
+          TORCH_CHECK(
+              t.scalar_type() == s->tensors[k].scalar_type() && t.sizes() == s->tensors[k].sizes(),
+              "lowbit: '", key, "' of parameter ", index, " is ", t.scalar_type(), " ", t.sizes(),
+              ", expected ", s->tensors[k].scalar_type(), " ", s->tensors[k].sizes());
+          copies.emplace_back(s->tensors[k], t);
+        }
+        counts.emplace_back(s, static_cast<int64_t>(found("step").template item<double>()),
+                            static_cast<uint32_t>(found("stream").template item<int64_t>()));
+      }
+    }
+    for (auto& [to, from] : copies) to.copy_(from);
+    for (auto& [s, step, stream] : counts) s->step = step, s->stream = stream;
+    for (auto& [key, s] : made) state_[key] = std::move(s);
+    for (size_t g = 0; g < groups.size(); ++g)
+      static_cast<O&>(param_groups()[g].options()) = settings[g];
+  }
+
+  /// For torch::save and torch::load: the same bytes as lowbit::save, as one tensor of the archive.
+  void save(torch::serialize::OutputArchive& archive) const override {
+    std::vector<char> bytes = detail::to_bytes(state_dict());
+    const auto size = static_cast<int64_t>(bytes.size());
+    archive.write("lowbit", torch::from_blob(bytes.data(), {size}, torch::kByte).clone());
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    Tensor t;
+    archive.read("lowbit", t);
+    const auto* bytes = reinterpret_cast<const char*>(t.const_data_ptr());
+    load_state_dict(torch::pickle_load(std::vector<char>(bytes, bytes + t.numel())));
+  }
+
+ private:
+  /// fn(options, parameter, its number), over all groups.
+  template <class Fn>
+  void each_param(const Fn& fn) {
+    int64_t index = 0;
+    for (Group& group : param_groups()) {
+      for (Tensor& p : group.params()) fn(static_cast<O&>(group.options()), p, index++);
+    }
+  }
+  detail::State& state_of(const Tensor& p) {
+    return static_cast<detail::State&>(*state_.at(p.unsafeGetTensorImpl()));
+  }
+  std::unique_ptr<detail::State> new_state(const O& options, const Tensor& p, int64_t index) const {
+    const auto number = static_cast<size_t>(index);
+    const std::string rule = options.rule();
+    auto s = std::make_unique<detail::State>(
+        rule, ParamState(rule, p.sizes().vec(), detail::name_of(p.scalar_type()), options.keep()),
+        number < names_.size() ? stream_of(names_[number]) : static_cast<uint32_t>(index));
+    for (const StateTensor& t : s->param_state.tensors())
+      s->tensors.push_back(torch::zeros(t.shape, detail::dtype_of(t.dtype)));
+    s->param_state.fresh(s->pointers());
+    return s;
+  }
+  void init_state() {
+    each_param([&](O& options, Tensor& p, int64_t index) {
+      void* key = p.unsafeGetTensorImpl();
+      if (p.requires_grad() && state_.find(key) == state_.end())
+        state_[key] = new_state(options, p, index);
+    });
+  }
+
+  std::vector<std::string> names_;
+};
+
+using AdamW = Optimizer<AdamWOptions>;
+using SGD = Optimizer<SGDOptions>;
+using Lion = Optimizer<LionOptions>;
+
+/// Writes the optimizer's state dict as torch.save does in Python; the file appears whole or not at
+/// all.
+template <class O>
+void save(const Optimizer<O>& opt, const std::string& path) {
+  const std::vector<char> bytes = detail::to_bytes(opt.state_dict());
+  write_whole(path, bytes.data(), bytes.size());
+}
+
+/// Loads what lowbit::save wrote, or torch.save of an optimizer's state dict in Python.
+template <class O>
+void load(Optimizer<O>& opt, const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  TORCH_CHECK(file.good(), "lowbit: cannot read ", path);
+  opt.load_state_dict(torch::pickle_load(
+      std::vector<char>(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>())));
+}
+
+}  // namespace lowbit

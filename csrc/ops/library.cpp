@@ -1,0 +1,50 @@
+// The library of operators, and what is asked of it as a whole. The other files of this room add the
+// schemas of their subjects. They include torch through the LibTorch stable ABI, so one binary serves
+// torch 2.11 and later.
+#include "ops/ops.h"
+
+#include <sstream>
+#include <string>
+
+#include "catalog/json.h"
+#include "cpu/step.h"
+#include "policy/plan.h"
+#include "policy/published.h"
+#include "policy/workspace.h"
+
+namespace lowbit {
+namespace {
+
+std::string catalog() {
+  const char* refused = cpu::refused_isa();
+  STD_TORCH_CHECK(refused == nullptr, "LOWBIT_ISA=", refused == nullptr ? "" : refused,
+                  ": this processor runs ", cpu::usable_isas());
+  json::Fields all = catalog_fields();
+  for (auto& field : policy_fields()) all.push_back(std::move(field));
+  all.emplace_back("plan", plan_json());
+  all.emplace_back("workspace", workspace_json());
+  std::vector<std::string> isas;
+  std::istringstream names(cpu::usable_isas());
+  for (std::string name; names >> name;) isas.push_back(json::text(name));
+  all.emplace_back("isas", json::array(isas));
+  all.emplace_back("isa", json::text(cpu::kernels().isa));
+  return json::object(all);
+}
+
+void set_isa(std::string name) {
+  STD_TORCH_CHECK(cpu::set_isa(name.c_str()), "lowbit::set_isa: this processor runs ",
+                  cpu::usable_isas(), ", not '", name, "'");
+}
+
+}  // namespace
+}  // namespace lowbit
+
+STABLE_TORCH_LIBRARY(lowbit, m) {
+  m.def("catalog() -> str");
+  m.def("set_isa(str name) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lowbit, CompositeExplicitAutograd, m) {
+  m.impl("catalog", TORCH_BOX(&lowbit::catalog));
+  m.impl("set_isa", TORCH_BOX(&lowbit::set_isa));
+}

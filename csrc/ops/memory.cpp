@@ -1,0 +1,63 @@
+// Tensors of a GPU whose memory is not the GPU's own. To torch they are like any other of the GPU:
+// what copies, saves, gathers or frees them waits for the streams it must, and the operators take
+// them as they are.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/device.h>
+
+#include "cuda/library.h"
+#include "ops/ops.h"
+
+namespace lowbit {
+namespace {
+
+int64_t bytes_of(torch::headeronly::ScalarType dtype) {
+  using torch::headeronly::ScalarType;
+  if (dtype == ScalarType::Float) return 4;
+  return dtype == ScalarType::BFloat16 || dtype == ScalarType::Half ? 2 : 1;
+}
+
+/// Called where a tensor ends, which may be behind the end of CUDA: then nothing is left to free.
+void free(const CudaBlock& block) noexcept {
+  try {
+    torch::stable::accelerator::DeviceGuard guard(block.device);
+    cuda::library().free(&block);
+  } catch (...) {
+  }
+}
+
+/// A contiguous tensor that nothing is written to yet; freed with its last owner.
+Tensor allocate(std::vector<int64_t> size, std::string dtype, int64_t device, std::string memory) {
+  const char* op = "lowbit::allocate";
+  STD_TORCH_CHECK(memory == "pinned" || memory == "managed", op, ": memory is 'pinned' or ",
+                  "'managed', not '", memory, "'");
+  const torch::headeronly::ScalarType type = scalar_type(dtype.c_str());
+  std::vector<int64_t> strides(size.size());
+  int64_t numel = 1;
+  for (size_t d = size.size(); d-- > 0; numel *= size[d]) {
+    STD_TORCH_CHECK(size[d] > 0, op, ": dimension ", d, " has the length ", size[d]);
+    strides[d] = numel;
+  }
+  const cuda::Library& library = cuda::library();
+  STD_TORCH_CHECK(library.error == nullptr, op, ": ", library.error);
+  CudaBlock block{static_cast<int>(device), memory == "managed" ? kManaged : kPinned,
+                  numel * bytes_of(type), nullptr};
+  torch::stable::accelerator::DeviceGuard guard(block.device);
+  const char* error = library.allocate(&block);
+  STD_TORCH_CHECK(error == nullptr, op, ": ", error);
+  // torch asks CUDA which device the address belongs to: the one that was current, which is this.
+  const torch::stable::Device on(torch::headeronly::DeviceType::CUDA,
+                                 static_cast<torch::stable::DeviceIndex>(device));
+  return torch::stable::from_blob(block.at, size, strides, on, type,
+                                  [block](void*) { free(block); });
+}
+
+}  // namespace
+}  // namespace lowbit
+
+STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
+  m.def("allocate(int[] size, str dtype, int device, str memory) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lowbit, CompositeExplicitAutograd, m) {
+  m.impl("allocate", TORCH_BOX(&lowbit::allocate));
+}

@@ -1,0 +1,12 @@
+// What the catalog says of this room, for Python.
+#pragma once
+
+#include "catalog/json.h"
+
+namespace lowbit {
+
+/// "presets": [{"name", "signed", "unsigned"}, ...], "thresholds": {...}, "blocks": [...],
+/// "wrapper_prefixes": [...]. What a preset leaves to the format is left out.
+json::Fields policy_fields();
+
+}  // namespace lowbit

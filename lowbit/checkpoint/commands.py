@@ -1,0 +1,241 @@
+"""Checkpoints looked into, checked, converted and resharded: what `lowbit-ckpt` does, with the same options and the same reports.
+
+Nothing in a file is ever executed, and nothing of a tensor's size is held in memory. The work runs without the GIL; Ctrl-C and an exception of the
+progress callback stop it, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lowbit.checkpoint.reader import (
+    Path,
+    bytes_of,
+    module,
+)
+
+Progress = Callable[[int, int], bool | None]
+
+
+class CheckpointError(RuntimeError):
+    """What is wrong with a checkpoint, or with writing one.
+
+    Attributes:
+        text: one sentence, which names the place too.
+        code: the exit code of `lowbit-ckpt`: 1 an I/O error, 2 usage, 3 bad or unsafe input, 4 two things differ that must not.
+        file, item, tensor: where, as far as it is known; "" otherwise. A name from a file has what a terminal could obey escaped.
+    """
+
+    def __init__(
+        self, text: str, code: int = 1, file: str = "", item: str = "", tensor: str = ""
+    ) -> None:
+        super().__init__(text, code, file, item, tensor)  # all of them, so that it can be pickled
+        self.text, self.code, self.file, self.item, self.tensor = text, code, file, item, tensor
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def inspect(
+    path: Path, *, include: Sequence[str] = (), exclude: Sequence[str] = (), health: bool = False,
+    digest: bool = False, progress: Progress | bool | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What is in a checkpoint: the report of `lowbit-ckpt inspect --json`.
+
+    Args:
+        path: a folder of `torch.distributed.checkpoint`, a file of `torch.save` or one of safetensors.
+        include, exclude: globs on flat names such as "optim.state.*.exp_avg"; without `include` everything counts.
+        health: read everything, for the range of scales, shares of zero and saturated codes, and NaN.
+        digest: read everything, for a digest of all tensors that does not depend on how they are sharded.
+        progress: called with bytes done and bytes in all, at most ten times a second, in this thread; False, and an exception, stop the work.
+            True: a bar on standard error (with tqdm, where that is a terminal).
+
+    Raises:
+        CheckpointError: the checkpoint is not sound.
+    """
+    with _Shown(progress, "inspect") as told:
+        text = module().inspect(
+            bytes_of(path), include=_names(include), exclude=_names(exclude), health=health, digest=digest, progress=told,
+        )  # fmt: skip
+    return json.loads(text)
+
+
+def verify(
+    path: Path, *, include: Sequence[str] = (), exclude: Sequence[str] = (), finite: bool = True,
+    opaque: bool = False, threads: int = 1, progress: Progress | bool | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Whether a checkpoint is whole: structure, checksums, coverage, values.
+
+    Args:
+        finite: also look at values: NaN, infinity, second moments below 0.
+        opaque: let values pass that are no plain data; torch would run what they name.
+        threads: that read.
+        path, include, exclude, progress: as for `inspect`.
+
+    Returns:
+        The report of `lowbit-ckpt verify --json`. "ok" says whether the values are sound; "findings" name file, item and tensor of what is not.
+
+    Raises:
+        CheckpointError: the structure is not sound, or a checksum does not hold.
+    """
+    with _Shown(progress, "verify") as told:
+        text = module().verify(
+            bytes_of(path), include=_names(include), exclude=_names(exclude), finite=finite, opaque=opaque, threads=threads, progress=told,
+        )  # fmt: skip
+    return json.loads(text)
+
+
+def convert(
+    source: Path, target: Path, *, to: str = "", container: str = "", state_format: str = "",
+    block: int = 0, keep: bool = False, full_precision: Sequence[str] = (), weights: str = "", seed: int = 0,
+    model: Path = "", from_dialect: str = "", lossy: bool = False, include: Sequence[str] = (),
+    exclude: Sequence[str] = (), dry_run: bool = False, world_size: int | None = None, mesh: Mapping[int, int] | None = None,
+    force: bool = False, manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20,
+    progress: Progress | bool | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Writes a checkpoint in the words of another optimizer.
+
+    Args:
+        to: the dialect: "torch", "lowbit", "bitsandbytes", ...; "" keeps the source's.
+        container: "dcp", "torch" or "safetensors"; "" follows the target's name, else the source.
+        state_format, block: how state is kept where the dialect has a choice: "8bit", "4bit", "float32", ...
+        keep: refuse rather than requantize.
+        full_precision: globs on names of parameters whose state stays float32.
+        weights, seed: round float32 weights too, such as to "bfloat16_stochastic", with that seed.
+        model: a checkpoint with the weights, where names or shapes are needed.
+        from_dialect: whose state the source is, where its names fit two; "" is the one that is surest.
+        lossy: leave out what the target cannot keep, with a warning.
+        world_size, mesh: of a directory; by default as many ranks as the source has.
+        target, dry_run, force, manifest, threads, memory_limit: as for `reshard`.
+        include, exclude, progress: as for `inspect`.
+
+    Returns:
+        The report of `lowbit-ckpt convert --json`: for each state whether its bits stayed, else the errors of requantizing it.
+
+    Raises:
+        CheckpointError: the source is not sound, or the target cannot say what the source does.
+    """
+    with _Shown(progress, "convert") as told:
+        options = _options(
+            "ConvertOptions", to=to, from_=from_dialect, container=container, dry_run=dry_run, weights=weights, seed=seed, model=bytes_of(model),
+            wanted=_options(
+                "Wanted", state_format=state_format, block=block, keep=keep, lossy=lossy, full_precision=_names(full_precision),
+            ),
+            select=_options("Selection", include=_names(include), exclude=_names(exclude)),
+            write=_writing(world_size, {} if world_size is None and mesh is None else mesh, force, manifest, threads, memory_limit),
+        )  # fmt: skip
+        text = module().convert(bytes_of(source), bytes_of(target), options, progress=told)
+    return json.loads(text)
+
+
+def reshard(
+    source: Path, target: Path, *, world_size: int | None = None,
+    mesh: Mapping[int, int] | None = None, requantize: bool = False, include: Sequence[str] = (),
+    exclude: Sequence[str] = (), dry_run: bool = False, force: bool = False, manifest: bool = True,
+    threads: int = 1, memory_limit: int = 64 << 20, progress: Progress | bool | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Writes a checkpoint for another number of ranks; values stay as they are.
+
+    Args:
+        target: the folder to write; it appears whole or not at all.
+        world_size: number of ranks, cut as FSDP2 cuts: `mesh={0: world_size}`.
+        mesh: instead, parts along each tensor dimension, such as `{0: 4, 1: 2}` for FSDP over 4 and tensor parallelism over 2.
+        requantize: make new codes where a cut falls inside a block of torchao's quantized state; otherwise that is an error.
+        dry_run: only the plan.
+        force: replace the target where it exists.
+        manifest: leave digests of what was written, for `verify`.
+        threads, memory_limit: that read and write, and their buffers in bytes, all together.
+        include, exclude, progress: as for `inspect`.
+
+    Returns:
+        The report of `lowbit-ckpt reshard --json`.
+
+    Raises:
+        CheckpointError: the source is not sound, or the target cannot be written.
+    """
+    if world_size is None and mesh is None:
+        raise TypeError("reshard needs world_size= or mesh=")
+    with _Shown(progress, "reshard") as told:
+        text = module().reshard(
+            bytes_of(source), bytes_of(target), include=_names(include), exclude=_names(exclude), dry_run=dry_run, requantize=requantize,
+            progress=told, writing=_writing(world_size, mesh, force, manifest, threads, memory_limit),
+        )  # fmt: skip
+    return json.loads(text)
+
+
+def diff(
+    a: Path, b: Path, *, bytes: bool = False, tolerance: float = 0.0, include: Sequence[str] = (),
+    exclude: Sequence[str] = (), progress: Progress | bool | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """How two checkpoints differ.
+
+    Args:
+        bytes: compare what lies in the files; by default the dequantized values.
+        tolerance: of a difference, relative to the 2-norm of the larger of two tensors.
+        include, exclude, progress: as for `inspect`.
+
+    Returns:
+        The report of `lowbit-ckpt diff --json`: "same", and the "differences" by name with the first element that differs.
+    """
+    with _Shown(progress, "diff") as told:
+        text = module().diff(
+            bytes_of(a), bytes_of(b), include=_names(include), exclude=_names(exclude), bytes=bytes, tolerance=tolerance, progress=told,
+        )  # fmt: skip
+    return json.loads(text)
+
+
+class _Shown:
+    """A progress callback out of what callers give; for True a bar that goes when the work is done."""
+
+    def __init__(self, progress: Progress | bool | None, label: str) -> None:
+        self.progress, self.label, self.bar = progress, label, None
+
+    def __enter__(self) -> Progress | None:
+        if self.progress is None or self.progress is False:
+            return None
+        if self.progress is not True:
+            return self.progress
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError(
+                "progress=True draws with tqdm: pip install tqdm, or give a callback"
+            ) from error
+        self.bar = tqdm(desc=self.label, unit="B", unit_scale=True, disable=None, leave=False)
+        return self._update
+
+    def _update(self, done: int, total: int) -> None:
+        assert self.bar is not None
+        self.bar.total = total
+        self.bar.update(done - self.bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def _options(kind: str, **fields: Any) -> Any:
+    """Options of the C++ module, each set by its name."""
+    made = getattr(module(), kind)()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _writing(
+    world_size: int | None, mesh: Mapping[int, int] | None, force: bool, manifest: bool, threads: int, memory_limit: int
+) -> Any:  # fmt: skip
+    if world_size is not None and mesh is not None:
+        raise TypeError("give world_size= or mesh=, not both")
+    parts = {0: 1 if world_size is None else world_size} if mesh is None else dict(mesh)
+    if any(n < 1 for n in parts.values()) or any(d < 0 for d in parts):
+        raise ValueError(f"a tensor is cut into one part or more along each dimension, not {parts}")
+    return module().Writing(
+        replace=force, manifest=manifest, threads=threads, memory=memory_limit, parts=list(parts.values()), dims=list(parts),
+    )  # fmt: skip

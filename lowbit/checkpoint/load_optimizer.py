@@ -1,0 +1,224 @@
+"""Checkpoints straight into a live optimizer, sharded or not, whoever wrote them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowbit import ops, sharding
+from lowbit.checkpoint.commands import CheckpointError
+from lowbit.checkpoint.match_params import matched
+from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, State
+from lowbit.config.arguments import STRUCTURE
+from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.state.lazy_tensor import LazyTensor
+from lowbit.state.load import agreed
+
+
+def load_optimizer(
+    opt: LowbitOptimizer, path: str | os.PathLike[str], *, model: nn.Module | None = None
+) -> None:
+    """Loads optimizer state from `path` into `opt`, whatever the two are sharded by, and whoever wrote it; float moments are quantized on the way.
+
+    Each rank reads only the rows of its own shards, piece by piece and without executing anything, into the state that is there: nothing else is
+    in memory. Where state is kept under scales of whole rows, columns or tensors, every rank must call this, since the scales are shared.
+
+    Args:
+        opt: a lowbit optimizer. Its parameters are found by name, so build it from named parameters (`model.named_parameters()`,
+            `lowbit.param_groups(model)`), or pass `model`.
+        path: a file of `torch.save` or safetensors, or a directory of `torch.distributed.checkpoint`, nested or flattened; the optimizer state
+            dict lies there by itself or under a name of its own, such as 'optimizer' or 'optim'.
+        model: names parameters where the optimizer does not, and tells their order where the checkpoint only numbers them: the numbers of one
+            group, as of `torch.optim.AdamW(model.parameters())`, are those of `model.parameters()`, all of them or the trained ones. Without it,
+            and where the checkpoint has several groups, numbers are taken in the optimizer's order; its groups must then have as many parameters.
+
+    Warns as `load_state_dict` does: of a checkpoint without state, and of settings in which the groups that come together here differ.
+
+    Raises:
+        TypeError: `opt` is no optimizer of lowbit, or `path` no path.
+        ValueError: a parameter has no state there, or state of an unknown layout, or it cannot be known which parameter is which; nothing was changed.
+        CheckpointError: the checkpoint is damaged. Where that shows only while values are read, some of them are loaded already: load another
+            checkpoint, or build the optimizer anew.
+        FileNotFoundError: there is nothing at `path`.
+        ImportError: lowbit was built without its checkpoint module.
+    """
+    if not isinstance(opt, LowbitOptimizer):
+        raise TypeError(
+            f"load_optimizer loads into an optimizer of lowbit, such as lowbit.AdamW, not into {_kind(opt)}"
+        )
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"load_optimizer takes the path of a checkpoint, not {_kind(path)}; opt.load_state_dict takes a state dict"
+        )
+    path = os.fspath(path)
+    if not os.path.lexists(path):
+        raise FileNotFoundError(
+            f"there is no checkpoint at {path}"
+            + ("" if os.path.isabs(path) else f" in {os.getcwd()}")
+        )
+    checkpoint = Checkpoint(path)
+    saved = _model_of(checkpoint)
+    params, numbered = matched(opt, saved, model, checkpoint.path)
+    try:
+        opt.load_state_dict(_state_dict(opt, checkpoint, params))
+    except ValueError as error:
+        if not numbered:
+            raise
+        advice = "" if model else "; pass model= where they are in the order of the model"
+        raise ValueError(
+            f"{error}; {path} numbers its parameters, and they were taken in this optimizer's order{advice}"
+        ) from error
+    checkpoint.finish()
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _hyper(opt: LowbitOptimizer) -> list[str]:
+    """Group entries that a checkpoint may set: all that the optimizer has but how state is laid out."""
+    return ["initial_lr", *(key for key in opt.defaults if key not in STRUCTURE)]
+
+
+def _model_of(checkpoint: Checkpoint) -> Model:
+    """What the optimizer state means; ValueError where it is not that of one known optimizer."""
+    roots = checkpoint.optimizers
+    if not roots:
+        raise ValueError(
+            f"{checkpoint.path} holds no optimizer state dict: expected 'state' and 'param_groups', by themselves or under a name such as 'optimizer' or "
+            "'optim'"
+        )
+    if len(roots) > 1:
+        raise ValueError(
+            f"{checkpoint.path} holds {len(roots)} optimizers, {', '.join(sorted(map(repr, roots)))}: lowbit cannot tell which one is meant; save each in a checkpoint of its own"
+        )
+    try:
+        return checkpoint.model
+    except CheckpointError as error:
+        if error.file:  # damaged
+            raise
+        raise ValueError(f"{checkpoint.path}: {error}") from error
+
+
+def _state_dict(
+    opt: LowbitOptimizer, checkpoint: Checkpoint, params: Sequence[Param | None]
+) -> dict[str, Any]:
+    """What `load_state_dict` takes, keyed by the places of the optimizer's parameters; tensors are still in the checkpoint.
+
+    Args:
+        params: of the checkpoint, for each of the optimizer's members.
+    """
+    groups = checkpoint.model.groups
+    settings = [_settings(checkpoint, group, opt.defaults) for group in groups]
+    of = {
+        id(checkpoint.params[i]): settings[g]
+        for g, group in enumerate(groups)
+        for i in group.params
+    }
+    state: dict[int, Any] = {}
+    sources: dict[int, list[dict[str, Any]]] = {}  # settings for each group
+    for (number, p, _, place), param in zip(opt._members(), params, strict=True):
+        if param is None:
+            continue
+        if id(param) in of:
+            sources.setdefault(number, []).append(of[id(param)])
+        kept = _state_of(checkpoint, param)
+        if kept and isinstance(p, sharding.FlatShard) and not p.alone:
+            state.setdefault(place, {})[p.name] = kept
+        elif kept:
+            state[place] = kept
+    made, at = [], 0
+    for number, group in enumerate(opt.param_groups):
+        known = sources.get(number)
+        if known is None and settings and not checkpoint.model.flattened:
+            known = [settings[number] if number < len(settings) else settings[0]]
+        hyper = agreed(number, group, known or [], _hyper(opt))
+        size = len(group["params"])
+        made.append({**hyper, "params": list(range(at, at + size))})
+        at += size
+    return {"state": state, "param_groups": made}
+
+
+def _settings(checkpoint: Checkpoint, group: Group, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's settings: tensors where the file has tensors, tuples where the optimizer has them."""
+    made = {
+        key: tuple(value) if isinstance(defaults.get(key), tuple) and isinstance(value, list) else value
+        for key, value in group.settings.items()
+    }  # fmt: skip
+    for path, name in group.tensors:
+        if path[0] in made:
+            made = _put(made, path, _lazy_tensor(checkpoint, name).tensor())
+    return made
+
+
+def _put(into: Any, path: Sequence[str | int], value: Any) -> Any:
+    """A copy of nested dicts, lists and tuples with a value at the end of the path."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(into, dict):
+        return {**into, key: _put(into[key], rest, value)}
+    return type(into)(_put(item, rest, value) if i == key else item for i, item in enumerate(into))
+
+
+def _state_of(checkpoint: Checkpoint, param: Param) -> dict[str, Any]:
+    """A parameter's state under lowbit's keys: the very tensors where the file has them, else values, and codes where they are ours bit for bit."""
+    made: dict[str, Any] = {
+        name: torch.tensor(value, dtype=torch.float32)
+        if isinstance(value, float) and name != "step"
+        else value
+        for name, value in param.numbers.items()
+    }
+    for state in param.states:
+        for own in state.own:
+            read = partial(checkpoint.read_own_box, state, own)
+            made[own.key] = LazyTensor(getattr(torch, own.dtype), own.shape, read)
+        if state.own:
+            continue
+        read = partial(checkpoint.read_state_box, state)
+        made[state.name] = LazyTensor(torch.float32, state.shape, read)
+        # In rows of the parameter, or they are of another grid of blocks.
+        if state.codes is not None and state.codes.rows == (*state.shape, 1)[0]:
+            made |= _codes(checkpoint, state, state.codes)
+    return made
+
+
+def _codes(checkpoint: Checkpoint, state: State, codes: Codes) -> dict[str, LazyTensor]:
+    """Codes and scales under the keys that lowbit keeps them by."""
+    info = ops.state_format(codes.format)
+    made: dict[str, LazyTensor] = {}
+    if not info["scaled"]:
+        return made  # nothing is lost by its values
+    for end, dtype, width, scales in (
+        ("", info["dtype"], -(-codes.cols * codes.bits // 8), False),
+        ("_scale", info["scale_dtype"], -(-codes.cols // codes.block) * info["scale_numbers"], True),
+    ):  # fmt: skip
+        kind = getattr(torch, dtype)
+
+        def read(
+            offset: tuple[int, ...], shape: tuple[int, ...], kind: Any = kind, width: int = width, scales: bool = scales
+        ) -> bytearray:  # fmt: skip
+            rows = checkpoint.read_codes(state, offset[0], offset[0] + shape[0], scales=scales)
+            if shape[1] == width:
+                return rows
+            matrix = torch.frombuffer(rows, dtype=kind).reshape(shape[0], width)
+            cut = bytearray(shape[0] * shape[1] * kind.itemsize)
+            columns = matrix[:, offset[1] : offset[1] + shape[1]]
+            torch.frombuffer(cut, dtype=kind).reshape(shape).copy_(columns)
+            return cut
+
+        name = f"{state.name}_{codes.format}{end}"
+        made[name] = LazyTensor(kind, (codes.rows, width), read)
+    return made
+
+
+def _lazy_tensor(checkpoint: Checkpoint, name: str) -> LazyTensor:
+    tensor = checkpoint.tensors[name]
+    return LazyTensor(
+        getattr(torch, tensor.dtype), tensor.shape, partial(checkpoint.read_box, name)
+    )

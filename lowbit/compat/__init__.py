@@ -1,0 +1,1 @@
+"""The names that bitsandbytes, torchao and torchastic use."""

@@ -1,0 +1,108 @@
+"""Names and arguments that people know from torchao, for optimizers of the same meaning here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from lowbit.compat.bitsandbytes import refuse_keywords
+from lowbit.config.presets import choice, scaled
+from lowbit.optim.adam import Adam
+from lowbit.optim.adamw import AdamW
+from lowbit.optim.optimizer import LowbitOptimizer
+
+
+class _TorchaoOptions(LowbitOptimizer):
+    """torchao's two keywords for Adam and AdamW.
+
+    Args:
+        block_size: the block length of all states; None (default) keeps the preset's.
+        bf16_stochastic_round: False rounds bfloat16 parameters to nearest; True and None (default) round
+            stochastically.
+    """
+
+    _preset = "8bit"
+
+    def __init_subclass__(cls) -> None:
+        """Sets the signature that editors, trainers and `inspect` see: its own arguments and torchao's two."""
+        _, *own = inspect.signature(super().__init__).parameters.values()
+        _, _, _, *two, _ = inspect.signature(_TorchaoOptions.__init__).parameters.values()
+        at = [p.name for p in own].index("state_format")
+        cls.__signature__ = inspect.Signature([*own[:at], *two, *own[at:]])  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        params: Any,
+        *args: Any,
+        block_size: int | None = None,
+        bf16_stochastic_round: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        refuse_keywords(type(self).__name__, kwargs)
+        made: dict[str, Any] = {"state_format": self._preset}
+        if block_size is not None:
+            signed, unsigned = (
+                scaled(choice(self._preset, signed=kind)["format"], block=block_size)
+                for kind in (True, False)
+            )
+            made["state_format"] = {"exp_avg": signed, "exp_avg_sq": unsigned}
+            if kwargs.get("amsgrad") or (len(args) > 4 and args[4]):
+                made["state_format"]["max_exp_avg_sq"] = unsigned
+        if bf16_stochastic_round is False:
+            made["param_format"] = "nearest"
+        super().__init__(params, *args, **{**made, **kwargs})
+
+
+class AdamW8bit(_TorchaoOptions, AdamW):
+    """`AdamW` with state_format="8bit", under bitsandbytes' and torchao's name.
+
+    It also takes torchao's `block_size` and `bf16_stochastic_round`.
+    """
+
+    _preset = "8bit"
+
+
+class Adam8bit(_TorchaoOptions, Adam):
+    """`Adam` with state_format="8bit", under bitsandbytes' and torchao's name.
+
+    It also takes torchao's `block_size` and `bf16_stochastic_round`. Its weight decay is L2; bitsandbytes' is
+    decoupled.
+    """
+
+    _preset = "8bit"
+
+
+class AdamW4bit(_TorchaoOptions, AdamW):
+    """`AdamW` with state_format="4bit", under torchao's name.
+
+    It also takes torchao's `block_size` and `bf16_stochastic_round`.
+    """
+
+    _preset = "4bit"
+
+
+class Adam4bit(_TorchaoOptions, Adam):
+    """`Adam` with state_format="4bit", under torchao's name.
+
+    It also takes torchao's `block_size` and `bf16_stochastic_round`.
+    """
+
+    _preset = "4bit"
+
+
+class AdamWFp8(_TorchaoOptions, AdamW):
+    """`AdamW` with state_format="fp8", under torchao's name.
+
+    It also takes torchao's `block_size` and `bf16_stochastic_round`.
+    """
+
+    _preset = "fp8"
+
+
+class AdamFp8(_TorchaoOptions, Adam):
+    """`Adam` with state_format="fp8", under torchao's name.
+
+    It also takes torchao's `block_size` and `bf16_stochastic_round`.
+    """
+
+    _preset = "fp8"

@@ -1,0 +1,1 @@
+"""Configuration: arguments, presets, overrides, and lpmm's configuration files."""

@@ -1,0 +1,201 @@
+"""Arguments that all optimizers share: their checks, with torch's messages, and the entries of every group."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypedDict, TypeVar
+
+from torch import Tensor
+from typing_extensions import Unpack
+
+from lowbit.config.overrides import check as check_overrides
+from lowbit.config.overrides import check_renamed, check_together
+
+# Group entries that decide the layout of state. The live optimizer's count; a loaded state dict does not change them.
+STRUCTURE = (
+    "state_format", "param_format", "full_precision", "overrides", "min_numel", "rank", "decoupled_weight_decay"
+)  # fmt: skip
+
+
+class Options(TypedDict, total=False):
+    """lowbit's own options, which every optimizer takes; `lowbit.AdamW` says what they mean."""
+
+    state_format: str | Mapping[str, Any]
+    param_format: str
+    full_precision: bool | Sequence[str]
+    seed: int
+    overrides: Mapping[str, Mapping[str, Any]] | None
+    min_numel: int | None
+    state_memory: str
+
+
+class AllOptions(Options, total=False):
+    """Those, and torch's that every optimizer takes too, where no optimizer of torch says in which order."""
+
+    foreach: bool | None
+    maximize: bool
+
+
+# In the order that signatures show them.
+DEFAULTS: Mapping[str, Any] = {
+    "foreach": None,
+    "maximize": False,
+    "state_format": "8bit",
+    "param_format": "auto",
+    "full_precision": (),
+    "seed": 0,
+    "overrides": None,
+    "min_numel": None,
+    "state_memory": "device",
+}
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def lists(options: type) -> Callable[[_Init], _Init]:
+    """For a constructor that ends in `**options: Unpack[...]` of that TypedDict: `inspect.signature` and `help` show each of them, with its default."""
+    kinds = options.__annotations__
+    listed = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=getattr(kinds[name], "__forward_arg__", kinds[name]),
+        )
+        for name, default in DEFAULTS.items()
+        if name in kinds
+    ]
+
+    def shown(init: _Init) -> _Init:
+        signature = inspect.signature(init)
+        *own, _ = signature.parameters.values()
+        init.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+        return init
+
+    return shown
+
+
+def shared(
+    opt: object,
+    lr: float | Tensor,
+    *,
+    capturable: bool = False,
+    differentiable: bool = False,
+    fused: bool | None = None,
+    **options: Unpack[AllOptions],
+) -> dict[str, Any]:
+    """Group entries of every lowbit optimizer, checked, and `state_memory`.
+
+    Args:
+        opt: the optimizer, for errors.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as torch's optimizers raise them, and as `check_group` does.
+    """
+    check_renamed("the optimizer", options)
+    for name in options:
+        if name not in DEFAULTS:
+            raise TypeError(
+                f"{type(opt).__name__}.__init__() got an unexpected keyword argument {name!r}"
+            )
+    given = {**DEFAULTS, **options}
+    state_memory = given.pop("state_memory")
+    if isinstance(given["full_precision"], str):
+        given["full_precision"] = (given["full_precision"],)
+    group = {
+        "lr": lr,
+        "maximize": given.pop("maximize"),
+        "foreach": given.pop("foreach"),
+        "capturable": capturable,
+        "differentiable": differentiable,
+        "fused": fused,
+        **given,
+        "lowbit_version": 1,
+    }
+    check_group("the optimizer", group)
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    if not float(lr) >= 0.0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if differentiable:
+        raise ValueError(
+            "differentiable=True is not supported: the state is not differentiable. Use torch.optim instead"
+        )
+    if fused and group["foreach"]:
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+    return {**group, "state_memory": state_memory}  # not a group entry: the optimizer removes it
+
+
+def check_group(what: str, group: Mapping[str, Any]) -> None:
+    """Checks the options of the optimizer or of one group, so that a bad option fails here and not in the first step.
+
+    Args:
+        what: the name of the optimizer or group in errors.
+        group: the options; any may be missing.
+
+    Raises:
+        TypeError: an option has a wrong type, or a name that it no longer has.
+        ValueError: options contradict each other, or one is not allowed in a group.
+    """
+    check_renamed(what, group)
+    lr = group.get("lr", 0.0)
+    if lr is None or isinstance(lr, str):
+        raise TypeError(f"lr should be a number or a tensor but is: {lr!r}")
+    if "state_memory" in group:
+        raise ValueError(
+            "state_memory is for a whole optimizer, not for a group of it: pass it to the optimizer"
+        )
+    seed = group.get("seed", 0)
+    if not isinstance(seed, Integral):
+        raise TypeError(f"seed should be an int but is: {seed!r}")
+    if not -(1 << 63) <= int(seed) < 1 << 63:
+        raise ValueError(f"seed should fit into a signed 64-bit integer but is: {seed}")
+    full_precision = group.get("full_precision", ())
+    patterns = isinstance(full_precision, Sequence) and all(
+        isinstance(p, str) for p in full_precision
+    )
+    if not (isinstance(full_precision, bool) or patterns):
+        raise TypeError(
+            f"full_precision should be patterns of names, or a bool, but is: {full_precision!r}"
+        )
+    check_overrides(group.get("overrides") or {})
+    check_together(what, group)
+
+
+def check_betas(betas: Sequence[float | Tensor], count: int = 2) -> None:
+    """Raises TypeError unless there are `count` betas, and ValueError unless each is in [0, 1)."""
+    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != count:
+        raise TypeError(f"betas should be {count} numbers but is: {betas!r}")
+    for i, beta in enumerate(betas):
+        if not 0.0 <= float(beta) < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+
+
+def check_tensors(
+    lr: float | Tensor, betas: Sequence[float | Tensor], foreach: bool | None, capturable: bool
+) -> None:
+    """Raises ValueError, with torch's messages, where torch's Adam rejects a tensor as learning rate or beta."""
+    tensors = [isinstance(beta, Tensor) for beta in betas]
+    if any(tensors) and not all(tensors):
+        raise ValueError("betas must be either both floats or both Tensors")
+    if not foreach or capturable:
+        return
+    for name, tensor in [("lr", isinstance(lr, Tensor)), ("betas[0]", any(tensors))]:
+        if tensor:
+            raise ValueError(
+                f"{name} as a Tensor is not supported for capturable=False and foreach=True"
+            )
+
+
+def check_least(least: float = 0.0, **values: float) -> None:
+    """Raises ValueError unless every value is at least `least`."""
+    for name, value in values.items():
+        if not value >= least:
+            raise ValueError(f"Invalid {name} value: {value}")
+
+
+def number(lr: float | Tensor) -> float:
+    """The learning rate in `hyper`: 0 for a tensor, which the operator takes as a separate argument."""
+    return 0.0 if isinstance(lr, Tensor) else lr

@@ -1,0 +1,1 @@
+"""Gradients before the step: clipping, accumulation, and steps in the backward pass."""

@@ -1,0 +1,111 @@
+"""Checks for hooks on gradients, the registry of parameters that have one, and recovery after a failed pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lowbit import sharding
+
+accumulators: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its Accumulator
+steppers: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its InBackward
+
+
+def accumulator_of(p: Tensor) -> Any:
+    """The Accumulator of a parameter, or None. Without hooks only its owner keeps it alive."""
+    made = accumulators.get(p)
+    return None if made is None else made()
+
+
+def stepper_of(p: Tensor) -> Any:
+    """The InBackward that steps a parameter, or None."""
+    made = steppers.get(p)
+    return None if made is None else made()
+
+
+def check_model(model: nn.Module, what: str) -> None:
+    """Raises ValueError if a DistributedDataParallel is nested in the model: the hooks must know of its reducer."""
+    if not sharding.is_ddp(model) and any(sharding.is_ddp(m) for m in model.modules()):
+        raise ValueError(
+            f"this {type(model).__name__} contains a DistributedDataParallel; call {what} on that module itself"
+        )
+
+
+def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:
+    """Raises ValueError if a parameter can have no hook, or no second one."""
+    if stepper_of(p) is not None:
+        raise ValueError(
+            f"{name!r} is stepped in the backward pass already, as soon as it has a gradient; call lowbit.accumulate before lowbit.step_in_backward, "
+            "and each once (`remove()` removes hooks)"
+        )
+    if what == "lowbit.accumulate" and accumulator_of(p) is not None:
+        raise ValueError(f"{name!r} has an accumulator already; `remove()` that one first")
+    if hooks and sharding.is_flat(p):
+        instead = (
+            "use lowbit.accumulate(model, hooks=False) and call accumulator.add() after each backward pass"
+            if what == "lowbit.accumulate"
+            else "step after the backward pass, or use fully_shard (FSDP2)"
+        )
+        raise ValueError(
+            f"{name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), whose hooks never run, or run before the reduction; {instead}"
+        )
+
+
+def check_place(model: nn.Module, *_: Any, what: str, names: Mapping[str, Tensor]) -> None:
+    """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its parameters got hooks."""
+    if sharding.inside_ddp(model):
+        raise RuntimeError(
+            f"{what} was called on a module inside DistributedDataParallel, whose reducer would average gradients that the hooks have already "
+            "moved; call it on the DistributedDataParallel module"
+        )
+    now = {id(p) for p in model.parameters()}
+    for name, p in names.items():
+        if id(p) not in now and not sharding.is_sharded(p):
+            sharded = sharding.is_fully_sharded(model)
+            why = f"fully_shard was called after {what}" if sharded else "the model has another parameter there now"  # fmt: skip
+            raise RuntimeError(
+                f"the hook on {name!r} will never run: {why}; call {what} on the model as it is trained"
+            )
+
+
+class Recovery:
+    """Recovery of DistributedDataParallel or FSDP2 after a pass that raised on every rank; the next pass can then run.
+
+    DDP recovers in the next forward pass: its ranks must act together, and a rank that exits never gets there.
+    """
+
+    def __init__(self, model: nn.Module, params: Iterable[Tensor]) -> None:
+        self._model, self._params, self._ddp = model, list(params), sharding.is_ddp(model)
+        self._raised = self._first = False
+        self.began = False  # set by a forward pass, cleared by the owner
+        self.handle = model.register_forward_pre_hook(self._before_forward, prepend=True)
+
+    def raised(self) -> None:
+        """Records that the last pass raised."""
+        self._raised = self._ddp or not sharding.reset_fully_sharded(self._model)
+
+    def _before_forward(self, *_: Any) -> None:
+        if self._raised:
+            self._recover()
+        self.began = True
+        static = getattr(self._model, "static_graph", False)
+        self._first = static and not self._model._static_graph_delay_allreduce_enqueued
+
+    def _recover(self) -> None:
+        if self._first:
+            raise RuntimeError(
+                "the first backward pass of this DistributedDataParallel(static_graph=True) raised while its reducer counted gradients, and torch cannot "
+                "restart that pass; wrap the model again, and build the optimizer and hooks from the new wrapper"
+            )
+        now = {id(p) for p in self._model.parameters()}
+        if self._ddp:
+            sharding.reset_reducer(self._model)
+        elif any(id(p) not in now for p in self._params):
+            raise RuntimeError(
+                "a pass under fully_shard (FSDP2) raised and left parameters unsharded, and this torch cannot reshard them: "
+                "FSDPModule.reset_iter_state needs torch 2.13 or later; load the last checkpoint into a new model"
+            )
+        self._raised = False

@@ -1,0 +1,271 @@
+"""Optimizer steps inside the backward pass, which free each gradient as soon as it was used."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit import sharding
+from lowbit.gradients import hooks as places
+from lowbit.gradients.clip import Sums, divisor_for
+from lowbit.optim.optimizer import LowbitOptimizer
+
+
+def step_in_backward(
+    model: nn.Module,
+    opt: LowbitOptimizer,
+    *,
+    scaler: Any = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+) -> InBackward:
+    """Steps each parameter as soon as the backward pass has its gradient, and frees the gradient.
+
+    The training loop does not change:
+
+        lowbit.step_in_backward(model, opt)
+        ...
+        loss.backward()   # steps
+        opt.step()        # ends the step: parameters without a hook, the norm for the next step
+        scheduler.step()
+
+    The result has the bits of a step after the backward pass. On FSDP2 call it after `fully_shard`; the step runs
+    once a gradient's shard has been reduced. Under DistributedDataParallel, which keeps its buckets allocated anyway,
+    all parameters are stepped when the reducer has finished. With `lowbit.accumulate`, called first, the last
+    micro-batch steps. Without it, run all backward passes of a step but the last in `with released.hold():`, where
+    `released` is the returned object.
+
+    Args:
+        model: the model as it is trained. `opt.step()` steps parameters of `opt` that are not in it.
+        opt: an optimizer of lowbit with parameters of the model.
+        scaler: the torch.amp.GradScaler that scales the loss; None by default. Call `scaler.step(released)` instead of
+            `opt.step()`, then `scaler.update()`. A parameter whose gradient is not finite is not stepped. The others
+            are, since most of them have already been stepped when it is found.
+        max_norm: clips by the norm of the *previous* step's gradients; None (default) does not clip. This step's norm
+            is known only after its first gradients were used. Gradients are divided by max(1, (previous norm + 1e-6)
+            / max_norm), in the first step by 1. Unlike `clip_grad_norm_`, this clips a sudden large gradient one step
+            late.
+        norm_type: of that norm; 2 by default, positive.
+
+    Returns:
+        An `InBackward`, which has `hold`, `reset`, `remove` and the attribute `norm`.
+
+    Raises:
+        TypeError: the optimizer belongs to another library.
+        ValueError: FSDP1, whose hooks never run or run before the reduction; a parameter that is already stepped in the
+            backward pass; an optimizer without a parameter of the model; a negative max_norm; or a norm_type that is
+            not positive.
+    """
+    if not isinstance(opt, LowbitOptimizer):
+        raise TypeError(f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}")
+    if max_norm is not None and not max_norm >= 0.0:
+        raise ValueError(f"max_norm must be at least 0, not {max_norm}")
+    if not norm_type > 0.0:
+        raise ValueError(f"norm_type must be positive, not {norm_type}")
+    return InBackward(model, opt, scaler, max_norm, norm_type)
+
+
+class InBackward:
+    """The handle that `step_in_backward` returns. GradScaler accepts it as an optimizer.
+
+    Attributes:
+        norm: of the last whole step's gradients: a float32 tensor of no dimensions, or None without max_norm.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        opt: LowbitOptimizer,
+        scaler: Any,
+        max_norm: float | None,
+        norm_type: float,
+    ) -> None:
+        self.opt, self.scaler, self.max_norm, self.norm_type = opt, scaler, max_norm, norm_type
+        self.norm: Tensor | None = None
+        self._model = model
+        self._ddp = sharding.is_ddp(model)
+        self._divisor: Tensor | None = None
+        self._sums = Sums(norm_type)
+        self._found: dict[torch.device, Tensor] = {}
+        self._held = self._begun = False
+        self._queued = -1  # the backward pass that has a queued step
+        self._handles: list[Any] = []
+        self._groups: dict[Tensor, int] = {}
+        places.check_model(model, "lowbit.step_in_backward")
+        own = {id(p): name for name, p in model.named_parameters()}
+        for number, group in enumerate(opt.param_groups):
+            for p in group["params"]:
+                if p.requires_grad and id(p) in own:
+                    places.check_free(p, own[id(p)], "lowbit.step_in_backward")
+                    self._groups[p] = number
+        if not self._groups:
+            raise ValueError("the optimizer has no parameter of this model; build it after the model is sharded")  # fmt: skip
+        for p in self._groups:
+            places.steppers[p] = weakref.ref(self)
+            hook = self._after_reducer if self._ddp else self._hook
+            self._handles.append(p.register_post_accumulate_grad_hook(hook))
+        names = {own[id(p)]: p for p in self._groups}
+        check = functools.partial(places.check_place, what="lowbit.step_in_backward", names=names)
+        self._handles.append(model.register_forward_pre_hook(check, prepend=True))
+        self._recovery = places.Recovery(model, self._groups)
+        self._handles.append(self._recovery.handle)
+        self._handles.append(opt.register_step_pre_hook(self._before_rest))
+        self._handles.append(opt.register_step_post_hook(self._end))
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Context of all backward passes of a step but the last: gradients add up in `p.grad`, nothing is stepped."""
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
+
+    def reset(self) -> None:
+        """Discards a step whose backward pass raised. Call it on every rank.
+
+        Neither the norm nor the scaler then counts its gradients in the next step, and DDP and FSDP2 can run the next
+        pass. Parameters that were stepped stay stepped. Clear gradients that were not used with `zero_grad()`.
+        """
+        self._recovery.raised()
+        self._begun = False
+        self._sums, self._found = Sums(self.norm_type), {}
+
+    def remove(self) -> None:
+        """Removes the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        for p in self._groups:
+            places.steppers.pop(p, None)
+        self._handles = []
+
+    # Backward pass
+
+    @torch.no_grad()
+    def _hook(self, p: Tensor) -> None:
+        if self._held or p.grad is None:  # None: an accumulator has taken it
+            return
+        self._step([p])
+
+    def _step(self, params: list[Tensor]) -> None:
+        self._begin()
+        found = None
+        for p in params:
+            if self.max_norm is not None:
+                self._sums.add(p)
+            if self.scaler is not None:
+                found = self._look(p, found)
+        self.opt._update([(self._groups[p], p) for p in params], self._scale(), found)
+        for p in params:
+            p.grad = None
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        self.opt._prepare()
+        if self.max_norm is not None:  # every rank in the same order, whichever gradients it has
+            for group in self.opt.param_groups:
+                for p in group["params"]:
+                    self._sums.expect(p)
+
+    def _scale(self) -> Tensor | None:
+        """The divisor of the gradients, or None for 1."""
+        if self.scaler is None:
+            return self._divisor
+        device = self._divisor.device if self._divisor is not None else next(iter(self._found))
+        scale = self.scaler.scale(torch.ones((), device=device))
+        return scale if self._divisor is None else scale * self._divisor
+
+    def _look(self, p: Tensor, before: Tensor | None) -> Tensor:
+        """1 if any rank's part of the gradient has a value that is not finite, else 0: float32 of no dimensions."""
+        finite = sharding.gradient(p).isfinite().all()
+        bad = (~finite).to(torch.int32).reshape(1)
+        groups = sharding.process_groups(p)
+        if groups:
+            sharding.reduce_over([(bad, group, "max") for group in groups])
+        found = bad.float().reshape(())
+        last = self._found.get(found.device)
+        self._found[found.device] = found if last is None else torch.maximum(last, found)
+        return found if before is None else torch.maximum(before.to(found.device), found)
+
+    def _after_reducer(self, p: Tensor) -> None:
+        """Queues one step of all parameters for the end of this backward pass, after the reducer's own callbacks."""
+        if (
+            places.accumulator_of(p) is not None
+        ):  # the accumulator calls `_reduced` after the last micro-batch
+            return
+        task = torch._C._current_graph_task_id()
+        if self._held or self._queued == task or not self._model.require_backward_grad_sync:
+            return
+        self._queued = task
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        # The reducer queues its end when the last bucket is ready; with static_graph=True a callback of its own
+        # queues it.
+        queue(lambda: queue(lambda: queue(self._reduced)))
+
+    @torch.no_grad()
+    def _reduced(self) -> None:
+        params = [p for p in self._groups if p.grad is not None]
+        if params:
+            self._step(params)
+
+    # End of a step
+
+    def step(self) -> Any:
+        """Calls `opt.step()`; GradScaler calls this."""
+        for name in ("grad_scale", "found_inf"):
+            if hasattr(self, name):
+                setattr(self.opt, name, getattr(self, name))
+        try:
+            return self.opt.step()
+        finally:
+            for name in ("grad_scale", "found_inf"):
+                if hasattr(self, name):
+                    delattr(self.opt, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups for GradScaler to search for infinities: one flag per device, and the parameters not yet stepped.
+
+        A flag is a tensor whose gradient is infinite if any stepped gradient was not finite.
+        """
+        flags = []
+        for device, found in self._found.items():
+            flag = torch.zeros((), device=device, requires_grad=True)
+            flag.grad = torch.where(found > 0, torch.inf, 0.0)
+            flags.append(flag)
+        rest = [p for g in self.opt.param_groups for p in g["params"] if p.grad is not None]
+        return [{"params": flags + rest}]
+
+    def _before_rest(self, opt: Any, args: Any, kwargs: Any) -> Any:
+        """Clips parameters that no hook stepped in the last micro-batch like the others."""
+        if self.max_norm is None:
+            return None
+        self._begin()  # even if this rank has no gradient: other ranks wait for its part of the norm
+        for group in opt.param_groups:
+            for p in group["params"]:
+                self._sums.add(p)
+        if self._divisor is None:
+            return None
+        given = kwargs.get("grad_scale")
+        return args, {**kwargs, "grad_scale": self._divisor if given is None else self._divisor * given}  # fmt: skip
+
+    def _end(self, opt: Any, args: Any, kwargs: Any) -> None:
+        if self.max_norm is not None:
+            norm = self._sums.norm()
+            if self.scaler is not None:
+                norm = norm / self.scaler.scale(torch.ones_like(norm))
+            self.norm, divisor = norm, divisor_for(norm, self.max_norm)
+            # The scaler skips infinite norms; they say nothing about the next step.
+            self._divisor = torch.where(norm.isfinite(), divisor, 1.0)
+        self._begun = False
+        self._found = {}

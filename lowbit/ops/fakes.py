@@ -1,0 +1,64 @@
+"""What torch.compile and fake tensors take for the results of the operators: shapes and dtypes without values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def register(
+    entries: Callable[[str], Sequence[Mapping[str, Any]]], power_words: Callable[[], int]
+) -> None:
+    """Registers them for the operators that are loaded.
+
+    Args:
+        entries: the catalog's of a kind, `ops.entries`; operators take numbers of them.
+        power_words: the length of what `ops.exact_powers` returns.
+    """
+
+    def fake(name: str, of: Callable[..., Any]) -> None:
+        torch.library.register_fake(f"lowbit::{name}", of)
+
+    def state_codes(x: Tensor, entry: Mapping[str, Any]) -> Tensor:
+        rows, cols = x.shape
+        dtype = getattr(torch, entry["dtype"])
+        return x.new_empty((rows, -(-cols * entry["bits"] // 8)), dtype=dtype)
+
+    def quantize(x: Tensor, format: int, block: int) -> tuple[Tensor, Tensor]:
+        entry = entries("state")[format]
+        width = -(-x.shape[1] // block) * entry["scale_numbers"]
+        scales = x.new_empty((x.shape[0], width), dtype=getattr(torch, entry["scale_dtype"]))
+        return state_codes(x, entry), scales
+
+    def dequantize(codes: Tensor, scales: Tensor, format: int, block: int, cols: int) -> Tensor:
+        return codes.new_empty((codes.shape[0], cols), dtype=torch.float32)
+
+    def split(x: Tensor, format: int, seed: int, stream: int) -> tuple[Tensor, Tensor]:
+        entry = entries("param")[format]
+        stored = torch.empty_like(x, dtype=getattr(torch, entry["dtype"]))
+        if not entry["compensation"]:
+            return stored, x.new_empty((0,), dtype=torch.uint8)
+        dtype = getattr(torch, entry["compensation"])
+        size = (*x.shape, entry["compensation_bytes"]) if dtype == torch.uint8 else x.shape
+        return stored, x.new_empty(size, dtype=dtype)
+
+    fake("step", lambda *_, **__: None)
+    fake("accumulate", lambda *_: None)
+    fake(
+        "exact_powers", lambda grads, power: grads[0].new_empty((power_words(),), dtype=torch.int64)
+    )
+    fake(
+        "allocate",
+        lambda size, dtype, device, memory: torch.empty(
+            size, dtype=getattr(torch, dtype), device=torch.device("cuda", device)
+        ),
+    )
+    fake("quantize", quantize)
+    fake("dequantize", dequantize)
+    fake("quantize_given", lambda x, absmax, format: state_codes(x, entries("state")[format]))
+    fake("dequantize_given", lambda codes, absmax, format: torch.empty_like(absmax))
+    fake("join", lambda stored, compensation, format: torch.empty_like(stored, dtype=torch.float32))
+    fake("split", split)

@@ -1,0 +1,39 @@
+"""AdamW."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import Unpack
+
+from lowbit.config import arguments
+from lowbit.config.arguments import Options
+from lowbit.optim.adam import Adam
+
+
+class AdamW(Adam):
+    """AdamW (arXiv:1711.05101): `Adam` with decoupled weight decay, `weight_decay=1e-2` by default."""
+
+    @arguments.lists(Options)
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize,
+            capturable=capturable, differentiable=differentiable, fused=fused,
+            decoupled_weight_decay=True, **options,
+        )  # fmt: skip

@@ -1,0 +1,110 @@
+"""The optimizers' base: a torch.optim.Optimizer for schedulers, scalers, hooks, trainers and checkpoints."""
+
+from __future__ import annotations
+
+import glob
+from typing import Any
+
+import torch
+
+from lowbit import ops
+from lowbit.config import overrides
+from lowbit.optim.stats import Stats, collect
+from lowbit.optim.stepping import SteppingOptimizer
+from lowbit.state import choose
+from lowbit.state.load import restore
+
+
+class LowbitOptimizer(SteppingOptimizer):
+    """What every lowbit optimizer shares: state, its layout, loading, and one operator call for each group and device.
+
+    A subclass decides the update rule of a group and its hyperparameters.
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a `state_dict()`; this optimizer's dtypes and layout of state stay.
+
+        It also takes torch's Adam and AdamW state dicts, whose float moments it quantizes, and lowbit state in other
+        formats. Group entries are loaded, except those that decide the layout (`lowbit.config.arguments.STRUCTURE`).
+
+        Parameters are matched by name if both sides name the same ones, however they are grouped. Otherwise they are
+        matched by position, as torch does, in groups of the same sizes. `lowbit.load_optimizer` can also match by a
+        model's order, and reads files of other libraries.
+
+        Warns:
+            UserWarning: no parameter has state in the state dict; or a group here joins parameters of several saved
+                groups that differ in a setting, which then stays as it is.
+
+        Raises:
+            ValueError: the groups differ, names contradict positions, or a layout is unknown; the message has what to
+                do.
+        """
+        restore(self, state_dict)
+
+    def override_quantize_enable(self, module: torch.nn.Module, name: str, enable: bool) -> None:
+        """Decides whether one parameter's state is quantized, whatever `full_precision` and `min_numel` say.
+
+        Call it before the parameter's first step.
+
+        Args:
+            module, name: the parameter is `getattr(module, name)`.
+            enable: True quantizes the state, False keeps it in full precision.
+
+        Raises:
+            ValueError: it is no parameter of this optimizer, was stepped already, or has too few dimensions or too
+                short rows.
+        """
+        p: Any = getattr(module, name, None)
+        group, known, index = self._found(p, name)
+        if float(self.state.get(p, {}).get("step", 0.0)) > 0:
+            raise ValueError(
+                f"{name!r} has been stepped; whether its state is quantized is decided before the first step"
+            )
+        if enable and choose.is_full_precision(tuple(p.shape), None, (), 0):
+            raise ValueError(
+                f"{name!r} of shape {tuple(p.shape)} cannot be quantized: that takes two dimensions and rows of {ops.policy('thresholds')['min_cols']}"
+            )
+        before = group.get("overrides")
+        pattern = overrides.matched(group, known, index)
+        options = dict(before[pattern]) if before and pattern is not None else {}
+        options.update(
+            {"full_precision": False, "min_numel": 0} if enable else {"full_precision": True}
+        )
+        if not enable:
+            options.pop("state_format", None)
+        key = str(index) if known is None else glob.escape(overrides.clean_name(known))
+        rest = {k: v for k, v in (before or {}).items() if k != key}
+        group["overrides"] = {key: options, **rest}
+        self._structure.clear()
+        kept = self.state.pop(p, None)
+        self._lay_out_again()
+        try:
+            self.init_state()
+        except ValueError:  # sharding splits its blocks: undo
+            group["overrides"], self.state[p] = before or {}, kept or {}
+            self._structure.clear()
+            self._lay_out_again()
+            raise
+
+    def stats(self, *, probe: bool = False) -> Stats:
+        """The size and quality of the state, for each parameter and in total; print the result for a table.
+
+        Args:
+            probe: also runs the next step on copies, with the current gradients, and compares the values that it would
+                store with those that it computed; False by default. A collective if parameters are sharded and their
+                rule or scales reduce anything.
+
+        Returns:
+            {"parameters": {name: entry}, "total": entry}, of the local shards. An entry has:
+            `values`: the number of elements.
+            `bytes`: of each component: `parameter`, its `compensation`, `codes`, `scales`, `full_precision`
+            state, `factors`, `numbers` and `other`; and `bytes_per_value`.
+            `states`: for each quantized state the share of values whose code is the lowest or highest but 0
+            (`saturated`), the share that reads as 0 (`zero`), and the share of codes that occur (`used`; in the total
+            the mean).
+            With `probe` a state also has `rms_error`, the root mean square of the storage error relative to that of the
+            state, and `max_error`, the largest error relative to its value. The entry has `updates`, the share of
+            weights that the same step in float32 changes, and `lost`, the share that it changes but the stored step
+            does not.
+        """
+        return collect(self, probe)

@@ -1,0 +1,78 @@
+"""RMSprop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import Unpack
+
+from lowbit.config import arguments
+from lowbit.config.arguments import Options
+from lowbit.optim.optimizer import LowbitOptimizer
+
+
+class RMSprop(LowbitOptimizer):
+    """torch.optim.RMSprop with low-bit state.
+
+    With centered=True the variance is a difference of two numbers that few bits cannot tell apart. It is therefore at
+    least 1/8 of square_avg (1/64 in bfloat16, 0 in float32), so steps are at most 2.8 times as long as without
+    centering.
+
+    Args:
+        params: parameters, (name, parameter) pairs, or group dicts.
+        lr, alpha, eps, weight_decay, momentum, centered, maximize: as in torch.optim.RMSprop, with its defaults.
+        capturable, foreach, differentiable: accepted for torch's signature; differentiable=True raises.
+        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
+
+    Raises:
+        ValueError: an argument is out of range; the messages are torch's.
+    """
+
+    @arguments.lists(Options)
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        defaults = arguments.shared(
+            self,
+            lr,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            **options,
+        )
+        arguments.check_least(
+            epsilon=eps, momentum=momentum, weight_decay=weight_decay, alpha=alpha
+        )
+        defaults |= {
+            "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
+            "centered": centered,
+        }  # fmt: skip
+        super().__init__(params, defaults)
+
+    decides = ("momentum", "centered")
+
+    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
+        kind = "rmsprop_centered" if group["centered"] else "rmsprop"
+        return kind + ("_momentum" if group["momentum"] > 0 else "")
+
+    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
+        names = ("alpha", "eps", "weight_decay", "momentum")
+        format = "float32" if group["full_precision"] is True else group["state_format"]
+        known = {"float32": 0.0, "bfloat16": 2**-6}
+        least = known.get(format, 2**-3) if isinstance(format, str) else 2**-3
+        return [arguments.number(group["lr"]), *(group[name] for name in names), least]

@@ -1,0 +1,77 @@
+"""SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import Unpack
+
+from lowbit.config import arguments
+from lowbit.config.arguments import Options
+from lowbit.optim.optimizer import LowbitOptimizer
+
+
+class SGD(LowbitOptimizer):
+    """torch.optim.SGD with low-bit momentum.
+
+    Args:
+        params: parameters, (name, parameter) pairs, or group dicts.
+        lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.optim.SGD, with its defaults.
+        foreach, differentiable, fused: accepted for torch's signature; differentiable=True raises.
+        decoupled: True applies weight decay to the weights (SGDW) and not to the gradient; False by default.
+        dampen_first: True dampens the first step too (FlashOptim), where torch uses the whole gradient; False by
+            default.
+        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
+
+    Raises:
+        ValueError: an argument is out of range; the messages are torch's.
+    """
+
+    @arguments.lists(Options)
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled: bool = False,
+        dampen_first: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        defaults = arguments.shared(
+            self,
+            lr,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+            **options,
+        )
+        arguments.check_least(momentum=momentum, weight_decay=float(weight_decay))
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        defaults |= {
+            "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+            "nesterov": nesterov, "decoupled": decoupled, "dampen_first": dampen_first,
+        }  # fmt: skip
+        super().__init__(params, defaults)
+
+    decides = ("momentum",)
+
+    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
+        return "sgd_momentum" if group["momentum"] else "sgd"
+
+    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
+        return [
+            arguments.number(group["lr"]), group["momentum"], group["dampening"], float(group["nesterov"]),
+            float(group["weight_decay"]), float(group["decoupled"]), float(group["dampen_first"]),
+        ]  # fmt: skip

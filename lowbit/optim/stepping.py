@@ -1,0 +1,318 @@
+"""A step of an optimizer, from gradients to operator calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit import sharding
+from lowbit.state.layout import Layout
+from lowbit.state.reduce_groups import reduce_groups
+from lowbit.state.stateful import StatefulOptimizer
+from lowbit.step.cache import StepCache
+from lowbit.step.flat_shards import FlatShardReducer
+from lowbit.step.group import StepGroup
+from lowbit.step.phases import run_phases
+from lowbit.step.presence import Presence
+
+
+class SteppingOptimizer(StatefulOptimizer):
+    """An optimizer as far as it steps: one operator call for each group and device."""
+
+    _step_supports_amp_scaling = (
+        True  # GradScaler passes grad_scale and found_inf instead of unscaling
+    )
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}
+        self._flat_reducer: FlatShardReducer | None = None
+        self._step_cache: StepCache | None = None
+        self._presence: Presence | None = None
+        self._asked = False  # whether ranks have agreed on the gradients of this step
+        super().__init__(params, defaults)
+
+    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
+        """The rule's hyperparameters in the catalog's order: the learning rate first, 0 if it is a tensor."""
+        raise NotImplementedError
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._plans, self._flat_reducer, self._step_cache, self._presence = {}, None, None, None
+
+    def _lay_out_again(self) -> None:
+        super()._lay_out_again()
+        self._plans.clear()
+        self._flat_reducer = self._step_cache = self._presence = None
+
+    # The step
+
+    @torch.no_grad()
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | float | None = None
+    ) -> Any:
+        """Steps every parameter that has a gradient. Returns the closure's loss, or None.
+
+        A sharded parameter steps if any rank has a gradient and its rule or scales reduce anything (docs/sharding.md).
+
+        Args:
+            closure: reevaluates the model and returns the loss; runs with gradients enabled. None by default.
+            grad_scale: a number that divides the gradients as they are read, such as `lowbit.clip_scale` returns. It
+                applies in addition to the attribute `grad_scale` that torch's GradScaler sets. None (default) means 1.
+        """
+        if torch.compiler.is_compiling() and any(
+            sharding.is_sharded(p) for group in self.param_groups for p in group["params"]
+        ):
+            return self._step_uncompiled(closure, grad_scale)
+        return self._step(closure, grad_scale)
+
+    @torch._disable_dynamo  # which cannot follow a DTensor's local tensor through a whole step
+    def _step_uncompiled(self, *args: Any) -> Any:
+        return self._step(*args)
+
+    @torch.no_grad()
+    def _step(self, closure: Callable[[], Any] | None, grad_scale: Tensor | float | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_structure()
+        scale, found_inf = self._divisor(grad_scale), getattr(self, "found_inf", None)
+        self._asked = False
+        if self._step_again(scale, found_inf) or not self._prepare():
+            return loss
+        if not self._asked:
+            self._give_zeros(self._lacking())
+        flat_shards = self._flat_shards
+        with_grad = [
+            (number, p)
+            for number, group in enumerate(self.param_groups)
+            for whole in group["params"]
+            for p in (flat_shards.get(whole, (whole,)) if flat_shards else (whole,))
+            if p.grad is not None
+        ]
+        step_groups = self._update(with_grad, scale, found_inf)
+        if not torch.compiler.is_compiling() and StepCache.serves(with_grad, step_groups):
+            self._step_cache = StepCache(self.param_groups, self.state, step_groups)
+        return loss
+
+    def _divisor(self, given: Tensor | float | None) -> Tensor | None:
+        """The divisor of the gradients: GradScaler's times the given one, or None for 1."""
+        if given is not None and not isinstance(given, Tensor):
+            given = torch.tensor(float(given), device="cpu")
+        scale = getattr(self, "grad_scale", None)
+        if given is None or scale is None:
+            return scale if given is None else given
+        return scale * on_device(given, scale.device)
+
+    def _step_again(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
+        """Repeats the last step from the cache. Returns False, changing nothing, if any of its objects has changed."""
+        cache = self._step_cache
+        if cache is None or torch.compiler.is_compiling():
+            return False
+        if self._laid_out_for != self._decided() or not cache.take(self.param_groups, self.state):
+            self._forget_step()
+            return False
+        try:
+            presence = self._presence
+            lacking = presence.lacking(same=True) if presence is not None else []
+            if lacking:  # other ranks have gradients that were missing
+                self._forget_step()
+                self._give_zeros(lacking)
+                self._asked = True
+                return False
+            cache.bind(lambda step_group: self._options(step_group, grad_scale, found_inf))
+            run_phases(cache.step_groups)
+        except BaseException:
+            self._forget_step()  # it has taken the gradients
+            raise
+        return True
+
+    def _forget_step(self) -> None:
+        """Releases the step that would be repeated."""
+        if self._step_cache is not None:
+            self._step_cache.discard()
+            self._step_cache = None
+
+    def _lacking(self) -> list[Any]:
+        """The sharded parameters without a gradient here of which another rank has one.
+
+        It is a collective if the step of any of them reduces anything.
+        """
+        if torch.compiler.is_compiling():
+            return []
+        params = [p for group in self.param_groups for p in group["params"]]
+        if self._presence is None or not self._presence.of(params):
+            self._presence = Presence(params, self._laid_out())
+        return self._presence.lacking(same=False)
+
+    @staticmethod
+    def _give_zeros(params: Iterable[Any]) -> None:
+        for p in params:
+            p.grad = torch.zeros_like(p)
+
+    def _prepare(self) -> bool:
+        """Brings state up to the groups' options. Returns False if the step is only there to create it."""
+        if self._layouts and self._laid_out_for != self._decided():
+            self._lay_out_again()  # such as by OneCycleLR, which gives SGD a momentum
+            self.init_state()
+        return not self._create_late_state()
+
+    def _update(
+        self,
+        params: Iterable[tuple[int, Any]],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> list[StepGroup]:
+        """Steps these parameters, each with the number of its group."""
+        step_groups: dict[Any, StepGroup] = {}
+        reducer = self._agreed()
+        if reducer:
+            reducer.start()
+        for number, p in params:
+            value, lay = sharding.local(p), self._layouts[p]
+            if value.dtype != lay.dtype or not (
+                value.shape == lay.part.local or isinstance(p, sharding.FlatShard)
+            ):
+                raise self._changed(p, value, lay)
+            if reducer and isinstance(p, sharding.FlatShard):
+                reducer.steps(p)
+                if not value.numel():
+                    continue  # ranks with elements count its step
+            where = (number, value.device, lay.rule, lay.phases, reduce_groups(lay), type(p))
+            step_group = step_groups.get(where)
+            if step_group is None:
+                step_group = step_groups[where] = StepGroup(self.param_groups[number], lay)
+            step_group.add(p, value, lay, self._state_of(p) if reducer else self.state[p])
+        for where, step_group in step_groups.items():
+            self._bind(step_group, self._plan(where, step_group), grad_scale, found_inf)
+        run_phases(list(step_groups.values()), reducer)
+        if reducer and (found_inf is None or not bool(sharding.local(found_inf))):
+            for p in reducer.stepped_elsewhere():
+                self._state_of(p)["step"] += 1.0
+        return list(step_groups.values())
+
+    def _changed(self, p: Any, value: Tensor, lay: Layout) -> RuntimeError:
+        """The error for a parameter whose dtype or shape changed after its state was laid out."""
+        member = next(member for member in self._members() if member.p is p)
+        what = member.number if member.name is None else repr(member.name)
+        here, before = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, lay.dtype))
+        return RuntimeError(
+            f"parameter {what} is {here} {tuple(value.shape)} now, but its state was laid out for {before} "
+            f"{lay.part.local}: convert the model first, then build the optimizer, and load this one's state dict into that"
+        )
+
+    def _agreed(self) -> FlatShardReducer | None:
+        """What ranks agree on in a step about their flat shards; None where there are none."""
+        if self._flat_shards and self._flat_reducer is None:
+            flat_shards = [
+                (p, lay) for _, p, lay in self._laid_out() if isinstance(p, sharding.FlatShard)
+            ]
+            self._flat_reducer = FlatShardReducer(flat_shards)
+        return self._flat_reducer
+
+    def _bind(
+        self,
+        step_group: StepGroup,
+        plan: Tensor,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Gives a step group its operator call."""
+        hyper, options = self._options(step_group, grad_scale, found_inf)
+        step_group.bind(plan, hyper, **options)
+
+    def _options(
+        self, step_group: StepGroup, grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> tuple[list[float], dict[str, Any]]:
+        """The hyperparameters of a step group, and the keywords of its operator call."""
+        device = step_group.params[0].device
+        group = step_group.group
+        lr = group["lr"]
+        return self.hyper(group, step_group.rule), {
+            "lr": lr_beside(sharding.local(lr), device) if isinstance(lr, Tensor) else None,
+            "grad_scale": on_device(grad_scale, device),
+            "found_inf": on_device(found_inf, device),
+            "maximize": group["maximize"],
+            "seed": group["seed"],
+        }
+
+    def _plan(self, where: Any, step_group: StepGroup) -> Tensor:
+        """The plan of a step group, kept until its parameters or their streams change."""
+        if torch.compiler.is_compiling():
+            return step_group.plan()
+        streams = [stream for _, stream in step_group.rows]
+        versions = [stream._version for stream in streams]
+        where = (where, id(streams[0]))  # parameters may also be stepped one by one
+        kept = self._plans.get(where)
+        same = kept is not None and kept[1] == versions and len(kept[0]) == len(streams)
+        if (
+            kept is None
+            or not same
+            or any(a is not b for a, b in zip(kept[0], streams, strict=True))
+        ):
+            kept = self._plans[where] = (streams, versions, step_group.plan())
+        return kept[2]
+
+    def _create_late_state(self) -> bool:
+        """Creates state for parameters without any, which were on the meta device.
+
+        torch.distributed.checkpoint initializes an optimizer without state by a step with lr = 0 and zero gradients,
+        and torch's own optimizers count it. With state from construction that step never runs. If it runs, it creates
+        state and counts nothing.
+
+        Returns:
+            Whether the step was only there to create state.
+        """
+        count = sum(len(group["params"]) for group in self.param_groups)
+        count += sum(len(flat_shards) - 1 for flat_shards in self._flat_shards.values())
+        if len(self._layouts) == count and all(
+            (p in self._flat_shards or (p in self._layouts and not sharding.is_flat(p)))
+            and (self.state.get(p) or not (p.requires_grad or p.grad is not None))
+            for group in self.param_groups
+            for p in group["params"]
+        ):
+            return False
+        fresh = not any(self.state.values())
+        self.init_state()
+        params = [p for g in self.param_groups for p in g["params"]]
+        if not fresh or any(float(group["lr"]) != 0.0 for group in self.param_groups):
+            return False
+        # All ranks must agree, even if only others have nonzero gradients.
+        groups = dict.fromkeys(group for p in params for group in sharding.process_groups(p))
+        device = sharding.local(params[0]).device if params else torch.device("cpu")
+        some = torch.zeros(1, dtype=torch.int32, device=device)
+        for p in params:
+            if p.grad is not None:
+                some |= sharding.local(p.grad).any().to(device)
+        for group in groups:
+            sharding.reduce_over([(some, group, "max")])
+        return not bool(some)
+
+
+def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
+    """The learning rate in the operator's form: on the CPU, or moved from another GPU to the parameters' own."""
+    return lr.to(device) if lr.device.type == device.type else lr
+
+
+def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
+    """The local part of a one-element tensor, on the device.
+
+    A CPU number is filled in on the device, since a copy would wait for it.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured; all its replays would use the CPU number of now.
+    """
+    if number is None:
+        return None
+    number = sharding.local(number)
+    if number.device.type == "cpu" != device.type and not torch.compiler.is_compiling():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"a step that a CUDA graph captures got a number on the CPU ({float(number)}), which every replay would use again; pass a tensor "
+                f"on {device}"
+            )
+        return torch.full((), float(number), dtype=number.dtype, device=device)
+    return number.to(device)

@@ -1,0 +1,60 @@
+"""The local part of a parameter, and the collectives that join parts. Only this room imports torch.distributed."""
+
+from lowbit.sharding.chunks import Spread, complete, to_chunks
+from lowbit.sharding.collective import average_over, host_device, rank, reduce_over
+from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
+from lowbit.sharding.fsdp1 import flat_shards_of, flattened_weights
+from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
+from lowbit.sharding.placement import follows_columns, like, part, take
+from lowbit.sharding.tensor import (
+    dense_gradient,
+    gradient,
+    is_sharded,
+    local,
+    plain_gradients,
+    process_groups,
+    whole,
+)
+from lowbit.sharding.wrapper import (
+    inside_ddp,
+    is_ddp,
+    is_fully_sharded,
+    reset_fully_sharded,
+    reset_reducer,
+)
+
+__all__ = [
+    "CUT_ALL",
+    "CUT_ENDS",
+    "CUT_NONE",
+    "Flat",
+    "FlatShard",
+    "Part",
+    "Spread",
+    "average_over",
+    "complete",
+    "dense_gradient",
+    "flat_shards_of",
+    "flats",
+    "flattened_weights",
+    "follows_columns",
+    "gradient",
+    "host_device",
+    "inside_ddp",
+    "is_ddp",
+    "is_flat",
+    "is_fully_sharded",
+    "is_sharded",
+    "like",
+    "local",
+    "part",
+    "plain_gradients",
+    "process_groups",
+    "rank",
+    "reduce_over",
+    "reset_fully_sharded",
+    "reset_reducer",
+    "take",
+    "to_chunks",
+    "whole",
+]

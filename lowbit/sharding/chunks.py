@@ -1,0 +1,134 @@
+"""Conversion of flat shards: state into DTensors of the original parameters, and partial rows into whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lowbit.sharding.collective import reduce_over
+from lowbit.sharding.flat_shard import FlatShard
+from lowbit.sharding.placement import strides
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The layout of a state tensor over the ranks that hold parts of a parameter."""
+
+    shape: tuple[int, ...]  # of the whole parameter
+    local: tuple[int, ...]
+    row: int | None  # bytes per row of the parameter; None if every rank has the whole tensor
+    bits: int  # per element of the parameter; 0 if a value belongs to a whole row
+
+
+def to_chunks(p: FlatShard, spreads: Sequence[Spread], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """State tensors of a flat shard as DTensors of the original parameter. A collective.
+
+    They are sharded on dimension 0, or replicated if every rank has the whole tensor.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    ranks, rank = p.flat.ranks, p.flat.rank
+    count = -(-p.shape[0] // ranks) if p.shape else 0
+    chunks = [(min(r * count, p.shape[0]), min((r + 1) * count, p.shape[0])) for r in range(ranks)] if p.shape else []  # fmt: skip
+    first_holder = p.holding_ranks[0] if p.holding_ranks else 0
+
+    def passed(i: int, k: int, spread: Spread, own: Tensor) -> tuple[int, int]:
+        """The bytes that rank i sends to rank k, [begin, end) in the whole tensor.
+
+        They are i's rows in k's chunk. A tensor that every rank has comes whole from the first rank.
+        """
+        if spread.row is None:
+            return 0, own.numel() if i == first_holder else 0
+        begin, end = max(p.rows[i][0], chunks[k][0]), min(p.rows[i][1], chunks[k][1])
+        return begin * spread.row, max(begin, end) * spread.row
+
+    device = p.owner.device
+    mine = chunks[rank] if chunks else (0, 0)
+    spread_bytes = [(s, _own_bytes(p, s, t)) for s, t in zip(spreads, tensors, strict=True)]
+    sent: list[Tensor] = []
+    out, into = [], []
+    for k in range(ranks):
+        parts = []
+        for spread, own in spread_bytes:
+            begin, end = passed(rank, k, spread, own)
+            base = p.rows[rank][0] * (spread.row or 0)
+            parts.append(own[begin - base : end - base])
+        sent += parts
+        out.append(sum(part.numel() for part in parts))
+        runs = [passed(k, rank, spread, own) for spread, own in spread_bytes]
+        into.append(sum(end - begin for begin, end in runs))
+    received = torch.empty(sum(into), dtype=torch.uint8, device=device)
+    dist.all_to_all_single(received, torch.cat(sent), into, out, group=p.flat.group)
+    mesh = DeviceMesh.from_group(p.flat.group, device.type)
+    sizes = [own.numel() if s.row is None else (mine[1] - mine[0]) * s.row for s, own in spread_bytes]  # fmt: skip
+    buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
+    at = 0
+    for k in range(ranks):
+        for (spread, own), buffer in zip(spread_bytes, buffers, strict=True):
+            begin, end = passed(k, rank, spread, own)
+            base = mine[0] * (spread.row or 0)
+            # bytes and bits of other ranks are zero
+            buffer[begin - base : end - base] |= received[at : at + end - begin]
+            at += end - begin
+    made: list[Tensor] = []
+    for spread, tensor, buffer in zip(spreads, tensors, buffers, strict=True):
+        whole = spread.row is None
+        local = spread.shape if whole else (mine[1] - mine[0], *spread.shape[1:])
+        value = buffer.view(tensor.dtype).reshape(local)
+        made.append(
+            DTensor.from_local(
+                value, mesh, [Replicate() if whole else Shard(0)], run_check=False,
+                shape=torch.Size(spread.shape), stride=strides(spread.shape),
+            )
+        )  # fmt: skip
+    return made
+
+
+def _own_bytes(p: FlatShard, spread: Spread, tensor: Tensor) -> Tensor:
+    """The bytes of a state tensor, with zeros where they belong to another rank."""
+    bytes_ = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if spread.row is None or not bytes_.numel() or not (p.part.front or p.part.back):
+        return bytes_
+    bytes_ = bytes_.clone()
+    rows = bytes_.view(-1, spread.row)
+    if not spread.bits:  # a row's values belong to the rank that holds its first element
+        rows[: 1 if p.part.front else 0] = 0
+        return bytes_
+    before, behind = p.part.front * spread.bits, (p.cols - p.part.back) * spread.bits
+    rows[0, : before // 8] = 0
+    if before % 8:
+        rows[0, before // 8] &= 0xFF << before % 8 & 0xFF
+    rows[-1, -(-behind // 8) :] = 0
+    if behind % 8:
+        rows[-1, behind // 8] &= (1 << behind % 8) - 1
+    return bytes_
+
+
+def complete(p: FlatShard, values: Sequence[Tensor]) -> list[Tensor]:
+    """The rows that a flat shard touches, whole and in float32; other ranks send the missing elements.
+
+    A collective if rows are split between ranks.
+
+    Args:
+        values: tensors with one float32 value for each local element.
+    """
+    made = [p.part.with_room(value).reshape(p.part.rows, p.cols) for value in values]
+    cut, mine = p.cut_rows, range(*p.rows[p.flat.rank])
+    if cut:
+        bits = torch.zeros(
+            (len(values), len(cut), p.cols), dtype=torch.int32, device=p.owner.device
+        )
+        here = [(k, r - mine.start) for k, r in enumerate(cut) if r in mine]
+        for i, rows in enumerate(made):
+            for k, r in here:
+                bits[i, k] = rows[r].view(torch.int32)
+        reduce_over([(bits, p.flat.group, "sum")])  # only one rank has a nonzero term
+        for i, rows in enumerate(made):
+            for k, r in here:
+                rows[r] = bits[i, k].view(torch.float32)
+    return [rows.reshape(p.part.local) for rows in made]

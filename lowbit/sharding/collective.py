@@ -1,0 +1,53 @@
+"""The collectives of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def rank() -> int:
+    """This process's rank in the default process group; 0 without one."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
+    """All-reduces tensors in place, with one collective for each process group, operation and dtype.
+
+    Args:
+        wanted: (tensor, process group, "sum" or "max") each. Tensors are integers only, so that the result does not
+            depend on the order of the ranks.
+    """
+    import torch.distributed as dist
+
+    together: dict[Any, list[Tensor]] = {}
+    for tensor, group, operation in wanted:
+        if tensor.numel():
+            together.setdefault((group, operation, tensor.dtype), []).append(tensor)
+    for (group, operation, _), tensors in together.items():
+        alone = len(tensors) == 1 and tensors[0].is_contiguous()
+        joined = tensors[0] if alone else torch.cat([t.reshape(-1) for t in tensors])
+        dist.all_reduce(joined, getattr(dist.ReduceOp, operation.upper()), group)
+        if not alone:
+            parts = joined.split([t.numel() for t in tensors])
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.reshape(tensor.shape))
+
+
+def average_over(t: Tensor, group: Any) -> None:
+    """Averages a gradient over a process group in place: it divides, then sums, as DistributedDataParallel does."""
+    import torch.distributed as dist
+
+    t.div_(group.size())
+    dist.all_reduce(t, group=group)
+
+
+def host_device(groups: Sequence[Any], device: torch.device) -> torch.device:
+    """Where to reduce numbers for the host: the CPU if all process groups support it, so that no GPU is waited for."""
+    cpu = torch.device("cpu")
+    return cpu if all(cpu in group._device_types for group in groups) else device

@@ -1,0 +1,65 @@
+"""What FSDP1 (FullyShardedDataParallel) has flattened: the original parameters, their names and where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from lowbit.sharding.flat_shard import Flat, FlatShard, flat_of
+
+Clean = Callable[[str], str]  # a name without what wrappers put into it
+
+
+def flattened_weights(model: nn.Module, modules: Iterable[nn.Module], clean: Clean) -> list[str]:
+    """The original names of the modules' weights that FSDP1 flattened (`use_orig_params=False`)."""
+    wanted = {(id(module), "weight") for module in modules}
+    found = []
+    for path, handle, flat in _handles(model):
+        if handle._use_orig_params:
+            continue
+        first = {  # the first name of tied weights
+            (id(info.prim_module), info.prim_param_name)
+            for info in flat._shared_param_infos
+            if (id(info.module), info.param_name) in wanted
+        }
+        for info, fqn in zip(flat._param_infos, flat._fqns, strict=True):
+            if (id(info.module), info.param_name) in wanted | first:
+                found.append(_original(path, fqn, clean))
+    return found
+
+
+def _handles(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """(module's name, handle, flat parameter) of all FSDP1 modules, in the same order on all ranks."""
+    for path, module in model.named_modules():
+        handle = getattr(module, "_handle", None)
+        flat = getattr(handle, "flat_param", None)
+        if flat is not None:
+            yield path, handle, flat
+
+
+def _original(path: str, fqn: str, clean: Clean) -> str:
+    return clean(f"{path}.{fqn}".removeprefix("."))
+
+
+def flat_shards_of(model: nn.Module, clean: Clean) -> Iterator[FlatShard]:
+    """The flat shards of all FSDP1 modules, one for each original parameter; tied parameters under their first name."""
+    for path, handle, flat in _handles(model):
+        alone = bool(handle._use_orig_params)
+        if handle.uses_sharded_strategy:
+            size = flat._sharded_size.numel()
+            place = flat_of(handle.process_group, size)
+        else:
+            place = Flat(None, 0, 1, flat._unpadded_unsharded_size.numel())
+        runs = zip(handle._get_flat_param_offsets(), flat._is_padding_mask, strict=True)
+        offsets = [run for run, padding in runs if not padding]
+        owners = flat._params if alone else [flat] * len(flat._fqns)
+        also: dict[str, list[str]] = {}
+        for info in flat._shared_param_infos:
+            first = f"{info.prim_module_name}.{info.prim_param_name}".removeprefix(".")
+            name = f"{info.module_name}.{info.param_name}".removeprefix(".")
+            also.setdefault(first, []).append(name)
+        for owner, fqn, shape, (begin, _) in zip(owners, flat._fqns, flat._shapes, offsets, strict=True):  # fmt: skip
+            tied = [_original(path, name, clean) for name in also.get(fqn, ())]
+            yield FlatShard(owner, _original(path, fqn, clean), shape, place, begin, alone, tied)

@@ -1,0 +1,70 @@
+"""The local part of a sharded tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+# Which rows have blocks that are split between ranks: names of csrc/policy/plan.h.
+CUT_NONE, CUT_ENDS, CUT_ALL = "none", "ends", "all"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The local part of a tensor: a box of the global shape."""
+
+    shape: tuple[int, ...]  # global
+    local: tuple[int, ...]
+    offset: tuple[int, ...]
+    # One (dimension, process group) for each mesh dimension that shards the tensor.
+    cuts: tuple[tuple[int, Any], ...] = ()
+    # For a tensor made from a parameter: the parameter's dimension that each of its own follows, or -1.
+    follows: tuple[int, ...] = ()
+    # If columns are split: the column at which each rank's part begins, without 0.
+    begins: tuple[int, ...] = ()
+    # For a flat shard: elements at the start of the first row and at the end of the last row that other ranks have.
+    front: int = 0
+    back: int = 0
+    cut: str = CUT_NONE  # CUT_ENDS or CUT_ALL if blocks are split between ranks
+
+    @property
+    def rows(self) -> int:
+        return self.local[0] if self.local else 1
+
+    @property
+    def cols(self) -> int:
+        return math.prod(self.local[1:])
+
+    @property
+    def global_rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def global_cols(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def row_offset(self) -> int:
+        return self.offset[0] if self.offset else 0
+
+    @property
+    def col_offset(self) -> int:
+        return self.offset[1] * math.prod(self.shape[2:]) if len(self.shape) > 1 else 0
+
+    @property
+    def whole_rows(self) -> bool:
+        return self.local[1:] == self.shape[1:]
+
+    def with_room(self, here: Tensor) -> Tensor:
+        """Local elements as rows of the box, in its shape; zeros where other ranks have the elements."""
+        rows = here.new_zeros(self.local)
+        self.without_room(rows).copy_(here.reshape(-1))
+        return rows
+
+    def without_room(self, rows: Tensor) -> Tensor:
+        """The inverse of `with_room`: a view of the local elements in one dimension."""
+        flat = rows.reshape(-1)
+        return flat[self.front : flat.numel() - self.back]

@@ -1,0 +1,119 @@
+"""The local part of any tensor: plain, DTensor or flat shard."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from lowbit.sharding.flat_shard import FlatShard, flats, is_flat
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(t: Any) -> TypeGuard[DTensor]:
+    """Whether t is a DTensor. It never imports DTensor's module, which takes half a second: until then none exists."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(t, module.DTensor)
+
+
+def is_sharded(t: Any) -> bool:
+    """Whether t is a DTensor, replicated or sharded, or a flat shard."""
+    return isinstance(t, FlatShard) or is_dtensor(t)
+
+
+def local(t: Any) -> Tensor:
+    """The local tensor of a DTensor or flat shard, otherwise t itself. It shares t's memory, so writes change t."""
+    if isinstance(t, FlatShard):
+        return t.value
+    if not is_dtensor(t):
+        return t
+    # to_local() builds an autograd view each time; the compiler knows only to_local().
+    return t.to_local() if torch.compiler.is_compiling() else t._local_tensor
+
+
+def whole(t: Tensor) -> Tensor:
+    """The whole tensor. For a DTensor this is a gather, which every rank must call."""
+    return t.full_tensor() if is_dtensor(t) else t
+
+
+def gradient(p: Any) -> Tensor:
+    """The local part of p's gradient, placed like p.
+
+    Tensor parallelism may leave partial sums or other placements; these gradients are redistributed.
+    """
+    grad = p.grad
+    assert grad is not None
+    if not is_dtensor(grad) or not is_dtensor(p):
+        return local(grad)
+    if grad.device_mesh != p.device_mesh or tuple(grad.placements) != tuple(p.placements):
+        grad = grad.redistribute(p.device_mesh, p.placements)
+    return local(grad)
+
+
+def dense_gradient(p: Any) -> Tensor:
+    """The local part of p's gradient, as `gradient` gives it. Raises RuntimeError if it is sparse."""
+    grad = gradient(p)
+    if grad.layout != torch.strided:
+        raise RuntimeError(
+            "lowbit takes dense gradients, but this one is sparse; build the embedding with sparse=False"
+        )
+    return grad
+
+
+_grad = operator.attrgetter("grad")
+_local = operator.attrgetter("_local_tensor")
+_placements = operator.attrgetter("_spec.placements")
+_mesh = operator.attrgetter("_spec.mesh")
+
+
+def plain_gradients(params: Sequence[Any], locals_: Sequence[Tensor]) -> list[Tensor] | None:
+    """The local gradients of parameters that are all plain, or all DTensors placed like their gradients; else None.
+
+    None means that a gradient is missing or needs `gradient`.
+
+    Args:
+        params: the parameters.
+        locals_: the parameters' local tensors at the last step.
+    """
+    grads = list(map(_grad, params))
+    kinds = set(map(type, grads))
+    if len(kinds) == 1 and is_dtensor(grads[0]):
+        if not (
+            set(map(type, params)) == kinds
+            and all(map(operator.is_, map(_local, params), locals_))
+            and all(map(operator.is_, map(_mesh, grads), map(_mesh, params)))
+            and all(map(operator.eq, map(_placements, grads), map(_placements, params)))
+        ):
+            return None
+        grads = list(map(_local, grads))
+        kinds = set(map(type, grads))
+    return grads if kinds == {Tensor} else None
+
+
+def process_groups(t: Tensor) -> tuple[Any, ...]:
+    """The process groups over which the parts of t are spread, one for each mesh dimension that shards it; none where it is whole here.
+
+    Raises:
+        ValueError: t is a flat shard of FSDP1 that was not bound.
+    """
+    if is_flat(t):
+        flat = flats.get(t)
+        if flat is None:
+            raise ValueError(
+                "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), which does not know the other ranks' shards: call "
+                "lowbit.fsdp1.bind(model, opt) first, or use the wrapped model's own clip_grad_norm_"
+            )
+        return (flat.group,) if flat.ranks > 1 else ()
+    if not is_dtensor(t):
+        return ()
+    return tuple(
+        t.device_mesh.get_group(i)
+        for i, placement in enumerate(t.placements)
+        if hasattr(placement, "dim") and t.device_mesh.size(i) > 1
+    )

@@ -1,0 +1,1 @@
+"""The state of parameters: layout, quantization, conversion, loading, memory."""

@@ -1,0 +1,113 @@
+"""What a user's options mean for one parameter: its rule, its slots, and whether its state stays in full precision."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lowbit import ops, sharding
+from lowbit.config.overrides import clean_name
+from lowbit.config.presets import FACTORED, scaled, slot_formats
+from lowbit.state.slot import Slot
+
+
+def is_full_precision(
+    shape: Sequence[int],
+    name: str | None,
+    full_precision: bool | Sequence[str],
+    min_numel: int | None = None,
+) -> bool:
+    """Whether a parameter of this global shape and name keeps full-precision state.
+
+    It does if it has too few dimensions, fewer than `min_numel` elements (None: the policy's threshold) or rows that
+    are too short, or if `full_precision` names it. `lowbit.catalog()["thresholds"]` has the numbers.
+    """
+    limits, numel = ops.policy("thresholds"), math.prod(shape)
+    if len(shape) < limits["min_dims"] or numel // max(shape[0], 1) < limits["min_cols"]:
+        return True
+    if numel < (limits["min_numel"] if min_numel is None else min_numel):
+        return True
+    return names_full_precision(name, full_precision)
+
+
+def names_full_precision(name: str | None, full_precision: bool | Sequence[str]) -> bool:
+    """Whether `full_precision` names the parameter, whatever its shape."""
+    if isinstance(full_precision, bool):
+        return full_precision
+    patterns = (full_precision,) if isinstance(full_precision, str) else full_precision or ()
+    return any(fnmatch.fnmatch(clean_name(name or ""), pattern) for pattern in patterns)
+
+
+def chosen_of(
+    rule: str, part: sharding.Part, options: Mapping[str, Any], name: str | None
+) -> tuple[dict[str, dict[str, Any]], dict[str, bool]]:
+    """The format of each state of a rule by a parameter's options, and whether the state stays in full precision."""
+    chosen, own = slot_formats(rule, options["state_format"]), options["min_numel"]
+    full_precision = {
+        slot: is_full_precision(
+            part.shape,
+            name,
+            options["full_precision"],
+            spec.get("min_numel") if own is None else own,
+        )
+        for slot, spec in chosen.items()
+    }
+    return chosen, full_precision
+
+
+def rule_of(
+    rule: str,
+    chosen: Mapping[str, Mapping[str, Any]],
+    full_precision: Mapping[str, bool],
+    ndim: int,
+) -> str:
+    """The rule with those second moments factored that `chosen` wants so; full-precision state and vectors are not."""
+    wanted = [name for name, spec in chosen.items() if spec["format"] == FACTORED]
+    if not wanted or ndim < 2:
+        return rule
+    factored = f"{rule}_factored"
+    if factored not in ops.names("rules") or wanted != ops.rule(factored)["factors"]:
+        raise ValueError(f"{rule} cannot keep {' and '.join(wanted)} factored")
+    return rule if all(full_precision[name] for name in wanted) else factored
+
+
+def slots_of(
+    rule: str, chosen: Mapping[str, Mapping[str, Any]], full_precision: Mapping[str, bool]
+) -> tuple[Slot, ...]:
+    """The slots of a rule in the formats that `chosen` has for it, or for the rule that it is the factored variant of."""
+    slots = []
+    for slot in ops.rule(rule)["slots"]:
+        name, spec = slot["name"], chosen[slot["name"]]
+        if spec["format"] == FACTORED or (full_precision[name] and spec["scale"] != "none"):
+            spec = scaled("float32")
+        stochastic = spec["rounding"] == "stochastic"
+        slots.append(Slot(name, spec["format"], spec["block"], spec["scale"], stochastic))
+    return tuple(slots)
+
+
+def param_format_of(p: Tensor, param_format: str, what: str) -> str:
+    """The parameter format's name.
+
+    "auto" rounds 16-bit parameters stochastically and "nearest" rounds them to nearest; both are plain for float32.
+
+    Raises:
+        ValueError: no parameter format, or not this one, stores the parameter's dtype.
+    """
+    dtype = str(p.dtype).removeprefix("torch.")
+    served = sorted({entry["dtype"] for entry in ops.entries("param")})
+    if dtype not in served:
+        raise ValueError(
+            f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served)}"
+        )
+    if param_format in ("auto", "nearest"):
+        return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype
+    if ops.param_format(param_format)["dtype"] != dtype:
+        raise ValueError(
+            f"{what} is {dtype}, which param_format={param_format!r} does not store"
+            f"; parameters may be {' or '.join(served)}"
+        )
+    return param_format

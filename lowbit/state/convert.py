@@ -1,0 +1,230 @@
+"""Conversion of one parameter's saved state, from any known layout, to this optimizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lowbit import sharding
+from lowbit.state import memory
+from lowbit.state.layout import Layout
+from lowbit.state.lazy_tensor import LazyTensor
+from lowbit.state.quantize import dequantize_slot, quantize_slot
+from lowbit.state.saved import SavedTensor, find_saved, find_source, unknown, with_known_names
+from lowbit.state.slot import Slot, StateTensor
+
+# Values that are dequantized and quantized at a time, where state comes from a checkpoint.
+PIECE = 4 << 20
+
+# Fills a parameter's state tensors: the given live ones if they fit, else new ones.
+Converted = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+def convert_state(
+    p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any, state_memory: str = "device"
+) -> Converted:
+    """How this optimizer's state of parameter p is made from saved state: moved where it fits, converted where it does not.
+
+    Everything is checked here and nothing is read yet, so that a state dict that does not fit changes nothing. Tensors that lie in a checkpoint
+    (`LazyTensor`) are read by the rows that are here, in pieces.
+
+    Args:
+        p: the parameter.
+        lay: its layout in this optimizer.
+        saved: its saved state.
+        key: the state dict's name for p, for errors.
+        state_memory: where new tensors are allocated; one of `memory.MEMORIES`, "device" by default.
+
+    Returns:
+        A function from the live state to the converted state. It writes to live tensors that fit.
+
+    Raises:
+        ValueError: a moment is missing, or its layout is unknown.
+    """
+    saved = with_known_names(p, lay, saved)
+    step = saved.get("step", None)
+    if step is None:
+        raise unknown(saved, key, "it has no 'step'")
+    step, stream = _number(step), _number(saved.get("stream", lay.stream))
+    jobs = [_slot_job(p, lay, slot, saved, key) for slot in lay.slots]
+    jobs += [_auxiliary_job(p, entry, saved, key) for entry in lay.auxiliary]
+    if lay.compensation:
+        jobs.append(_compensation_job(p, lay.compensation, saved, key))
+    device = sharding.local(p).device
+
+    def tensor_for(entry: StateTensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Where an entry goes, as it is kept and what is here of it: the live tensor where it fits, else a new one."""
+        here = None if known is None else sharding.local(known)
+        if here is None or here.dtype != entry.dtype or tuple(here.shape) != entry.local:
+            here = memory.empty(lay, entry, device, state_memory)
+            known = sharding.like(p, here, entry.shape, entry.follows)
+        assert known is not None
+        return known, here
+
+    def run(live: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {
+            # copies, because torch shares its tensors: two optimizers would count one step twice
+            "step": torch.tensor(
+                step, dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
+            ),
+            **lay.identity(int(stream)),
+        }
+        for job in jobs:
+            tensors = []
+            for entry in job.entries:
+                state[entry.key], here = tensor_for(entry, live.get(entry.key))
+                tensors.append(here)
+            job.fill(tensors)
+        return state
+
+    return run
+
+
+class _Job(NamedTuple):
+    """Some tensors of a parameter's state, and what fills the parts of them that are here."""
+
+    entries: Sequence[StateTensor]
+    fill: Callable[[Sequence[Tensor]], None]
+
+
+def _slot_job(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any) -> _Job:
+    """A moment: moved where it is kept in this very format, else converted from the format it is kept in."""
+    entries = slot.entries(lay.part)
+    kept = find_saved(p, entries, saved, key, cast=slot.name)
+    if kept is not None:
+        return _Job(entries, partial(_move, kept))
+    whole = replace(lay, part=_whole_rows(lay.part))  # blocks are not cut there
+    source, values = find_source(p, whole, slot, saved, key)
+    return _Job(entries, partial(_recode, whole, slot, source, values, entries))
+
+
+def _auxiliary_job(p: Tensor, entry: StateTensor, saved: Mapping[str, Any], key: Any) -> _Job:
+    """Means and numbers beside the moments. A norm that torch does not keep is 0, as a first step finds it."""
+    kept = find_saved(p, [entry], saved, key, cast=entry.key)
+    if kept is None and entry.shape:
+        raise unknown(saved, key, f"it has no {entry.key}")
+    return _Job([entry], _zero if kept is None else partial(_move, kept))
+
+
+def _compensation_job(p: Tensor, entry: StateTensor, saved: Mapping[str, Any], key: Any) -> _Job:
+    """The compensation of the weight, 0 if the parameter had none before."""
+    kept = find_saved(p, [entry], saved, key)
+    other = next((str(k) for k in saved if str(k).startswith("param_")), None)
+    if kept is None and other is not None:
+        raise ValueError(
+            f"state[{key!r}] keeps {other!r} beside the weight, this optimizer {entry.key!r}: load it with the format it was saved with, and take "
+            "lowbit.get_fp32_model_state_dict from there to another format"
+        )
+    return _Job([entry], _zero if kept is None else partial(_move, kept))
+
+
+def holds(saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """Whether saved state contains the live tensors: `state_dict()` returned them, and a load wrote to them."""
+    tensors = {k: sharding.local(t) for k, t in live.items() if isinstance(t, Tensor) and t.ndim}
+    same = (
+        isinstance(value := saved.get(key), Tensor)
+        and (found := sharding.local(value)).data_ptr() == tensor.data_ptr()
+        and (found.shape, found.dtype) == (tensor.shape, tensor.dtype)
+        for key, tensor in tensors.items()
+    )
+    return bool(tensors) and all(same)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, LazyTensor):
+        value = value.tensor()
+    if isinstance(value, Tensor):
+        value = sharding.local(value).detach().reshape(()).item()
+    return float(value) if not isinstance(value, int) else value
+
+
+def _zero(to: Sequence[Tensor]) -> None:
+    for tensor in to:
+        tensor.zero_()
+
+
+def _row_runs(
+    values: Sequence[SavedTensor], entries: Sequence[Tensor]
+) -> Iterator[tuple[int, int]]:
+    """Ranges of rows to process together: all rows, or chunks of them if values lie in a checkpoint."""
+    first = entries[0]
+    if first.ndim == 0 or not any(isinstance(kept.value, LazyTensor) for kept in values):
+        yield 0, first.shape[0] if first.ndim else 1
+        return
+    rows = max(1, PIECE // max(1, first[:1].numel()))
+    for begin in range(0, first.shape[0], rows):
+        yield begin, min(begin + rows, first.shape[0])
+
+
+def _move(values: Sequence[SavedTensor], to: Sequence[Tensor]) -> None:
+    """Copies tensors of the same format."""
+    for kept, tensor in zip(values, to, strict=True):
+        for begin, end in _row_runs([kept], [tensor]):
+            target = tensor[begin:end] if tensor.ndim else tensor
+            target.copy_(kept.rows(begin, end))
+
+
+def _recode(
+    lay: Layout, slot: Slot, source: Slot, values: Sequence[SavedTensor], entries: Sequence[StateTensor], to: Sequence[Tensor]
+) -> None:  # fmt: skip
+    """Fills tensors of `slot` from those of `source`, by chunks of rows unless a scale covers more than a row.
+
+    Args:
+        lay: the layout of the values, with whole rows.
+        slot, source: the new and the saved format.
+        values: the saved tensors.
+        entries: the local parts of `slot`'s tensors.
+        to: the tensors to fill.
+    """
+    if slot.cross_tile or source.cross_tile:
+        whole = [kept.rows(0, lay.part.rows) for kept in values]
+        dequantized = (
+            dequantize_slot(whole, lay, source) if source.coded else whole[0].to(torch.float32)
+        )
+        coded = quantize_slot(dequantized.to(to[0].device), lay, slot)
+        for entry, tensor, made in zip(entries, to, coded, strict=True):
+            tensor.copy_(_of(entry, made).reshape(tensor.shape))
+        return
+    for begin, end in _row_runs(values, to):
+        run = replace(lay, part=_cut(lay.part, begin, end))
+        read = [kept.rows(begin, end).to(to[0].device) for kept in values]
+        dequantized = (
+            dequantize_slot(read, run, source) if source.coded else read[0].to(torch.float32)
+        )
+        for entry, tensor, made in zip(
+            entries, to, quantize_slot(dequantized, run, slot), strict=True
+        ):
+            target = tensor[begin:end] if tensor.ndim else tensor
+            target.copy_(_of(entry, made).reshape(target.shape))
+
+
+def _of(entry: StateTensor, made: Tensor) -> Tensor:
+    """An entry's columns of a tensor that may have all columns."""
+    for dim, follows in enumerate(entry.dims):
+        if follows != 0 and made.shape[dim] != entry.local[dim]:
+            made = made.narrow(dim, entry.offset[dim], entry.local[dim])
+    return made
+
+
+def _whole_rows(part: sharding.Part) -> sharding.Part:
+    """The local rows with all of their columns, if blocks are split between columns."""
+    if part.cut != sharding.CUT_ALL:
+        return part
+    return replace(
+        part, local=(part.local[0], *part.shape[1:]), offset=(part.offset[0], *(0,) * (len(part.shape) - 1)),
+        cuts=tuple((dim, group) for dim, group in part.cuts if dim == 0),
+        follows=(0, *(-1,) * (len(part.shape) - 1)), begins=(), cut=sharding.CUT_NONE,
+    )  # fmt: skip
+
+
+def _cut(part: sharding.Part, begin: int, end: int) -> sharding.Part:
+    """Rows [begin, end) of the local part."""
+    if not part.local:
+        return part
+    offset = (part.offset[0] + begin, *part.offset[1:])
+    return replace(part, local=(end - begin, *part.local[1:]), offset=offset)

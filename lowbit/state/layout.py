@@ -1,0 +1,203 @@
+"""The layout of a parameter's state: a function of its global shape and name, never of the ranks (docs/formats.md)."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit import ops, sharding
+from lowbit.config.overrides import clean_name, effective
+from lowbit.state import choose, plan
+from lowbit.state.slot import Slot, StateTensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a parameter's state on this rank, and the rule that updates it."""
+
+    rule: str
+    part: sharding.Part
+    slots: tuple[Slot, ...]
+    param_format: str
+    stream: int
+
+    # Derived, because every step reads them:
+    dtype: torch.dtype = torch.float32  # of the parameter
+    keys: tuple[str, ...] = ()  # state keys of entries()
+    rounds: int = 0  # passes of sums before the update
+    phases: int = 0  # `rounds`, plus one if maxima of cross-tile scales are measured
+
+    def __post_init__(self) -> None:
+        rounds = ops.rule(self.rule)["rounds"]
+        dtype = getattr(torch, ops.param_format(self.param_format)["dtype"])
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "keys", tuple(entry.key for entry in self.entries()))
+        object.__setattr__(self, "rounds", rounds)
+        cut = self.part.cut != sharding.CUT_NONE
+        measured = cut or any(slot.cross_tile for slot in self.slots)
+        object.__setattr__(self, "phases", rounds + bool(measured))
+
+    @property
+    def compensation(self) -> StateTensor | None:
+        """The compensation tensor of the parameter format, or None."""
+        info = ops.param_format(self.param_format)
+        if not info["compensation"]:
+            return None
+        part = self.part
+        key = "param_" + self.param_format.removesuffix("_stochastic")  # the same for any rounding
+        dtype = getattr(torch, info["compensation"])
+        dims = tuple(range(len(part.shape)))
+        if dtype == torch.uint8:  # several bytes per value, in an added last dimension
+            n = info["compensation_bytes"]
+            return StateTensor(
+                key, dtype, (*part.shape, n), (*part.local, n), (*part.offset, 0), (*dims, -1)
+            )
+        return StateTensor(key, dtype, part.shape, part.local, part.offset, dims)
+
+    @property
+    def factors(self) -> list[StateTensor]:
+        """The row and column means of each factored moment, float32."""
+        shape, local, offset = self.part.shape, self.part.local, self.part.offset
+        dims = tuple(range(len(shape)))
+        made = []
+        for name in ops.rule(self.rule)["factors"]:
+            for suffix, keep in (("row", dims[:-1]), ("col", dims[:-2] + dims[-1:])):
+                made.append(
+                    StateTensor(
+                        f"{name}_{suffix}", torch.float32, tuple(shape[d] for d in keep),
+                        tuple(local[d] for d in keep), tuple(offset[d] for d in keep), keep,
+                    )
+                )  # fmt: skip
+        return made
+
+    @property
+    def number(self) -> StateTensor | None:
+        """The float32 numbers that the rule keeps for each tensor, or None."""
+        rule = ops.rule(self.rule)
+        if not rule["numbers"]:
+            return None
+        shape = () if rule["numbers"] == 1 else (rule["numbers"],)
+        return StateTensor(rule["number"], torch.float32, shape, shape, (0,) * len(shape), ())
+
+    @property
+    def auxiliary(self) -> list[StateTensor]:
+        """The tensors other than moments and compensation; a loaded state must have them."""
+        return self.factors + ([self.number] if self.number else [])
+
+    @functools.cached_property
+    def of_slots(self) -> dict[str, list[StateTensor]]:
+        """Slot name -> its tensors."""
+        return {slot.name: slot.entries(self.part) for slot in self.slots}
+
+    @functools.cached_property
+    def large(self) -> frozenset[str]:
+        """The keys of tensors with data per element: codes, values and compensation; not scales, means, numbers."""
+        first = [entries[0].key for entries in self.of_slots.values()]
+        return frozenset([*first, self.compensation.key] if self.compensation else first)
+
+    def entries(self) -> list[StateTensor]:
+        """All tensors of the parameter, in the order of csrc/ops/plan.cpp."""
+        compensation = self.compensation
+        made = [compensation] if compensation else []
+        for slot in self.slots:
+            made += self.of_slots[slot.name]
+        return made + self.auxiliary
+
+    def identity(self, stream: int) -> dict[str, Tensor]:
+        """State about the parameter itself, int64: its stream of random bits and, if state is quantized, its shape."""
+        said = {"stream": torch.tensor(stream, dtype=torch.int64, device="cpu")}
+        if any(slot.coded for slot in self.slots):
+            said["shape"] = torch.tensor(self.part.shape, dtype=torch.int64, device="cpu")
+        return said
+
+    def plan_row(self, stream: int) -> list[int]:
+        """The parameter's row of the operator's plan."""
+        row = list(self._plan_row)
+        row[ops.plan_columns()["stream"]] = stream
+        return row
+
+    @functools.cached_property
+    def _plan_row(self) -> list[int]:
+        """`plan_row` without the stream, which comes from the state."""
+        return plan.row(self.part, self.slots, bool(self.factors), self.param_format)
+
+
+def stream_of(name: str | None, index: int) -> int:
+    """The parameter's stream of random bits: from its name if it has one, so that its position does not matter."""
+    return index if name is None else zlib.crc32(clean_name(name).encode())
+
+
+def layout_of(
+    rule: str, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+) -> Layout:
+    """The layout of parameter p of an optimizer group; the rule is `rule`, or its variant if a moment is factored.
+
+    Args:
+        rule: a name in `lowbit.catalog()["rules"]`.
+        group: the options.
+        p: the parameter.
+        name: its name, or None.
+        index: its number in the optimizer.
+
+    Raises:
+        ValueError: the options do not fit the parameter, or its placement splits codes or scales.
+    """
+    what = f"parameter {name!r}" if name else f"parameter {index}"
+    part = sharding.part(p, what)
+    options = effective(group, name, index)
+    chosen, full_precision = choose.chosen_of(rule, part, options, name)
+    variant = choose.rule_of(rule, chosen, full_precision, len(part.shape))
+    slots = choose.slots_of(variant, chosen, full_precision)
+    for slot in slots:
+        check_cut(slot, part, what, name)
+    blocks = [slot.block for slot in slots if slot.scale == "block"]
+    if any(col % block for col in part.begins for block in blocks):
+        part = replace(part, cut=sharding.CUT_ALL)
+    elif (part.front or part.back) and blocks:
+        part = replace(part, cut=sharding.CUT_ENDS)
+    for slot in slots:
+        check_columns(slot, p, part, what, name)
+    param_format = choose.param_format_of(p, options["param_format"], what)
+    return Layout(variant, part, slots, param_format, stream_of(name, index))
+
+
+def check_cut(slot: Slot, part: sharding.Part, what: str, name: str | None) -> None:
+    """Raises ValueError if sharding splits a byte or a scale's columns, or if rank1 has too many dimensions."""
+    limit = ops.plan_limit("dims")
+    if slot.scale == "rank1" and len(part.shape) > limit:
+        raise ValueError(
+            f"{what} has {len(part.shape)} dimensions, and scale='rank1' takes at most {limit}; take scale='row' for it"
+        )
+    if not slot.coded or not part.begins:
+        return
+    columns = ", ".join(str(col) for col in part.begins[:4]) + (", ..." if part.begins[4:] else "")
+    cut = f"{what} of {part.global_cols} columns is cut at columns {columns}"
+    advice = f"shard it on dimension 0, or keep its state in full precision with full_precision=[{name!r}]"
+    bits = ops.state_format(slot.format)["bits"]
+    if any(col * bits % 8 for col in part.begins):
+        raise ValueError(f"{cut}, inside a byte of {bits}-bit codes; {advice}")
+    if slot.cross_tile and len(part.shape) > 2:
+        raise ValueError(
+            f"{cut}, and scale={slot.scale!r} follows only dimension 0 there; {advice}"
+        )
+
+
+def check_columns(slot: Slot, p: Tensor, part: sharding.Part, what: str, name: str | None) -> None:
+    """Raises ValueError if placements split codes or scales elsewhere than p: a checkpoint would lose values."""
+    widths = [slot.codes] if slot.coded else []
+    if slot.scale == "block" and part.cut != sharding.CUT_ALL:
+        widths.append(slot.scales)
+    if all(sharding.follows_columns(p, width) for width in widths):
+        return
+    full_precision = "True" if name is None else f"[{name!r}]"
+    raise ValueError(
+        f"{what} of shape {part.shape} is sharded on dimension 1 of length {part.shape[1]} over {tuple(p.device_mesh.shape)} by {tuple(p.placements)}, which "  # type: ignore[attr-defined]
+        f"would cut the {slot.codes(part.global_cols)} bytes of a row of {slot.format} codes elsewhere; shard it on dimension 0, over ranks that divide "
+        f"dimension 1 evenly, or keep its state in full precision with full_precision={full_precision}"
+    )

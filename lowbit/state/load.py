@@ -1,0 +1,230 @@
+"""A state dict put into a live optimizer: the groups' settings merged, and each parameter's state converted."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from lowbit import sharding
+from lowbit.config.arguments import STRUCTURE
+from lowbit.config.overrides import clean_name
+from lowbit.state.convert import Converted, convert_state, holds
+from lowbit.state.layout import Layout
+from lowbit.state.saved import is_lazy
+from lowbit.state.stateful import StatefulOptimizer
+
+
+@torch.no_grad()
+def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
+    """`LowbitOptimizer.load_state_dict`. Nothing is changed before all of it is known to fit."""
+    state_dict = state_dict.copy()
+    for hook in opt._optimizer_load_state_dict_pre_hooks.values():
+        changed = hook(opt, state_dict)
+        if changed is not None:
+            state_dict = changed
+    saved = _by_name(opt, deepcopy(state_dict["param_groups"]))
+    groups = _groups(opt, saved)
+    laid_out = _laid_out(opt, groups)
+    ids = [key for group in saved for key in group["params"]]
+    params = [p for group in groups for p in group["params"]]
+    key_of = dict(zip(params, ids, strict=True))
+    converted: list[tuple[Any, Converted, bool]] = []
+    for _, p, lay in laid_out:
+        flat_shard = isinstance(p, sharding.FlatShard)
+        key = key_of[p.owner if flat_shard else p]
+        value = state_dict["state"].get(key, {})
+        if flat_shard and not p.alone:
+            value = value.get(p.name, {})
+        if value:
+            in_place = is_lazy(value) or holds(value, opt._state_of(p))
+            converted.append((p, convert_state(p, lay, value, key, opt.state_memory), in_place))
+    known = set(ids)
+    if not converted:
+        _check_nothing_is_lost(laid_out, state_dict["state"], known)
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    state.update({k: value for k, value in state_dict["state"].items() if k not in known})
+    opt._lay_out_again()  # a step that is prepared holds what is here
+    for p, convert, in_place in converted:  # all of them fit
+        made = convert(opt._state_of(p) if in_place else {})
+        opt._keep(p, made, state)
+        opt._keep(p, made)  # what was here is free before the next is made
+    loaded = {p for p, _, _ in converted}
+    for group, p, lay in laid_out:
+        if p.requires_grad and not p.is_meta and p not in loaded:
+            opt._keep(p, opt._fresh(group, p, lay), state)
+    opt.__setstate__({"state": state, "param_groups": groups})
+    for post_hook in opt._optimizer_load_state_dict_post_hooks.values():
+        post_hook(opt)
+
+
+def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The optimizer's groups with the saved settings, in torch's words where the two are cut otherwise."""
+    if len(saved_groups) != len(opt.param_groups):
+        raise ValueError(
+            f"loaded state dict has a different number of parameter groups: {cuts(saved_groups, opt.param_groups)}; {_SETTLED}"
+        )
+    made = []
+    for saved, group in zip(saved_groups, opt.param_groups, strict=True):
+        if len(saved["params"]) != len(group["params"]):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
+                f"{cuts(saved_groups, opt.param_groups)}; {_SETTLED}"
+            )
+        own = {key: group[key] for key in STRUCTURE if key in group}
+        saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
+        names = {"param_names": group["param_names"]} if "param_names" in group else {}
+        made.append({**group, **saved, **own, **names, "params": group["params"]})
+    return made
+
+
+def cuts(saved_groups: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> str:
+    """How many parameters the groups have there and here, for errors."""
+    there, here = (
+        [len(group.get("params", ())) for group in some] for some in (saved_groups, groups)
+    )
+    return f"there are groups of {there} parameters there, and here of {here}"
+
+
+_SETTLED = (
+    "numbers alone do not say which parameter is which. Save it to a file and call lowbit.load_optimizer(opt, path, model=model), which goes by the "
+    "order of the model; or build both optimizers from named parameters, such as model.named_parameters()"
+)
+
+
+def _names(groups: Sequence[Mapping[str, Any]], *, saved: bool = False) -> list[str] | None:
+    """Clean names of all parameters in the order of the groups; None where they are not all named, or two alike."""
+    made: list[str] = []
+    for group in groups:
+        # torch.distributed.checkpoint keys state by names, in the order here, and leaves `param_names` in that of the saved optimizer.
+        keyed = saved and all(isinstance(key, str) for key in group["params"])
+        names = group["params"] if keyed else group.get("param_names") or ()
+        if len(names) != len(group["params"]):
+            return None
+        made += map(clean_name, names)
+    return made if len(set(made)) == len(made) else None
+
+
+def _by_name(opt: StatefulOptimizer, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The saved groups, cut and ordered as the optimizer's where both name the same parameters.
+
+    ValueError where some names are the same and their places are not.
+    """
+    theirs, ours = _names(saved, saved=True), _names(opt.param_groups)
+    if (
+        theirs is None
+        or ours is None
+        or (theirs == ours and _sizes(saved) == _sizes(opt.param_groups))
+    ):
+        return saved
+    if set(theirs) != set(ours):
+        place = {name: i for i, name in enumerate(ours)}
+        for i, name in enumerate(theirs):
+            if place.get(name, i) != i:
+                raise ValueError(
+                    f"{name!r} is parameter {i} there and {place[name]} here, and not all names are the same ({len(set(theirs) - set(ours))} of those "
+                    f"there are not here, such as {next((n for n in theirs if n not in place), None)!r}): neither names nor numbers say which "
+                    "parameter is which; build this optimizer from the same named parameters"
+                )
+        return saved
+    source = {}
+    names = iter(theirs)
+    for group in saved:
+        source.update({next(names): (key, group) for key in group["params"]})
+    made, names = [], iter(ours)
+    for number, group in enumerate(opt.param_groups):
+        found = [source[next(names)] for _ in group["params"]]
+        settings = agreed(number, group, [of for _, of in found])
+        made.append({**settings, "params": [key for key, _ in found]})
+    return made
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def agreed(
+    number: int, group: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """The settings that a group takes over from the saved groups of its parameters: those in which they agree. The others it keeps, with a warning.
+
+    Args:
+        number: of the group, for the warning.
+        sources: of each parameter that has any.
+        keys: that are taken over; all but how state is laid out by default.
+    """
+    distinct = list({id(source): source for source in sources}.values())
+    if not distinct:
+        return {}
+    first, *others = distinct
+    made = {}
+    for key in first if keys is None else keys:
+        if key not in first or key in STRUCTURE or key in ("params", "param_names"):
+            continue
+        if not any(key not in o or not _same(o[key], first[key]) for o in others):
+            made[key] = first[key]
+        elif key in group:
+            said: list[Any] = []
+            for value in (source.get(key) for source in distinct):
+                if not any(_same(value, before) for before in said):
+                    said.append(value)
+            warnings.warn(
+                f"group {number} has parameters of {len(distinct)} groups of the checkpoint, which differ in {key} "
+                f"({', '.join(map(repr, said))}): it keeps its own, {group[key]!r}",
+                stacklevel=_outside(),
+            )
+    return made
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(torch.as_tensor(a == b).all())
+
+
+def _outside() -> int:
+    """The stacklevel of the first caller that is neither lowbit nor torch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowbit", "torch"):  # fmt: skip
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _check_nothing_is_lost(
+    laid_out: Sequence[tuple[dict[str, Any], Any, Layout]], state: Mapping[Any, Any], ids: set[Any]
+) -> None:
+    """What to say where no parameter was given state: ValueError where there is some under other keys, else a warning."""
+    waiting = sum(p.requires_grad and bool(lay.slots or lay.auxiliary) for _, p, lay in laid_out)
+    if not waiting:
+        return
+    if lost := [
+        key for key, value in state.items() if isinstance(value, dict) and value and key not in ids
+    ]:
+        raise ValueError(
+            f"the state dict's state is under {_some(lost)}, but its param_groups has {_some(ids)}: none of it is any parameter's. Keys must be the "
+            "same there, numbers or names; some formats make text of numbers"
+        )
+    warnings.warn(
+        f"there is no state for any of the {waiting} parameters, as where an optimizer was never stepped: settings are loaded, and state begins anew",
+        stacklevel=_outside(),
+    )
+
+
+def _some(keys: Any) -> str:
+    shown = [repr(key) for key in keys]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def _laid_out(
+    opt: StatefulOptimizer, groups: list[dict[str, Any]]
+) -> list[tuple[dict[str, Any], Any, Layout]]:
+    """Every parameter with its group and layout as they will be: the rule follows the loaded settings."""
+    before = opt.param_groups, opt._layouts
+    opt.param_groups, opt._layouts = groups, {}
+    try:
+        return list(opt._laid_out())
+    finally:
+        opt.param_groups, opt._layouts = before

@@ -1,0 +1,190 @@
+"""Saved state of one parameter: which layout it has, and the tensors of it that are wanted here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit import ops, sharding
+from lowbit.state.layout import Layout
+from lowbit.state.lazy_tensor import LazyTensor
+from lowbit.state.slot import Slot, StateTensor
+
+# Keys that mark another library's state dict, and the library.
+PEERS = {
+    "__bnb_optimizer_quant_state__": "bitsandbytes",
+    "qmap1": "bitsandbytes",
+    "absmax1": "bitsandbytes",
+    "state1": "bitsandbytes",
+    "row_var_q": "adafactor-8bit",
+    "variance_q": "adafactor-8bit",
+    "qconfig": "lpmm",
+    "ema_squared": "torchastic",
+    "momentum_buffer": "an SGD with momentum",
+    "row_var": "torch Adafactor",
+}
+
+
+# The libraries among them whose files `load_optimizer` reads.
+_READ = ("bitsandbytes", "adafactor-8bit", "lpmm", "torchao")
+
+
+def is_lazy(saved: Mapping[str, Any]) -> bool:
+    """Whether saved state lies in a checkpoint that is read while it is converted."""
+    return any(isinstance(value, LazyTensor) for value in saved.values())
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A saved tensor and the local part of it that is needed."""
+
+    value: Tensor | LazyTensor
+    p: Tensor
+    entry: StateTensor
+    what: str
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        """Rows [begin, end) of the local part; the whole part if it has no dimensions."""
+        e = self.entry
+        if isinstance(self.value, LazyTensor):
+            if not e.local:
+                return self.value.box((), ())
+            offset = (e.offset[0] + begin, *e.offset[1:])
+            return self.value.box(offset, (end - begin, *e.local[1:]))
+        tensor = sharding.take(self.value, self.p, e.shape, e.local, e.offset, e.follows, self.what)
+        if tuple(tensor.shape) != e.local:
+            raise ValueError(
+                f"{self.what} has the local shape {tuple(tensor.shape)}, expected {e.local}"
+            )
+        return tensor[begin:end] if tensor.ndim else tensor
+
+
+def _saved_tensor(
+    value: Tensor | LazyTensor, p: Tensor, entry: StateTensor, what: str
+) -> SavedTensor:
+    """The saved value and its local part. Raises ValueError if the value has neither the global nor the local shape."""
+    shape = tuple(value.shape)
+    here = not isinstance(value, LazyTensor) and shape == entry.local
+    if shape != entry.shape and not here:
+        raise ValueError(
+            f"{what} has the shape {shape}, which is neither the whole {entry.shape} nor this rank's part {entry.local}"
+            if sharding.is_sharded(p)
+            else f"{what} has the local shape {shape}, expected {entry.local}"
+        )
+    return SavedTensor(value, p, entry, what)
+
+
+def with_known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """torch's state under this library's names.
+
+    torch's SGD counts no steps, and its Adafactor's means have as many dimensions as the parameter.
+    """
+    if lay.rule in ("sgd", "sgd_momentum") and "step" not in saved:
+        buffer = saved.get("momentum_buffer")
+        if buffer is None:  # SGD before its first step
+            return {
+                "step": 0.0,
+                "momentum_buffer": torch.zeros(lay.part.local, dtype=torch.float32),
+            }
+        return {"step": 1.0, "momentum_buffer": buffer}
+    if "row_var" in saved and "col_var" in saved:
+        row, col = saved["row_var"], saved["col_var"]
+        return {**saved, "variance_row": row.squeeze(-1), "variance_col": col.squeeze(-2)}
+    return saved
+
+
+def find_saved(
+    p: Tensor, entries: Sequence[StateTensor], saved: Mapping[str, Any], key: Any, cast: str = ""
+) -> list[SavedTensor] | None:
+    """The local parts of `entries` if the saved state has them in this very format, else None.
+
+    Args:
+        cast: the key of a full-precision moment, which is converted if it has another float dtype; "" for none.
+
+    Raises:
+        ValueError: a saved tensor has another dtype, or a shape that does not fit.
+    """
+    if not all(isinstance(saved.get(entry.key), Tensor | LazyTensor) for entry in entries):
+        return None
+    out = []
+    for entry in entries:
+        what, value = f"state[{key!r}][{entry.key!r}]", saved[entry.key]
+        if value.dtype != entry.dtype:
+            if entry.key == cast and value.is_floating_point():
+                return None
+            if any(mark in saved for mark in PEERS):
+                raise unknown(saved, key, f"{entry.key} is {value.dtype}, not {entry.dtype}")
+            raise ValueError(
+                f"{what} is {value.dtype}, not {entry.dtype}: the program that wrote or loaded the values cast them, "
+                "and they cannot be recovered; save again without the cast"
+            )
+        out.append(_saved_tensor(value, p, entry, what))
+    return out
+
+
+def find_source(
+    p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any
+) -> tuple[Slot, list[SavedTensor]]:
+    """The saved format of a slot and its tensors: a full-precision or quantized moment of any known format.
+
+    Raises:
+        ValueError: the saved state has no such moment, or it has a wrong shape.
+    """
+    for entry in ops.entries("state"):
+        first = saved.get(
+            slot.name if entry["name"] == "float32" else f"{slot.name}_{entry['name']}"
+        )
+        if not isinstance(first, Tensor | LazyTensor):
+            continue
+        if type(first).__module__.startswith("torchao"):
+            raise unknown(saved, key, "it holds torchao tensor subclasses", "torchao")
+        for source in _ways(slot.name, entry, lay, saved):
+            entries = source.entries(lay.part)
+            if not source.coded and first.is_floating_point():
+                what, e = f"state[{key!r}][{source.key!r}]", entries[0]
+                if not sharding.is_sharded(p) and tuple(first.shape) != e.shape:
+                    raise ValueError(
+                        f"{what} is {first.dtype} {tuple(first.shape)} here, expected floating point {e.shape}"
+                    )
+                return source, [_saved_tensor(first, p, e, what)]
+            kept = find_saved(p, entries, saved, key)
+            if kept is not None:
+                return source, kept
+    raise unknown(saved, key, f"it has no {slot.name}")
+
+
+def _ways(
+    name: str, info: Mapping[str, Any], lay: Layout, saved: Mapping[str, Any]
+) -> Iterator[Slot]:
+    """The slots in which saved state may keep a moment of a format. The number of scales gives the block length."""
+    if not info["scaled"]:
+        yield Slot(name, info["name"])
+        return
+    base = f"{name}_{info['name']}"
+    scale = saved.get(base + "_scale")
+    if isinstance(scale, Tensor | LazyTensor) and scale.ndim == 2:
+        for block in (info["block"], *ops.policy("blocks")):
+            slot = Slot(name, info["name"], block, "block")
+            if slot.entries(lay.part)[1].shape[1] == scale.shape[1]:
+                yield slot
+                return
+    for kind in ("row", "column", "tensor", "rank1"):
+        if any(str(k).startswith(f"{base}_scale_{kind}") for k in saved):
+            yield Slot(name, info["name"], 0, kind)
+
+
+def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:
+    peer = peer or next((name for mark, name in PEERS.items() if mark in saved), None)
+    origin = f"; it looks like the state of {peer}" if peer else ""
+    if peer in _READ and not is_lazy(saved):  # a lazy one came through load_optimizer already
+        advice = "Save it with torch.save, whole, and call lowbit.load_optimizer(opt, path), which reads it"
+    else:
+        advice = "Load it with the program that wrote it and save its moments in float32, or start with fresh state"
+    return ValueError(
+        f"state[{key!r}] is not a layout that can be loaded: {reason}{origin}. It holds {sorted(map(str, saved))}. Known are torch's Adam and AdamW "
+        f"(step, exp_avg, exp_avg_sq) and lowbit's own. {advice}"
+    )

@@ -1,0 +1,347 @@
+"""The state of an optimizer: what each parameter has, its layout, and when it is created."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from lowbit import sharding
+from lowbit.config import overrides
+from lowbit.config.arguments import STRUCTURE, check_group
+from lowbit.state import layout, memory
+from lowbit.state.layout import Layout
+from lowbit.state.quantize import fresh_slot
+from lowbit.state.reduce_groups import reduce_groups
+
+
+class Member(NamedTuple):
+    """A parameter in an optimizer's groups."""
+
+    group: int  # its number
+    p: Any  # a parameter, or a flat shard
+    name: str | None
+    number: int  # of the parameter, counted over all groups
+
+
+class StatefulOptimizer(Optimizer):
+    """The base of an optimizer that keeps state; `LowbitOptimizer` steps with it.
+
+    State is plain tensors, or DTensors placed like a DTensor parameter; docs/formats.md lists the keys. It is created
+    at construction for every parameter that requires a gradient, and in the step for any other that has one.
+    `defaults` come from `lowbit.config.arguments.shared`, which checks a constructor's arguments.
+    """
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._layouts: dict[Any, Layout] = {}
+        self._flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # of flat shards: fsdp1.bind
+        self._laid_out_for: Any = None
+        self._structure: dict[int, tuple[Any, dict[str, Any]]] = {}  # by group
+        # Group number -> (its parameters' names, all names it came with), for groups that are part of another.
+        self._part_names: dict[int, tuple[list[str], list[str]]] = {}
+        self._ready = False
+        # No group entry, so that checkpoints do not depend on it.
+        self.state_memory = memory.checked(defaults.pop("state_memory", "device"))
+        # No group entries if they are empty, so that checkpoints without them still load.
+        optional = ("overrides", "min_numel")
+        defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
+        super().__init__(params, defaults)
+        self._ready = True
+        if self._unbound():
+            return  # fsdp1.bind goes on from here
+        self._check_matched()
+        self.init_state()
+
+    # For subclasses
+
+    decides: tuple[
+        str, ...
+    ] = ()  # group entries that the rule depends on and that may change between steps
+
+    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
+        """The update rule of a parameter of this global shape, as the catalog names it."""
+        raise NotImplementedError
+
+    def layout_of(
+        self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+    ) -> Layout:
+        """The layout of a parameter's state; `index` counts parameters over all groups."""
+        return layout.layout_of(self.rule(group, tuple(p.shape)), group, p, name, index)
+
+    def initial(self, group: Mapping[str, Any], name: str) -> float:
+        """The initial value of the state of that name; 0 by default."""
+        return 0.0
+
+    # State
+
+    def __getstate__(self) -> dict[str, Any]:
+        groups = [self._with_names(i, group) for i, group in enumerate(self.param_groups)]
+        return {**super().__getstate__(), "param_groups": groups, "state_memory": self.state_memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("state_memory", "device")  # older pickles have none
+        self._layouts = {}
+        self._laid_out_for, self._structure = self._decided(), {}
+        self.__dict__.setdefault("_flat_shards", {})
+        self.__dict__.setdefault("_part_names", {})
+        self._ready = True
+
+    def _lay_out_again(self) -> None:
+        """Drops all layouts and what was derived from them."""
+        self._layouts.clear()
+
+    def _check_structure(self) -> None:
+        """Raises ValueError if a group's layout options changed after its state was laid out."""
+        for number, group in enumerate(self.param_groups):
+            now = {key: group.get(key) for key in STRUCTURE if key not in self.decides}
+            known, before = self._structure.get(id(group), (None, now))
+            for key in now if known is group else ():
+                if now[key] != before[key]:
+                    raise ValueError(
+                        f"group {number} has {key}={now[key]!r}, but its state was laid out for {before[key]!r}: build another optimizer with it and load "
+                        "this one's state dict into that"
+                    )
+            self._structure[id(group)] = (group, now)
+
+    def _decided(self) -> list[Any]:
+        """The current group entries that layouts depend on."""
+        return [
+            [(group[key] is None, bool(group[key])) for key in self.decides]
+            for group in self.param_groups
+        ]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group as torch does, and creates state for its parameters.
+
+        Raises:
+            TypeError, ValueError: as in the constructor.
+            ValueError: the numbers of `param_names` and parameters differ, and which name belongs to which is unknown.
+        """
+        if isinstance(param_group, dict):
+            check_group("the parameter group", param_group)
+            self._take_names(param_group)
+        super().add_param_group(param_group)
+        if self._ready and not self._unbound():
+            self._lay_out_again()
+            try:
+                self._check_matched()
+                self.init_state()
+            except BaseException:
+                self.param_groups.pop()
+                self._part_names.pop(len(self.param_groups), None)
+                self._lay_out_again()
+                raise
+
+    def _take_names(self, param_group: dict[str, Any]) -> None:
+        """Stores the names of a group that is part of a group of `lowbit.param_groups`, with the whole group's names.
+
+        ZeroRedundancyOptimizer copies group entries between this optimizer and the whole one. A part's names are
+        therefore no group entry: the whole optimizer and its state dicts keep their own.
+        """
+        names, params = param_group.get("param_names"), param_group["params"]
+        if names is None or not isinstance(params, list):
+            return
+        if any(isinstance(p, tuple) for p in params):
+            return  # pairs, from which torch takes the names
+        known = overrides.names_of_part(params, names)
+        if known is None and len(names) != len(params):
+            raise ValueError(
+                f"a parameter group has the names of {len(names)} parameters for {len(params)}, and it is not known which name is whose. Give a wrapper "
+                "that hands over parts of groups, such as ZeroRedundancyOptimizer, those of lowbit.param_groups(model), or groups without param_names"
+            )
+        known = list(names) if known is None else known
+        if not self._part_names and known == list(names):
+            return  # an ordinary group
+        # torch requires names in all groups or in none: from here on, in none.
+        for number, group in enumerate(self.param_groups):
+            kept = group.pop("param_names", None)
+            if number not in self._part_names and kept is not None:
+                self._part_names[number] = (list(kept), list(kept))
+        del param_group["param_names"]
+        self._part_names[len(self.param_groups)] = (known, list(names))
+
+    def _names(self, number: int) -> list[str] | None:
+        """The names of a group's parameters, or None."""
+        if number in self._part_names:
+            return self._part_names[number][0]
+        return self.param_groups[number].get("param_names")
+
+    def _with_names(self, number: int, group: dict[str, Any]) -> dict[str, Any]:
+        """A group with the names of its own parameters."""
+        names = self._part_names.get(number)
+        return group if names is None else {**group, "param_names": list(names[0])}
+
+    def _check_matched(self) -> None:
+        """Checks that the patterns of `overrides` and `full_precision` can match a name."""
+        named = {number: names for number, (_, names) in self._part_names.items()}
+        overrides.check_matched(self.param_groups, named)
+
+    def init_state(self) -> None:
+        """Creates missing state of every parameter that requires or has a gradient, empty shards included.
+
+        The constructor calls it. Parameters on the meta device wait for a later call, or for the first step: build the
+        optimizer before the weights exist, materialize them, then call this.
+        """
+        self._check_structure()
+        self._laid_out_for = self._decided()
+        self._drop_replaced()
+        if self._unbound():
+            self._layouts.clear()  # FSDP1 wrapped the model later, which raises below
+        for group, p, lay in self._laid_out():
+            if not p.is_meta and (p.requires_grad or p.grad is not None):
+                state = self._state_of(p)
+                if not state or any(key not in state for key in lay.keys):
+                    self._keep(p, {**self._fresh(group, p, lay), **state})
+
+    def _drop_replaced(self) -> None:
+        """Drops parameters that were replaced after construction, as Accelerate does when it shards."""
+        here = {p for group in self.param_groups for p in group["params"]}
+        gone = [p for p in self.state if isinstance(p, Tensor) and p not in here]
+        if not any(p.requires_grad and not self.state.get(p) for p in here):
+            gone = []  # not replaced: their group was removed and keeps its state
+        for p in gone:
+            if _steps(self.state[p]) > 0:
+                if all(_is_vector(q) for q in {*gone, *here}):
+                    raise RuntimeError(
+                        "the optimizer's groups hold flat partitions one at a time, as DeepSpeed's ZeRO (stages 1, 2 and 3) sets them: float32 vectors of "
+                        "many parameters each, which hide the shapes and names that the layout of state needs; use stage 0 of DeepSpeed, or FSDP2 (fully_shard)"
+                    )
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups after it had been stepped, and its state cannot "
+                    "follow; wrap or shard the model first, then load the checkpoint"
+                )
+            del self.state[p]
+        owners = (p.owner if isinstance(p, sharding.FlatShard) else p for p in self._layouts)
+        if any(p not in here for p in owners):
+            self._lay_out_again()
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's state dict, with state for every parameter, including those that replaced others."""
+        self.init_state()
+        made = super().state_dict()
+        made["param_groups"] = [
+            self._with_names(number, group) for number, group in enumerate(made["param_groups"])
+        ]
+        return made
+
+    def _state_of(self, p: Any) -> dict[str, Any]:
+        """The state of a parameter or flat shard. A flattened parameter's state has an entry per original parameter."""
+        if not isinstance(p, sharding.FlatShard):
+            return self.state.get(p, {})
+        kept = self.state.get(p.owner, {})
+        return kept if p.alone else kept.get(p.name, {})
+
+    def _keep(self, p: Any, values: dict[str, Any], among: Any = None) -> None:
+        """Sets the state of a parameter or flat shard."""
+        among = self.state if among is None else among
+        if isinstance(p, sharding.FlatShard) and not p.alone:
+            among[p.owner][p.name] = values
+        else:
+            among[p.owner if isinstance(p, sharding.FlatShard) else p] = values
+
+    def _unbound(self) -> bool:
+        """Whether the optimizer has flat shards that are not bound to original parameters."""
+        return any(
+            sharding.is_flat(p) and p not in self._flat_shards
+            for g in self.param_groups
+            for p in g["params"]
+        )
+
+    def _fresh(self, group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, Tensor]:
+        device = sharding.local(p).device
+        state = {
+            "step": torch.zeros(
+                (), dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
+            ),
+            **lay.identity(lay.stream),
+        }
+        for entry in lay.entries():
+            tensor = memory.empty(lay, entry, device, self.state_memory).zero_()
+            state[entry.key] = sharding.like(p, tensor, entry.shape, entry.follows)
+        for slot in lay.slots:  # the code of zero is not 0 in every format
+            value = self.initial(group, slot.name)
+            if slot.coded or value:
+                tensors = fresh_slot(value, lay, slot, device)
+                for entry, tensor in zip(lay.of_slots[slot.name], tensors, strict=True):
+                    sharding.local(state[entry.key]).copy_(tensor)
+        return state
+
+    def _bind_flat_shards(self, flat_shards: dict[Tensor, list[sharding.FlatShard]]) -> None:
+        """Binds flat shards to the original parameters; drops state with another layout."""
+        late = [p for p in flat_shards if p not in self._flat_shards]
+        for p in late:
+            if float(self.state.get(p, {}).get("step", 0.0)) > 0:
+                raise RuntimeError(
+                    f"{sum(len(flat_shards[p]) for p in late)} parameters became flat shards of FSDP1 after the optimizer had been stepped, and its state cannot "
+                    "follow; wrap the model first, then load the checkpoint"
+                )
+        for p in late:
+            self.state.pop(p, None)
+        self._flat_shards = flat_shards
+        self._lay_out_again()
+        overrides.check_matched(
+            [
+                {**group, "param_names": [m.name for m in self._members() if m.group == number and m.name] or None}
+                for number, group in enumerate(self.param_groups)
+            ]
+        )  # fmt: skip
+        self.init_state()
+
+    def _members(self) -> Iterable[Member]:
+        """Every parameter, flat shards in place of flattened ones."""
+        index = 0
+        for number, group in enumerate(self.param_groups):
+            names = self._names(number)
+            for i, p in enumerate(group["params"]):
+                name = names[i] if names else None
+                for flat_shard in self._flat_shards.get(p, ()):
+                    own = name if flat_shard.alone else flat_shard.name
+                    yield Member(number, flat_shard, own, index)
+                if p not in self._flat_shards:
+                    yield Member(number, p, name, index)
+                index += 1
+
+    def _laid_out(self) -> Iterable[tuple[dict[str, Any], Any, Layout]]:
+        """Every parameter with its group and layout."""
+        streams: dict[int, str] = {}
+        members = list(self._members())
+        complete = len(self._layouts) == len(members)
+        for number, p, name, index in members:
+            group = self.param_groups[number]
+            if not complete and p not in self._layouts:
+                self._layouts[p] = self.layout_of(group, p, name, index)
+                reduce_groups(self._layouts[p])  # raises where shards could not agree
+            if not complete and name:
+                stream = self._layouts[p].stream
+                other = streams.setdefault(stream, name)
+                if other != name:
+                    raise ValueError(
+                        f"parameters {other!r} and {name!r} have the same stream of random bits ({stream}, the CRC-32 of the "
+                        "name); rename one of them"
+                    )
+            yield group, p, self._layouts[p]
+
+    def _found(self, p: Any, what: str) -> tuple[dict[str, Any], str | None, int]:
+        """The group, name and number of a parameter. Raises ValueError if it is none of this optimizer's."""
+        index = 0
+        for number, group in enumerate(self.param_groups):
+            names = self._names(number)
+            for i, q in enumerate(group["params"]):
+                if q is p and q not in self._flat_shards:
+                    return group, names[i] if names else None, index
+                index += 1
+        raise ValueError(f"{what!r} of the module is no parameter of this optimizer")
+
+
+def _is_vector(p: Tensor) -> bool:
+    return p.dim() == 1 and not sharding.is_sharded(p)
+
+
+def _steps(state: Mapping[str, Any]) -> float:
+    """The step count of a parameter, or the largest of the original ones in a flattened one."""
+    inside = [_steps(values) for values in state.values() if isinstance(values, dict)]
+    return max([float(state.get("step", 0.0)), *inside])

@@ -1,0 +1,106 @@
+"""Whether any rank has a gradient of each sharded parameter, agreed on before collectives that depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit import sharding
+from lowbit.state.layout import Layout
+from lowbit.state.lowrank_layout import LowRankLayout
+
+
+class Presence:
+    """The sharded parameters of every mesh over which any step reduces, and this rank's gradients when last asked.
+
+    A sharded parameter is one tensor: if one rank has a gradient of its part, the other parts' gradients are zero. A
+    rank that skipped it would reduce numbers of different parameters together, or make ranks wait for each other.
+    """
+
+    def __init__(self, params: Sequence[Any], laid_out: Iterable[tuple[Any, Any, Layout]]) -> None:
+        """
+        Args:
+            params: all parameters of the optimizer, to compare with.
+            laid_out: (group, parameter, layout) of each.
+        """
+        self._params = list(params)
+        together: dict[tuple[Any, ...], list[Any]] = {}
+        reduced = set()
+        for _, p, lay in laid_out:
+            cuts = (
+                () if isinstance(p, sharding.FlatShard) else _part(lay).cuts
+            )  # of flat shards: FlatShardReducer
+            groups = tuple(group for _, group in cuts)
+            if groups:
+                together.setdefault(groups, []).append(p)
+                if _reduces(lay):
+                    reduced.add(groups)
+        # Parameters on the same mesh that reduce nothing are asked about too; that costs nothing.
+        together = {groups: found for groups, found in together.items() if groups in reduced}
+        self._together = list(together.items())
+        self._mine: list[Tensor] = []
+
+    def of(self, params: Sequence[Any]) -> bool:
+        """Whether these are still the optimizer's parameters."""
+        return len(params) == len(self._params) and all(
+            p is q for p, q in zip(params, self._params, strict=True)
+        )
+
+    def lacking(self, same: bool) -> list[Any]:
+        """The parameters without a gradient here of which another rank has one.
+
+        It takes one collective for each process group, or none if no step reduces.
+
+        Args:
+            same: whether this rank has gradients of the same parameters as when it last asked.
+        """
+        if not self._together or _capturing():
+            return []
+        if not same or not self._mine:
+            self._mine = [
+                torch.tensor(
+                    [p.grad is not None for p in params],
+                    dtype=torch.int32,
+                    device=sharding.host_device(groups, sharding.local(params[0]).device),
+                )
+                for groups, params in self._together
+            ]
+        anyone = [mine.clone() for mine in self._mine]
+        sharding.reduce_over(
+            [
+                (flags, group, "max")
+                for flags, (groups, _) in zip(anyone, self._together, strict=True)
+                for group in groups
+            ]
+        )
+        return [
+            p
+            for (_, params), mine, flags in zip(self._together, self._mine, anyone, strict=True)
+            if not torch.equal(mine, flags)
+            for p, here, there in zip(params, mine.tolist(), flags.tolist(), strict=True)
+            if there and not here
+        ]
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured. Its replays have the gradients of earlier steps, which asked."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _part(lay: Layout) -> sharding.Part:
+    """The local part of the parameter itself, even if its state belongs to a subspace."""
+    return lay.own if isinstance(lay, LowRankLayout) else lay.part
+
+
+def _reduces(lay: Layout) -> bool:
+    """Whether the step of a sharded parameter reduces anything over the ranks."""
+    if isinstance(lay, LowRankLayout):
+        return True
+    dims = {dim for dim, _ in lay.part.cuts}
+    scales = {slot.scale for slot in lay.slots if slot.cross_tile}
+    rows = bool(lay.part.cut != sharding.CUT_NONE or scales & {"row", "rank1"}) and max(dims) > 0
+    cols = bool(scales & {"column", "rank1"}) and 0 in dims
+    return bool(lay.rounds or "tensor" in scales or rows or cols)

@@ -1,0 +1,105 @@
+"""A rank that is killed with SIGKILL while it steps, saves or loads: torchrun starts all of them again, and the run ends where it would have ended."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+from require import need
+
+from lowbit import checkpoint, elastic
+from lowbit.checkpoint import reader
+
+need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+
+STEPS = 14  # with a checkpoint every 4 steps, and the last
+
+
+def run(folder, *, ranks=2, kill=None, restarts=3, code=0):
+    """The recipe under torchrun; what it printed. Limits of time are against waiting for ever: torch would wait for another rank for half an hour."""
+    script = ROOT / ("tests/support/killing.py" if kill else "recipes/elastic.py")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+        "--max-restarts", str(restarts), "--monitor-interval", "0.2", str(script), "--folder", str(folder),
+        "--steps", str(STEPS), "--every", "4", "--timeout", "180",
+    ]  # fmt: skip
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    said = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "KILL": kill or "", "MARKER": str(folder) + ".killed"}  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **said}, timeout=900)  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr[-4000:]
+    return done.stdout
+
+
+def digest(folder, step=STEPS):
+    return checkpoint.inspect(elastic.step_folder(folder, step), digest=True)["digest"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("elastic") / "whole"
+    run(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kill", ["1:step:7", "1:save:2", "0:save:2"])
+def test_a_killed_rank_is_started_again(whole, tmp_path, kill):
+    """The same bits in the end. A save is the second, of step 8; what is left of it is no checkpoint."""
+    said = run(tmp_path / "run", kill=kill)
+    assert pathlib.Path(str(tmp_path / "run") + ".killed").exists(), "nobody was killed"
+    assert re.search(r"resuming from .*step-00000004$", said, re.MULTILINE)
+    assert digest(tmp_path / "run") == digest(whole)
+
+
+def test_killed_while_it_loads(whole, tmp_path):
+    shutil.copytree(elastic.step_folder(whole, 8), elastic.step_folder(tmp_path / "run", 8))
+    assert "resuming from" in run(tmp_path / "run", kill="1:load:1")
+    assert pathlib.Path(str(tmp_path / "run") + ".killed").exists(), "nobody was killed"
+    assert digest(tmp_path / "run") == digest(whole)
+
+
+def test_on_another_number_of_ranks(whole, tmp_path):
+    """Two ranks, of which one dies for good in a save; three go on from the checkpoint before it."""
+    folder = tmp_path / "run"
+    run(folder, kill="1:save:3", restarts=0, code=1)
+    assert elastic.latest(folder) == elastic.step_folder(folder, 8)
+    assert checkpoint.verify(elastic.step_folder(folder, 8))["ok"]
+    assert digest(folder, 8) == digest(whole, 8)
+    said = run(folder, ranks=3)
+    assert "resuming from" in said
+    assert elastic.latest(folder, values=True) == elastic.step_folder(folder, STEPS)
+
+
+# Which checkpoint is the latest
+
+
+def test_what_is_passed_over(whole, tmp_path):
+    """Unfinished, cut short and damaged ones."""
+    assert elastic.latest(tmp_path / "nothing") is None
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    (folder / "step-00000099").mkdir()
+    (folder / "notes").mkdir()
+    (folder / "step-abc").mkdir()
+    last, before = elastic.step_folder(folder, STEPS), elastic.step_folder(folder, 12)
+    assert elastic.latest(folder) == last
+    part = last / "__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 3] ^= 1
+    part.write_bytes(content)
+    assert elastic.latest(folder) == last  # its structure is sound
+    assert elastic.latest(folder, values=True) == before
+    part.write_bytes(content[:-100])
+    assert elastic.latest(folder) == before
+    (before / ".metadata").unlink()
+    assert elastic.latest(folder) == elastic.step_folder(folder, 8)
+
+
+def test_folders_of_steps():
+    assert elastic.step_folder("out", 12).name == "step-00000012"
+    with pytest.raises(ValueError, match="-1"):
+        elastic.step_folder("out", -1)

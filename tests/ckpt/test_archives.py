@@ -1,0 +1,400 @@
+"""Checkpoints of one file: torch.save (zip and legacy) and safetensors, read, written and copied between containers."""
+
+import collections
+import io
+import json
+import math
+import os
+import pickletools
+import shutil
+import struct
+import subprocess
+import tarfile
+import zipfile
+
+import pytest
+import torch
+from require import need
+from safetensors.torch import load_file, save_file
+
+TOOL = shutil.which("lowbit-ckpt") or ""
+need(
+    "ckpt",
+    bool(TOOL),
+    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
+    module=True,
+)
+
+
+def run(*arguments, code=0):
+    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == code, f"{arguments}: exit {done.returncode}, {done.stderr}"
+    return done
+
+
+def inspect(path, code=0):
+    done = run(TOOL, "inspect", path, "--json", "--digest", code=code)
+    return json.loads(done.stdout) if code == 0 else done.stderr
+
+
+def copy(source, target, code=0):
+    """The same checkpoint in another container."""
+    return run(TOOL, "convert", source, target, code=code)
+
+
+def same(a, b, where="root"):
+    """Equal in types, order, values and bits."""
+    if isinstance(a, torch.Tensor):
+        assert type(a) is type(b) or {type(a), type(b)} <= {torch.Tensor, torch.nn.Parameter}, where
+        if (
+            hasattr(a, "dequantize")
+            and type(a) is not torch.Tensor
+            and type(a) is not torch.nn.Parameter
+        ):
+            assert a.dtype == b.dtype and a.shape == b.shape, where
+            names, meta = a.__tensor_flatten__()
+            assert (names, str(meta)) == (
+                b.__tensor_flatten__()[0],
+                str(b.__tensor_flatten__()[1]),
+            ), where
+            for name in names:
+                same(getattr(a, name), getattr(b, name), f"{where}.{name}")
+            return
+        assert a.dtype == b.dtype and a.shape == b.shape, where
+        x, y = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+        assert torch.equal(x, y), where
+    elif isinstance(a, dict):
+        assert type(a) is type(b), (where, type(a), type(b))
+        assert [(type(k), k) for k in a] == [(type(k), k) for k in b], where
+        for k in a:
+            same(a[k], b[k], f"{where}.{k}")
+        assert getattr(a, "_metadata", None) == getattr(b, "_metadata", None), where
+    elif isinstance(a, (list, tuple)) and type(a) in (list, tuple):
+        assert type(a) is type(b) and len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, f"{where}.{i}")
+    elif isinstance(a, float):
+        assert struct.pack("<d", a) == struct.pack("<d", b), where
+    else:
+        assert type(a) is type(b) and a == b, (where, a, b)
+
+
+DTYPES = [
+    getattr(torch, name)
+    for name in ["float64", "float32", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+]  # fmt: skip
+
+
+def bits(dtype, *shape, seed=0):
+    """A tensor of any dtype; every bit pattern may come, NaN among them."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (math.prod(shape) * size,), dtype=torch.uint8,
+                        generator=torch.Generator().manual_seed(seed))  # fmt: skip
+    return raw.view(dtype).reshape(shape)
+
+
+def tree(complex128=True):
+    """What a training script may hand to torch.save."""
+    big = torch.arange(600.0).reshape(20, 30)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.ReLU())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.randn(4, 5)).sum().backward()
+    optimizer.step()
+    dtypes = [d for d in DTYPES if complex128 or d is not torch.complex128]
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "dtypes": {str(d): bits(d, 3, 4) for d in dtypes},
+        "views": {"all": big, "row": big[3], "rest": big[5:, 2::3], "turned": big.t(), "own": big[:, 1:4].clone().t()},
+        "shapes": [torch.tensor(2.5), torch.empty(0, 5), torch.empty(4, 0), torch.randn(2, 3, 1, 4)],
+        "pair": (torch.ones(2), {"deep": [torch.zeros(3), "x"]}, 5),
+        "one": (torch.ones(1),),
+        "numbers": {0: "zero", -5: torch.ones(3), 2**40: [1, 2]},
+        "floats": [0.1, -0.0, float("inf"), float("nan"), 5e-324, 1e300],
+        "ints": [0, 255, 256, 65535, 65536, -1, 2**31, -(2**31) - 1, 2**62],
+        "texts": ["", "é", "\u2028", "a" * 300, "\udc80", "\\", '"', "\x00"],
+        "nothing": None, "yes": True, "empty": {}, "none": [], "unit": (), "bytes": b"\x00\xff\x80a", "no bytes": b"",
+        "ordered": collections.OrderedDict(a=1, b=collections.OrderedDict(c=torch.ones(1))),
+        "nested": [[{"a": 1}], [], [[2, (3, {"k": [4]})]]],
+        "keys": {(1, 2): 3, 1.5: None, True: False},
+        "size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cuda:1"),
+        "many": {f"k{i}": i for i in range(2003)}, "thousand": {i: None for i in range(1000)}, "long": list(range(2001)),
+        "ordered many": collections.OrderedDict((f"k{i}", i) for i in range(1001)),
+        "escape \x1b[31m.dots": torch.ones(1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_tree_comes_back_as_it_was(tmp_path, legacy):
+    given = tree()
+    torch.save(given, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
+    seen = inspect(tmp_path / "a.pt")
+    assert seen["container"] == ("legacy" if legacy else "torch")
+    assert seen["values"]["optimizer.param_groups.0.lr"] == 1e-3 and seen["warnings"] == []
+    copy(tmp_path / "a.pt", tmp_path / "b.pt")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)
+    same(given, back)
+    assert inspect(tmp_path / "b.pt")["digest"] == seen["digest"]
+    views = back["views"]  # one storage still, and the same strides
+    shared = {n: t.untyped_storage().data_ptr() for n, t in views.items()}
+    assert shared["all"] == shared["row"] == shared["rest"] == shared["turned"] != shared["own"]
+    assert [t.stride() for t in views.values()] == [t.stride() for t in given["views"].values()]
+    assert abs((tmp_path / "b.pt").stat().st_size - (tmp_path / "a.pt").stat().st_size) < 20000
+
+
+def test_through_safetensors_and_back(tmp_path):
+    given = tree(complex128=False)
+    torch.save(given, tmp_path / "a.pt")
+    copy(tmp_path / "a.pt", tmp_path / "b.safetensors")
+    copy(tmp_path / "b.safetensors", tmp_path / "c.pt")
+    same(given, torch.load(tmp_path / "c.pt", weights_only=True))
+    seen = load_file(tmp_path / "b.safetensors")  # their own reader takes it
+    assert torch.equal(seen["model.0.weight"], given["model"]["0.weight"])
+    assert inspect(tmp_path / "b.safetensors")["digest"] == inspect(tmp_path / "a.pt")["digest"]
+
+
+def test_files_are_those_of_torch(tmp_path):
+    """Byte for byte, but for the id that torch computes from hashes of its own."""
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.randn(4, 5)).sum().backward()
+    optimizer.step()
+    (tmp_path / "out").mkdir()
+    for name, given in {
+        "model": model.state_dict(),
+        "parameters": dict(model.named_parameters()),
+        "optimizer": optimizer.state_dict(),
+        "long": {
+            "d": {i: i for i in range(2500)},
+            "l": list(range(3000)),
+            "e": {i: 0 for i in range(1000)},
+        },
+        "fp8": [bits(torch.float8_e4m3fn, 3, 5), bits(torch.uint16, 4)],
+        "tensor": torch.randn(3),
+    }.items():
+        torch.save(given, tmp_path / f"{name}.pt")
+        copy(tmp_path / f"{name}.pt", tmp_path / "out" / f"{name}.pt")
+        a, b = (zipfile.ZipFile(p / f"{name}.pt") for p in (tmp_path, tmp_path / "out"))
+        assert [i.filename for i in a.infolist()] == [i.filename for i in b.infolist()]
+        pickles = [z.read(f"{name}/data.pkl") for z in (a, b)]
+        if pickles[0] != pickles[1]:
+            texts = [io.StringIO(), io.StringIO()]
+            for p, t in zip(pickles, texts, strict=True):
+                pickletools.dis(p, t)
+            assert texts[0].getvalue() == texts[1].getvalue()
+        for i, j in zip(a.infolist(), b.infolist(), strict=True):
+            assert i.header_offset == j.header_offset
+            assert i.filename.endswith("serialization_id") or a.read(i) == b.read(j)
+
+
+def test_parameters_and_what_is_dropped(tmp_path):
+    weight = torch.nn.Parameter(torch.randn(3, 2))
+    noted = torch.nn.Parameter(torch.randn(2), requires_grad=False)
+    noted.note = "of a parameter"
+    plain = torch.randn(2)
+    plain.note = "of a tensor"
+    torch.save(
+        {"w": weight, "n": noted, "p": plain, "g": torch.randn(2, requires_grad=True)},
+        tmp_path / "a.pt",
+    )
+    assert len(inspect(tmp_path / "a.pt")["warnings"]) == 2
+    copy(tmp_path / "a.pt", tmp_path / "b.pt")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert (
+        type(back["w"]) is torch.nn.Parameter
+        and back["w"].requires_grad
+        and not back["n"].requires_grad
+    )
+    assert (
+        type(back["n"]) is torch.nn.Parameter
+        and type(back["p"]) is torch.Tensor
+        and back["g"].requires_grad
+    )
+    same(weight, back["w"])
+
+
+def test_subclasses_of_torchao(tmp_path):
+    optim = pytest.importorskip("torchao.optim")
+    for made in (optim.AdamW8bit, optim.AdamW4bit, optim.AdamWFp8):
+        parameter = torch.nn.Parameter(torch.randn(64, 256))
+        optimizer = made([parameter])
+        parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        given = optimizer.state_dict()
+        name = made.__name__
+        torch.save(given, tmp_path / f"{name}.pt")
+        assert any("exp_avg" in n for n in json.dumps(inspect(tmp_path / f"{name}.pt")).split('"'))
+        copy(tmp_path / f"{name}.pt", tmp_path / f"{name}.safetensors")
+        copy(tmp_path / f"{name}.safetensors", tmp_path / f"{name}.2.pt")
+        same(given, torch.load(tmp_path / f"{name}.2.pt", weights_only=True))
+        copy(tmp_path / f"{name}.pt", tmp_path / f"{name}.3.pt")
+        same(given, torch.load(tmp_path / f"{name}.3.pt", weights_only=True))
+
+
+def test_safetensors_of_others(tmp_path):
+    tensors = {str(d): bits(d, 3, 4) for d in DTYPES if d is not torch.complex128}
+    tensors |= {"scalar": torch.tensor(1.0), "empty": torch.empty(0, 3), "bell\x07": torch.ones(2)}
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt", "who": "me\x1b"})
+    seen = inspect(tmp_path / "a.safetensors")
+    assert len(seen["tensors"]) == len(tensors) and any("who = me\\x1b" in f for f in seen["facts"])
+    copy(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    back = load_file(tmp_path / "b.safetensors")
+    assert back.keys() == tensors.keys()
+    for name, t in tensors.items():
+        same(t, back[name], name)
+    with open(tmp_path / "b.safetensors", "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+    assert "lowbit" not in header["__metadata__"]  # a plain dict of tensors needs none
+    torch.save({"a": bits(torch.complex128, 2)}, tmp_path / "c.pt")
+    assert "complex128" in copy(tmp_path / "c.pt", tmp_path / "c.safetensors", code=3).stderr
+    assert not (tmp_path / "c.safetensors").exists()
+
+
+def header(text, data=b"", length=None):
+    raw = text if isinstance(text, bytes) else json.dumps(text).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
+
+
+ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+BROKEN = {
+    "hole": header({"a": ONE, "b": {**ONE, "data_offsets": [12, 20]}}, b"\0" * 20),
+    "overlap": header({"a": ONE, "b": {**ONE, "data_offsets": [4, 12]}}, b"\0" * 12),
+    "same range": header({"a": ONE, "b": ONE}, b"\0" * 8),
+    "trailing": header({"a": ONE}, b"\0" * 9),
+    "short": header({"a": ONE}, b"\0" * 7),
+    "long header": header({"a": ONE}, b"\0" * 8, length=5000),
+    "huge header": header({"a": ONE}, b"\0" * 8, length=2**40),
+    "negative": header({"a": {**ONE, "shape": [-2]}}, b"\0" * 8),
+    "float": header(b'{"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}', b"\0" * 8),
+    "exponent": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8e0]}}', b"\0" * 8),
+    "minus zero": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-0,8]}}', b"\0" * 8),
+    "three offsets": header({"a": {**ONE, "data_offsets": [0, 8, 8]}}, b"\0" * 8),
+    "dtype": header({"a": {**ONE, "dtype": "F31"}}, b"\0" * 8),
+    "six bits": header({"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}, b"\0" * 3),
+    "overflow": header({"a": {**ONE, "shape": [2**62, 2**62]}}, b"\0" * 8),
+    "huge beside zero": header({"a": {**ONE, "shape": [0, 2**63, 2**63], "data_offsets": [0, 0]}}),
+    "half a byte": header({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}}, b"\0" * 2),
+    "metadata": header({"__metadata__": {"a": 1}, "a": ONE}, b"\0" * 8),
+    "utf-8": header(b'{"\xff":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
+    "surrogate": header(b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
+    "deep": header(b'{"a":' * 5000 + b"1" + b"}" * 5000),
+    "mark": header(b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
+    "zeros": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}\0\0', b"\0" * 8),
+    "twice": header(b'{"a":%s,"a":%s}' % ((json.dumps(ONE).encode(),) * 2), b"\0" * 8),
+    "dtype twice": header(b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
+    "two metadata": header(b'{"__metadata__":{},"__metadata__":{}}'),
+    "list": header(b"[]"),
+    "convention": header({"__metadata__": {"lowbit": "[]"}, "a": ONE}, b"\0" * 8),
+    "later convention": header({"__metadata__": {"lowbit": '{"version":2,"leaves":[],"holders":[]}'}}),
+    "unplaced": header({"__metadata__": {"lowbit": '{"version":1,"leaves":[],"holders":[]}'}, "a": ONE}, b"\0" * 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_safetensors(tmp_path, name):
+    (tmp_path / "a.safetensors").write_bytes(BROKEN[name])
+    assert inspect(tmp_path / "a.safetensors", code=3).startswith("lowbit-ckpt: ")
+
+
+def test_odd_safetensors_are_read(tmp_path):
+    odd = header(b' {"":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":[1]},"../b":%s} '
+                 % json.dumps({"dtype": "BOOL", "shape": [1], "data_offsets": [8, 9]}).encode(), b"\0" * 8 + b"\7")  # fmt: skip
+    (tmp_path / "a.safetensors").write_bytes(odd)
+    assert len(inspect(tmp_path / "a.safetensors")["warnings"]) == 5
+
+
+def test_refused_by_name(tmp_path):
+    shared = torch.zeros(2)
+    cases = {
+        "sparse tensor": torch.eye(3).to_sparse(),
+        "meta tensor": torch.empty(3, device="meta"),
+        "one value to many": torch.zeros(1).expand(9),
+        "conjugated": torch.ones(2, dtype=torch.complex64).conj(),
+        "set": {1, 2},
+        "Counter": collections.Counter(a=1),
+        "called x.a.b": {"a": {"b": shared}, "a.b": shared},
+        "neither text nor": {(1, 2): shared},
+    }
+    loop = []
+    loop.append(loop)
+    cases["holds itself"] = loop
+    for words, given in cases.items():
+        for legacy in (False, True):
+            torch.save({"x": given}, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
+            assert words in inspect(tmp_path / "a.pt", code=3)
+            copy(tmp_path / "a.pt", tmp_path / "b.pt", code=3)
+            assert sorted(os.listdir(tmp_path)) == ["a.pt"]
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    path = tmp_path / "a.pt"
+    for content, words in {
+        b"": "empty",
+        b"hello world": "neither",
+        b"\x80\x02N.": "not of torch.save",
+        b"PK\3\4": "zip",
+    }.items():
+        path.write_bytes(content)
+        assert words in inspect(path, code=3)
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(tarfile.TarInfo("storages"), io.BytesIO())
+    assert "tar" in inspect(path, code=3)
+    path.unlink()
+    os.mkfifo(path)
+    assert "regular file" in inspect(path, code=3)
+    assert "cannot open" in inspect(tmp_path / "missing.pt", code=3)
+    torch.save({"a": torch.ones(2)}, tmp_path / "real.pt")
+    (tmp_path / "link.pt").symlink_to("real.pt")  # the user's own
+    assert len(inspect(tmp_path / "link.pt")["tensors"]) == 1
+
+
+def test_damaged_zip(tmp_path):
+    torch.save({"a": torch.arange(1000.0), "b": torch.ones(5)}, tmp_path / "a.pt")
+    good = (tmp_path / "a.pt").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.pt") as z:
+        start = z.getinfo("a/data/0").header_offset + 128
+    for at in (start + 500, start - 100, len(good) // 3, len(good) - 30):
+        bad = bytearray(good)
+        bad[at] ^= 16
+        (tmp_path / "b.pt").write_bytes(bad)
+        inspect(tmp_path / "b.pt", code=3)
+        copy(tmp_path / "b.pt", tmp_path / "c.pt", code=3)
+    for cut in (10, len(good) // 2, len(good) - 1):
+        (tmp_path / "b.pt").write_bytes(good[:cut])
+        inspect(tmp_path / "b.pt", code=3)
+    for extra in (b"x" + good, good + b"x"):
+        (tmp_path / "b.pt").write_bytes(extra)
+        inspect(tmp_path / "b.pt", code=3)
+    assert not (tmp_path / "c.pt").exists()
+
+
+def test_damaged_legacy(tmp_path):
+    torch.save(
+        {"a": torch.arange(100.0), "b": torch.ones(5)},
+        tmp_path / "a.pt",
+        _use_new_zipfile_serialization=False,
+    )
+    good = (tmp_path / "a.pt").read_bytes()
+    at = good.rindex(struct.pack("<q", 5))
+    for bad in (
+        good[:-1],
+        good + b"x",
+        good[: len(good) // 4],
+        good[:at] + struct.pack("<q", 2**33) + good[at + 8 :],
+    ):
+        (tmp_path / "b.pt").write_bytes(bad)
+        inspect(tmp_path / "b.pt", code=3)
+
+
+def test_targets(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    mask = os.umask(0)
+    os.umask(mask)
+    for name in ("b.pt", "b.safetensors"):
+        copy(tmp_path / "a.pt", tmp_path / name)
+        before = (tmp_path / name).read_bytes()
+        assert "exists" in copy(tmp_path / "a.pt", tmp_path / name, code=2).stderr
+        assert (tmp_path / name).read_bytes() == before
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o666 & ~mask
+    copy(tmp_path / "a.pt", tmp_path / "missing" / "b.pt", code=1)
+    assert sorted(os.listdir(tmp_path)) == ["a.pt", "b.pt", "b.safetensors"]

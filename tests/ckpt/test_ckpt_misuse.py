@@ -1,0 +1,250 @@
+"""What a newcomer tries with lowbit-ckpt, and what it must not answer in silence."""
+
+import json
+import os
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from peer_files import need_tool, run
+from require import need
+
+from lowbit import checkpoint
+
+need_tool()
+try:
+    import torchao.optim as ao
+except ImportError:
+    need("torchao", False, "torchao is not installed", module=True)
+
+
+def stepped(kind=torch.optim.AdamW, shape=(64, 96), **settings):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(*shape[::-1]))
+    opt = kind(model.parameters(), **settings)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape)
+    opt.step()
+    return model, opt
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A file and a directory of torch's AdamW, and of torchao's."""
+    folder = tmp_path_factory.mktemp("saved")
+    with (
+        mock.patch("torch.compile", lambda f, **_: f),
+        mock.patch.dict(os.environ, {"TORCHDYNAMO_DISABLE": "1"}),
+    ):
+        for name, kind in {"adam": torch.optim.AdamW, "ao": ao.AdamW8bit}.items():
+            model, opt = stepped(kind)
+            content = {"model": model.state_dict(), "optim": opt.state_dict()}
+            torch.save(content, folder / f"{name}.pt")
+            dcp.save(content, checkpoint_id=folder / name)
+            if name == "ao":
+                content["optim"]["state"][0]["exp_avg"].codes[3, 5] ^= 1
+                torch.save(content, folder / "flipped.pt")
+                dcp.save(content, checkpoint_id=folder / "flipped")
+    return folder
+
+
+def report(*arguments, code=0):
+    return json.loads(run(*arguments, "--json", code=code).stdout)
+
+
+@pytest.mark.parametrize("kind", ["", ".pt"])
+def test_one_bit_of_a_quantized_state_is_a_difference(saved, kind):
+    a, b = saved / f"ao{kind}", saved / f"flipped{kind}"
+    found = report("diff", a, b, "--bytes", code=4)["differences"]
+    assert [d["name"] for d in found] == ["optim.state.0.exp_avg.codes"]
+    assert found[0]["first"] == [3, 5] and found[0]["count"] == 1
+    assert report("diff", a, b, code=4)["differences"][0]["first"] == [3, 5]
+    assert report("diff", a, a, "--bytes")["same"]
+    digests = [report("inspect", path, "--digest")["digest"] for path in (a, b)]
+    assert digests[0] != digests[1]
+
+
+def test_a_digest_of_quantized_state_does_not_depend_on_how_it_is_cut(saved, tmp_path):
+    """Over 3 ranks blocks do not end with rows: all parts are plain."""
+    run("reshard", saved / "ao", tmp_path / "two", "--world-size", 2)
+    run("reshard", saved / "ao", tmp_path / "three", "--world-size", 3, "--requantize")
+    places = (saved / "ao", tmp_path / "two", tmp_path / "three")
+    assert len({report("inspect", path, "--digest")["digest"] for path in places}) == 1
+    assert report("diff", saved / "ao", tmp_path / "two", "--bytes")["same"]
+    assert report("diff", tmp_path / "three", tmp_path / "three", "--bytes")["same"]
+    found = report("diff", saved / "ao", tmp_path / "three", "--bytes", code=4)["differences"]
+    assert len(found) == 2 and "in another way" in found[0]["what"]
+
+
+@pytest.mark.parametrize("kind", ["", ".pt"])
+def test_quantized_state_is_not_called_wide(saved, tmp_path, kind):
+    seen = report("inspect", saved / f"ao{kind}")
+    state = {t["name"]: t for t in seen["tensors"]}["optim.state.0.exp_avg"]
+    held = 64 * 96 + 64 * 96 // 256 * 4 + 256 * 4
+    assert (state["bytes"], state["stored_as"]) == (held, "torchao 8-bit, blocks of 256")
+    assert seen["bytes_by_kind"]["state, torchao 8-bit, blocks of 256"]["bytes"] == 2 * held
+    assert seen["bytes_by_dtype"]["quantized"] == {"tensors": 2, "bytes": 2 * held}
+    assert "torchao 8-bit, blocks of 256" in run("inspect", saved / f"ao{kind}").stdout
+    there = report("convert", saved / f"ao{kind}", tmp_path / f"out{kind}", "--to", "torch")
+    assert there["source_bytes"] == seen["bytes"]
+    plan = report(
+        "convert", saved / "adam.pt", tmp_path / f"a{kind}", "--to", "torchao", "--dry-run"
+    )
+    back = report("convert", saved / "adam.pt", tmp_path / f"a{kind}", "--to", "torchao")
+    assert (plan["tensors"], plan["bytes"]) == (back["tensors"], back["bytes"])
+    assert back["bytes"] == report("inspect", tmp_path / f"a{kind}")["bytes"]
+
+
+def test_opaque_values_are_compared(tmp_path):
+    for name, value in {"a": 1, "b": 2}.items():
+        dcp.save({"t": torch.ones(3), "set": {value}}, checkpoint_id=tmp_path / name)
+    for options in ([], ["--bytes"]):
+        assert report("diff", tmp_path / "a", tmp_path / "a", *options)["same"]
+        found = report("diff", tmp_path / "a", tmp_path / "b", *options, code=4)["differences"]
+        assert [d["name"] for d in found] == ["set"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff", "convert", "reshard"])
+def test_a_pattern_that_fits_nothing_is_a_mistake(saved, tmp_path, command):
+    more = {
+        "diff": [saved / "adam.pt"],
+        "convert": [tmp_path / "out"],
+        "reshard": [tmp_path / "out", "--world-size", 2],
+    }
+    done = run(command, saved / "adam", *more.get(command, []), "--include", "exp_avgs", code=2)
+    assert "'exp_avgs' fits nothing" in done.stderr
+
+
+def test_patterns_are_names_that_inspect_shows(saved, tmp_path):
+    pattern = ("--include", "optim.state.0.exp_avg")
+    assert len(report("inspect", saved / "adam", "--health", *pattern)["states"]) == 1
+    run("convert", saved / "adam", tmp_path / "out", "--to", "lowbit", "--block", 32)
+    found = report("diff", saved / "adam", tmp_path / "out", *pattern, code=4)["differences"]
+    assert [d["name"] for d in found] == ["parameter 0.exp_avg"]
+    report("diff", saved / "adam", tmp_path / "out", "--include", "model.*")
+    # Settings too are only compared where they are wanted.
+    for name, lr in {"a": 1.0, "b": 2.0}.items():
+        torch.save(stepped(lr=lr)[1].state_dict(), tmp_path / name)
+    both = (tmp_path / "a", tmp_path / "b")
+    assert [d["name"] for d in report("diff", *both, code=4)["differences"]] == [
+        "param_groups.0.lr"
+    ]
+    report("diff", *both, "--include", "*.exp_avg")
+
+
+@pytest.mark.parametrize("target", ["lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"])  # fmt: skip
+def test_nadam_is_no_adam(tmp_path, target):
+    torch.save(stepped(torch.optim.NAdam)[1].state_dict(), tmp_path / "a.pt")
+    said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target, code=3).stderr
+    assert target == "torchao" or "mu_product" in said
+
+
+@pytest.mark.parametrize("target", ["bitsandbytes", "lpmm", "adafactor8bit"])
+def test_what_has_no_place_is_left_out_where_that_is_allowed(tmp_path, target):
+    torch.save(stepped(amsgrad=True)[1].state_dict(), tmp_path / "a.pt")
+    convert = ("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target)
+    assert "--lossy leaves it out" in run(*convert, code=3).stderr
+    assert "max_exp_avg_sq: it is left out" in run(*convert, "--lossy").stderr
+
+
+def test_not_everything_is_left_out(tmp_path):
+    torch.save(stepped(torch.optim.Adafactor)[1].state_dict(), tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lpmm", "--lossy", code=3)
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_options_that_would_do_nothing_are_refused(saved, tmp_path):
+    for options, why in [
+        (["--to", "torch", "--state-format", "8bit"], "in float32"),
+        (["--to", "torch", "--block", 256], "in float32"),
+        (["--from", "torch"], "--to"),
+        (["--lossy"], "--to"),
+        (["--to", "lowbit", "--container", "torch", "--world-size", 2], "--world-size"),
+        (["--to", "lowbit", "--full-precision", "*embed*"], "fits no parameter"),
+    ]:
+        assert why in run("convert", saved / "adam", tmp_path / "out", *options, code=2).stderr
+    assert not os.listdir(tmp_path)
+
+
+def test_a_plan_refuses_what_the_deed_would(saved, tmp_path):
+    (tmp_path / "there.pt").write_bytes(b"")
+    (tmp_path / "there").mkdir()
+    for name in ("there.pt", "there"):
+        done = run("convert", saved / "adam.pt", tmp_path / name, "--container", "torch" if "." in name else "dcp", "--dry-run", code=2)  # fmt: skip
+        assert "--force" in done.stderr
+    run("reshard", saved / "adam.pt", tmp_path / "there", "--world-size", 2, "--dry-run", code=2)
+    for name in ("no/where.pt", "no/where"):
+        done = run("convert", saved / "adam.pt", tmp_path / name, "--to", "lowbit", code=1)
+        assert "there is no folder" in done.stderr
+
+
+def test_the_weights_that_were_named_are_not_replaced(tmp_path):
+    model, opt = stepped()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    torch.save(opt.state_dict(), tmp_path / "a.pt")
+    place = tmp_path / "model.pt"
+    run("convert", tmp_path / "a.pt", place, "--to", "lowbit", "--model", place, "--force", code=2)
+
+
+def test_typing_mistakes_are_one_line_that_goes_on(saved):
+    for arguments, wanted in [
+        ([], "lowbit-ckpt --help"),
+        (["inspct", "x"], "no command inspct; there are inspect, verify"),
+        (["inspect"], "lowbit-ckpt inspect --help"),
+        (["inspect", "x", "--jsn"], "--jsn"),
+        (["verify", "x", "--threads", "0"], "--threads"),
+    ]:
+        said = run(*arguments, code=2).stderr
+        assert said.startswith("lowbit-ckpt: ") and said.count("\n") == 1 and wanted in said
+    # A command is told of no option that it does not have.
+    assert "--from" not in run("inspect", saved / "adam", "--include", "model.*").stdout
+
+
+def test_python_keeps_the_ranks_of_the_source(saved, tmp_path):
+    checkpoint.reshard(saved / "adam", tmp_path / "three", world_size=3)
+    done = checkpoint.convert(tmp_path / "three", tmp_path / "out", to="lowbit")
+    assert done["ranks"] == 3
+    assert checkpoint.convert(saved / "adam", tmp_path / "b.pt", to="lowbit")["ranks"] == 1
+
+
+def test_a_page_and_a_report_at_once(saved, tmp_path):
+    assert report("inspect", saved / "adam", "--html", tmp_path / "page.html")["tensors"]
+    assert (tmp_path / "page.html").exists()
+
+
+def test_radam_is_no_adam(tmp_path):
+    torch.save(stepped(torch.optim.RAdam)[1].state_dict(), tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "torchao", code=3)
+    assert not (tmp_path / "b.pt").exists()
+
+
+def test_a_dimension_that_no_tensor_has(tmp_path, saved):
+    to = ("reshard", saved / "adam", tmp_path / "b", "--mesh", "2")
+    assert "no tensor has more than 2 dimensions" in run(*to, "--dims", "5", code=2).stderr
+    assert not (tmp_path / "b").exists()
+    run(*to, "--dims", "1")
+
+
+def test_a_seed_without_rounding(tmp_path, saved):
+    to = ("convert", saved / "adam.pt", tmp_path / "b.pt", "--seed", "3")
+    assert "--weights" in run(*to, code=2).stderr
+
+
+def test_a_digest_is_of_what_is_selected(saved):
+    all_of, some, others = (
+        report("inspect", saved / "adam", "--digest", *more)["digest"]
+        for more in ((), ("--include", "*.weight"), ("--include", "*.bias"))
+    )
+    assert len({all_of, some, others}) == 3
+
+
+def test_verify_speaks_of_what_is_selected(tmp_path, saved):
+    run("reshard", saved / "adam", tmp_path / "b", "--world-size", "2")
+    written = tmp_path / "b" / "lowbit.json"
+    known = json.loads(written.read_text())
+    name = next(n for n in known["tensors"] if n.endswith("weight"))
+    del known["tensors"][name]
+    written.write_text(json.dumps(known))
+    assert run("verify", tmp_path / "b", code=4).returncode == 4
+    run("verify", tmp_path / "b", "--exclude", name)

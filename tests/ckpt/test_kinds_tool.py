@@ -1,0 +1,102 @@
+"""lowbit-ckpt on every kind of checkpoint of tests/support/kinds.py: inspected, verified, resharded, and read back by torch."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+import torch
+from kinds import KINDS, flat, of, same
+from require import need
+
+TOOL = shutil.which("lowbit-ckpt") or ""
+need(
+    "ckpt",
+    bool(TOOL),
+    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
+    module=True,
+)
+
+DIRECTORIES = of(container="dcp")
+FILES = of(container=("torch", "legacy", "safetensors"))
+
+
+def run(*arguments, code=0):
+    done = subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == code, f"{arguments}: exit {done.returncode}, {done.stderr}"
+    return done
+
+
+def bits_equal(a, b):
+    """The same keys, dtypes, shapes, bits and values of two directories as torch reads them; says what differs."""
+    a, b = flat(a), flat(b)
+    assert a.keys() == b.keys()
+    for key, x in a.items():
+        y = b[key]
+        if isinstance(x, torch.Tensor):
+            assert (x.dtype, x.shape) == (y.dtype, y.shape), key
+            x, y = (t.contiguous().reshape(-1).view(torch.uint8) for t in (x, y))
+            assert torch.equal(x, y), key
+        else:
+            assert x == y, key
+
+
+# Inspect
+
+
+def tensors(path):
+    return {t["name"]: t for t in json.loads(run("inspect", path, "--json").stdout)["tensors"]}
+
+
+@pytest.mark.parametrize("kind, world", DIRECTORIES)
+def test_inspect_of_directories(made, kind, world):
+    path = made(kind, world)
+    held = {k: v for k, v in flat(path).items() if isinstance(v, torch.Tensor)}
+    said = tensors(path)
+    assert held.keys() <= said.keys()
+    for name, t in held.items():
+        assert said[name]["shape"] == list(t.shape)
+        assert said[name]["dtype"] == str(t.dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("kind, world", FILES)
+def test_inspect_of_files(made, kind, world):
+    said = tensors(made(kind, world))
+    shapes = {tuple(t["shape"]) for t in said.values()}
+    assert {shape for shape in KINDS[kind].params.values() if kind != "optimizer_file"} <= shapes or KINDS[kind].dialect == "lpmm"  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["fsdp2_nested", "lowbit_4bit", "raw", "adafactor"])
+def test_the_digest_is_the_same_for_every_world(made, kind):
+    found = {json.loads(run("inspect", made(kind, world), "--json", "--digest").stdout)["digest"] for world in (1, 2, 4)}  # fmt: skip
+    assert len(found) == 1
+
+
+# Verify
+
+
+@pytest.mark.parametrize("kind, world", DIRECTORIES)
+def test_verify_of_directories(made, kind, world):
+    run("verify", made(kind, world))
+
+
+@pytest.mark.parametrize("kind, world", FILES)
+def test_verify_of_files(made, kind, world):
+    run("verify", made(kind, world))
+
+
+# Reshard
+
+TO = {1: (4,), 2: (3,), 4: (1, 2, 3, 4, 7)}
+
+
+@pytest.mark.parametrize("kind, world", DIRECTORIES)
+def test_reshard_keeps_every_bit(made, tmp_path, kind, world):
+    """torch loads what was resharded: the same bits of every tensor and the same values, and the same meaning."""
+    source = made(kind, world)
+    for ranks in TO[world]:
+        run("reshard", source, tmp_path / str(ranks), "--world-size", ranks)
+        if KINDS[kind].dialect != "torchao":  # torch itself cannot read a torchao item into bytes
+            bits_equal(source, tmp_path / str(ranks))
+        if ranks == TO[world][-1]:
+            assert same(KINDS[kind].held(tmp_path / str(ranks)), KINDS[kind].meaning())

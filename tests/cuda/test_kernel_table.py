@@ -1,0 +1,90 @@
+"""The table of what CUDA kernels take (csrc/cuda/resources.py): right numbers, and local memory is an error. Needs nvcc, no GPU."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+from require import need
+
+SCRIPT = ROOT / "csrc" / "cuda" / "resources.py"
+CLEAN = """
+__global__ void __launch_bounds__(64) clean(uint4* to, const uint4* from) {
+  __shared__ float room[96];
+  const int i = blockIdx.x * 64 + threadIdx.x;
+  room[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  uint4 x = from[i];
+  x.x += room[63 - threadIdx.x];
+  to[i] = x;
+}
+"""
+LOCAL = """
+__global__ void local(int* to, int n) {
+  int kept[256] = {};
+  for (int i = 0; i < n; ++i) kept[to[i] & 255] += i;
+  to[n] = kept[n & 255];
+}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nvcc():
+    need("nvcc", shutil.which("nvcc") is not None, "no nvcc here")
+
+
+def table(tmp_path, source):
+    (tmp_path / "k.cu").write_text(source)
+    command = ["nvcc", "-arch=sm_90", "-cubin", "-o", tmp_path / "k.sm_90.cubin", tmp_path / "k.cu"]
+    subprocess.run(command, check=True, capture_output=True)
+    return subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True)
+
+
+def test_a_clean_kernel(tmp_path):
+    run = table(tmp_path, CLEAN)
+    assert run.returncode == 0, run.stderr
+    assert "sm_90: 1 kernels" in run.stdout
+    registers, local, shared, instructions, loads, stores, name = run.stdout.splitlines()[-1].split()  # fmt: skip
+    assert 8 <= int(registers) <= 40 and int(local) == 0
+    assert int(shared) in (384, 1408)  # a kilobyte is the system's on some architectures
+    assert 15 <= int(instructions) <= 80 and (int(loads), int(stores)) == (1, 1)
+    assert name == "clean"
+
+
+def test_local_memory_is_an_error(tmp_path):
+    run = table(tmp_path, LOCAL)
+    assert run.returncode == 1
+    assert "k.sm_90.cubin: local keeps 1024 bytes in local memory" in run.stderr
+    lenient = subprocess.run([sys.executable, SCRIPT, tmp_path, "--lenient"], capture_output=True, text=True)  # fmt: skip
+    assert lenient.returncode == 0 and (lenient.stdout, lenient.stderr) == (run.stdout, run.stderr)
+
+
+def test_no_cubins_are_an_error(tmp_path):
+    for how in ([], ["--lenient"]):
+        run = subprocess.run([sys.executable, SCRIPT, tmp_path, *how], capture_output=True, text=True)  # fmt: skip
+        assert run.returncode == 1 and "no kernel found" in run.stderr
+
+
+def test_architectures_that_are_built(tmp_path):
+    """This machine's GPUs that nvcc knows, sm_80 and its PTX where there is none, what is asked for, or all of a wheel."""
+    beside = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    need("nvcc", shutil.which("cmake", path=beside) is not None, "cmake is not installed")
+    cards = tmp_path / "nvidia-smi"
+
+    def chosen(said, archs):
+        cards.write_text(f"#!/bin/sh\n{said}\n")
+        cards.chmod(0o755)
+        command = ["cmake", "-S", SCRIPT.parents[2], "-B", tmp_path / "build", f"-DPython_EXECUTABLE={sys.executable}", "-DLOWBIT_TOOLS=OFF", "-DLOWBIT_CUDA=ON", f"-DLOWBIT_CUDA_ARCHS={archs}"]  # fmt: skip
+        environment = {**os.environ, "PATH": f"{tmp_path}:{beside}"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"CUDA kernels for (.*)", done.stdout)
+
+    assert chosen("printf '9.0\\n8.0\\n9.0\\n7.5\\n99.0\\n'", "") == ["90;80"]
+    assert chosen("exit 9", "") == ["80"]
+    assert chosen("printf '9.0\\n'", "120-real") == ["120-real"]
+    assert chosen("exit 9", "release") == ["80-real;90-real;100-real;120"]

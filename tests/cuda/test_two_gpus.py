@@ -1,0 +1,129 @@
+"""What lies on another GPU than the parameters is refused by its device, before anything is launched: a kernel would read memory that is not there.
+
+Needs no GPU: the tensors only say that they are on one (tests/support/gpu_stand_in.py). Steps on a second GPU are in tests/cuda/test_cuda.py."""
+
+import pytest
+import torch
+from gpu_stand_in import on_gpu
+from plans import fresh_state, plan_row
+
+import lowbit
+from lowbit import ops
+
+ROWS, COLS = 4, 64
+
+
+@pytest.fixture(autouse=True)
+def no_cuda(monkeypatch):
+    """torch starts CUDA for a tensor that says it is there, which a build without CUDA refuses."""
+    if torch.version.cuda is None:
+        monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+
+
+class Call:
+    """A step whose tensors are all on cuda:0; `elsewhere` moves one to cuda:1."""
+
+    def __init__(self, rule="adamw", formats=("dynamic8", "dynamic8_unsigned")):
+        choices = [(name, 64) if name.startswith("dynamic8") else name for name in formats]
+        self.rule, self.plan = rule, plan_row(ROWS, COLS, choices, "bfloat16_stochastic")
+        state = fresh_state(rule, (ROWS, COLS), choices, "bfloat16_stochastic")
+        self.lists = {
+            "params": [torch.zeros(ROWS, COLS).bfloat16()],
+            "grads": [torch.zeros(ROWS, COLS).bfloat16()],
+            "state": state,
+            "steps": [torch.zeros(())],
+            "workspace": list(ops.workspace(rule, self.plan, torch.device("cpu")).values()),
+        }
+        self.numbers = {name: torch.zeros(()) for name in ("lr", "grad_scale", "found_inf")}
+
+    def step(self, elsewhere="", index=0):
+        lists = {
+            name: [on_gpu(t, int(name == elsewhere and i == index)) for i, t in enumerate(tensors)]
+            for name, tensors in self.lists.items()
+        }
+        numbers = {name: on_gpu(t, int(name == elsewhere)) for name, t in self.numbers.items()}
+        rule = next(r for r in ops.catalog()["rules"] if r["name"] == self.rule)
+        hyper = [0.5] * len(rule["hyper"])
+        torch.ops.lowbit.step(
+            ops.rule(self.rule)["index"], *(lists[k] for k in ("params", "grads", "state", "steps", "workspace")), self.plan, hyper, **numbers
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["lr", "grad_scale", "found_inf"])
+def test_numbers_of_another_gpu(what):
+    with pytest.raises(RuntimeError, match=rf"{what} is on cuda:1 and the parameters are on cuda:0"):  # fmt: skip
+        Call().step(what)
+
+
+def test_the_step_of_another_gpu():
+    with pytest.raises(RuntimeError, match="the step of parameter 0 is on cuda:1 and the parameter is on cuda:0"):  # fmt: skip
+        Call().step("steps")
+
+
+@pytest.mark.parametrize("what, index", [("grads", 0), ("state", 0), ("state", 3)])
+def test_tensors_of_another_gpu(what, index):
+    with pytest.raises(RuntimeError, match=r"on another device than the parameter \(cuda:1 and cuda:0\)"):  # fmt: skip
+        Call().step(what, index)
+
+
+def test_workspace_of_another_gpu():
+    call = Call("adafactor", ())
+    assert len(call.lists["workspace"]) == 7
+    with pytest.raises(RuntimeError, match="workspace tensor 'floats' is on cuda:1 and the parameters are on cuda:0"):  # fmt: skip
+        call.step("workspace", 6)
+
+
+def test_workspace_of_the_cpu_is_refused_too():
+    call = Call("adafactor", ())
+    workspace = [on_gpu(t, 0) for t in call.lists["workspace"]]
+    lists = [call.lists[k] for k in ("params", "grads", "state", "steps")]
+    rule = next(r for r in ops.catalog()["rules"] if r["name"] == call.rule)
+    with pytest.raises(RuntimeError, match="workspace tensor 'totals' is on cuda:0 and the parameters are on the CPU"):  # fmt: skip
+        torch.ops.lowbit.step(
+            rule["index"], *lists, workspace, call.plan, [0.5] * len(rule["hyper"])
+        )
+
+
+def test_all_on_one_gpu_gets_as_far_as_the_library():
+    """Nothing is refused by its device: what is missing here is CUDA itself."""
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA, and would step memory of the host")
+    with pytest.raises(RuntimeError, match="lowbit::step on CUDA: "):
+        Call().step()
+
+
+def test_accumulation():
+    held, beside, grad = torch.zeros(8).bfloat16(), torch.zeros(8).bfloat16(), torch.zeros(8)
+    plan = torch.tensor([[1, 8, 8, 0, 0, 0]])
+
+    def add(of_beside, of_grad):
+        lists = ([on_gpu(held, 0)], [on_gpu(beside, of_beside)], [on_gpu(grad, of_grad)])
+        ops.accumulate(*lists, plan, "bfloat16_kahan", scale=1.0, seed=0)
+
+    with pytest.raises(RuntimeError, match="buffer 0 is on cuda:0 and its gradient on cuda:1"):
+        add(0, 1)
+    with pytest.raises(RuntimeError, match="beside buffer 0, on its device"):
+        add(1, 0)
+
+
+def test_codes_and_scales():
+    codes, scales = ops.quantize(torch.zeros(2, 64), "dynamic8", 64)
+    with pytest.raises(RuntimeError, match="codes are on cuda:0 and scales on cuda:1"):
+        ops.dequantize(on_gpu(codes, 0), on_gpu(scales, 1), "dynamic8", 64, 64)
+
+
+def test_a_learning_rate_goes_to_every_gpu_of_a_model(monkeypatch):
+    """One tensor of a schedule, parameters on two GPUs: each batch is given it where its parameters are."""
+    moved = []
+
+    def to(t, device):
+        moved.append((t.device.index, device.index))
+        return t
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    lr = on_gpu(torch.tensor(1e-3), 0)
+    for index in (0, 1):
+        lowbit.optim.stepping.lr_beside(lr, torch.device("cuda", index))
+    on_host = torch.tensor(1e-3)
+    assert lowbit.optim.stepping.lr_beside(on_host, torch.device("cuda", 1)) is on_host
+    assert moved == [(0, 0), (0, 1)]

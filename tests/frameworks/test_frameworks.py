@@ -1,0 +1,177 @@
+"""Training through the frameworks that people use, with the real packages: a resumed run is the run that was not interrupted, bit for bit, and the
+checkpoint of 2 ranks loads on 1."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from paths import SUPPORT
+from require import need
+from torch import nn
+
+import lowbit
+
+WORKER = SUPPORT / "frameworks_worker.py"
+CASES = [
+    ("accelerate", "ddp"),
+    ("accelerate", "fsdp2"),
+    ("accelerate", "fsdp1_orig"),
+    ("accelerate", "fsdp1_flat"),
+    ("transformers", "ddp"),
+    ("transformers", "fsdp2"),
+    ("transformers", "fsdp1_orig"),
+    ("transformers", "fsdp1_flat"),
+    ("lightning", "ddp"),
+    ("lightning", "model_parallel"),
+    ("lightning", "fsdp1_orig"),
+    ("lightning", "fsdp1_flat"),
+    ("torchtitan", "eager"),
+    ("torchtitan", "late"),
+]
+# What Accelerate makes of its FSDP on a CPU when it is left alone, and of an optimizer that nobody could bind.
+ASIDE = [
+    ("accelerate_on_a_cpu", "fsdp1"), ("accelerate_on_a_cpu", "fsdp2"), ("accelerate_at_once", "fsdp1_orig"), ("accelerate_at_once", "fsdp1_flat")
+]  # fmt: skip
+
+
+def need_package(name):
+    present = importlib.util.find_spec(name) is not None
+    need("frameworks", present, f"{name} is not installed: pip install lowbit[frameworks]")
+
+
+def launch(out, ranks, what, cases):
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+            str(WORKER), str(out / f"{ranks}.json"), str(out), what, *(":".join(case) for case in cases),
+        ],
+        capture_output=True, text=True, env=environment, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((out / f"{ranks}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What 2 ranks found, training and resuming, and then 1 rank: all cases in the same processes, since importing the packages is what takes time."""
+    cases = [case for case in CASES if importlib.util.find_spec(case[0])]
+    aside = ASIDE if importlib.util.find_spec("accelerate") else []
+    out = tmp_path_factory.mktemp("frameworks")
+    return [launch(out, 2, "train", [*cases, *aside]), launch(out, 1, "resume", cases)]
+
+
+@pytest.mark.parametrize("framework, kind", CASES)
+def test_resumes_exactly_and_loads_on_another_number_of_ranks(framework, kind, request):
+    need_package(framework)
+    two, one = (run[f"{framework}:{kind}"] for run in request.getfixturevalue("runs"))
+    assert "error" not in two, two["error"]
+    assert two["resumed"]["loaded"] == two["trained"]["saved"]
+    assert two["resumed"]["end"] == two["trained"]["end"] != two["trained"]["saved"]
+    assert "error" not in one, one["error"]
+    assert one["resumed"]["loaded"] == two["trained"]["saved"]
+    assert one["resumed"]["end"] != two["trained"]["end"], "one rank sees other batches than two"
+
+
+@pytest.mark.parametrize(
+    "framework, kind",
+    # Trainer decays all of a parameter that FSDP1 has flattened, norms included.
+    [case for case in CASES if case[0] != "torchtitan" and case != ("transformers", "fsdp1_flat")],
+)
+def test_what_a_framework_wraps_does_not_matter(framework, kind, request):
+    need_package(framework)
+    two, _ = request.getfixturevalue("runs")
+    end, ddp = (two[f"{framework}:{k}"]["trained"]["end"] for k in (kind, "ddp"))
+    assert sorted(name for name in ddp if end.get(name) != ddp[name]) == []
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        ("fsdp1_orig", "lowbit.fsdp1.bind(model, opt) before the first step (with Accelerate, between prepare(model) and prepare(opt))"),
+        ("fsdp1_flat", "none of the optimizer's 7 parameters is in this model"),
+    ],
+)  # fmt: skip
+def test_accelerate_is_refused_with_what_to_call_where_it_takes_both_at_once(kind, message, request):  # fmt: skip
+    need_package("accelerate")
+    two, _ = request.getfixturevalue("runs")
+    assert message in two[f"accelerate_at_once:{kind}"]["trained"]["said"]
+
+
+# What frameworks do on a CPU by themselves.
+
+
+@pytest.mark.parametrize("version", ["fsdp1", "fsdp2"])
+def test_accelerate_shards_nothing_on_a_cpu(version, request):
+    """So the ranks above are called GPUs (frameworks_worker.sharding_on_a_cpu)."""
+    need_package("accelerate")
+    two, _ = request.getfixturevalue("runs")
+    assert two[f"accelerate_on_a_cpu:{version}"]["trained"]["wrapped"] == "ddp"
+
+
+def test_lightning_refuses_its_fsdp_strategy_on_a_cpu():
+    """But not one that is derived from it (frameworks_worker.OnCPU)."""
+    need_package("lightning")
+    import lightning
+    from lightning.pytorch.strategies import FSDPStrategy
+
+    with pytest.raises(ValueError, match="strategy `fsdp` requires a GPU accelerator"):
+        lightning.Trainer(accelerator="cpu", strategy=FSDPStrategy(), logger=False)
+
+
+def test_unknown_names_are_refused(tmp_path):
+    need_package("transformers")
+    need_package("torchtitan")
+    from transformers import TrainingArguments
+
+    from lowbit.integrations import torchtitan, transformers
+
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(ValueError, match="lowbit has no optimizer 'param_groups'"):
+        transformers.optimizer(args, "param_groups")
+    factory, options = transformers.optimizer(args, "Lion", lr=1e-4, state_format="4bit")
+    opt = factory()(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), **options)
+    assert isinstance(opt, lowbit.Lion) and opt.param_groups[0]["lr"] == 1e-4
+    with pytest.raises(ValueError, match=re.escape("no optimizer lowbit.Adamw; lowbit.AdamW")):
+        torchtitan.LowbitOptimizers._resolve_optimizer_factory("lowbit.Adamw")
+
+
+# Accelerate puts sharded parameters into the groups of an optimizer that was built for whole ones.
+
+
+def replaced(model, opt):
+    for group in opt.param_groups:
+        group["params"] = [nn.Parameter(p.detach().clone()) for p in group["params"]]
+    return [p for group in opt.param_groups for p in group["params"]]
+
+
+def test_replaced_parameters_get_state_and_the_old_ones_are_let_go():
+    model = nn.Linear(64, 64)
+    opt = lowbit.AdamW(model.named_parameters())
+    params = replaced(model, opt)
+    assert set(opt.state_dict()["state"]) == {0, 1}
+    assert set(opt.state) == set(params)
+    params = replaced(model, opt)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    assert set(opt.state) == set(params) and all(opt.state[p]["step"] == 1 for p in params)
+
+
+def test_parameters_replaced_after_a_step_are_refused():
+    model = nn.Linear(64, 64)
+    opt = lowbit.AdamW(model.named_parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    replaced(model, opt)
+    with pytest.raises(RuntimeError, match="was replaced in the optimizer's groups after it had been stepped"):  # fmt: skip
+        opt.state_dict()

@@ -1,0 +1,24 @@
+"""A sharded parameter whose gradient only some ranks have is stepped with zeros by the others, under rules that reduce anything: one small collective,
+and none under rules that do not."""
+
+import pytest
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_one_rank_has_a_gradient_of_all_step_with_the_bits_of_one_process(pool, ranks):
+    for found in pool.run(ranks, "presence_worker", "found", ranks):
+        wrong = [name for name, same in found.items() if not same]
+        assert not wrong, wrong
+        assert len(found) >= 4
+
+
+def test_one_collective_more_where_a_rule_reduces_and_none_where_it_does_not(pool):
+    for counts in pool.run(2, "presence_worker", "collectives"):
+        for name in ("LAMB", "Adafactor", "tensor scales"):
+            assert counts[name] == [n + 1 for n in counts[f"{name}, alone"]], (name, counts)
+        free = {name: steps for name, steps in counts.items() if name.endswith("free")}
+        assert len(free) == 5 and not any(n for steps in free.values() for n in steps), free
+
+
+def test_a_probe_asks_too(pool):
+    assert pool.run(2, "presence_worker", "probed") == [[True, True], [True, True]]

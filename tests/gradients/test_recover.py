@@ -1,0 +1,35 @@
+"""A pass that raised on every rank leaves a model under DDP or FSDP2 that runs the step again, with the bits of a run in which nothing was raised."""
+
+import pytest
+
+
+def check(answers, count):
+    for found in answers:
+        wrong = [name for name, holds in found.items() if not holds]
+        assert not wrong, wrong
+        assert len(found) == count
+
+
+@pytest.mark.parametrize("kind", ["ddp", "ddp view", "ddp unused", "ddp static", "fsdp2"])
+def test_an_accumulated_step_is_run_again_with_the_same_bits(pool, kind):
+    check(pool.run(2, "recover_worker", "run_again", kind), 16)
+
+
+@pytest.mark.parametrize("kind, count", [("ddp", 4), ("fsdp2", 6)])
+def test_steps_in_backward_go_on(pool, kind, count):
+    check(pool.run(2, "recover_worker", "in_backward", kind), count)
+
+
+def test_three_ranks_whose_sums_depend_on_the_buckets(pool):
+    check(pool.run(3, "recover_worker", "run_again", "ddp"), 16)
+
+
+def test_what_torch_cannot_bring_back_is_said(pool):
+    for said in pool.run(2, "recover_worker", "first_static_pass"):
+        assert "static_graph=True" in said and "first backward pass" in said, said
+    for said in pool.run(2, "recover_worker", "without_reset"):
+        assert "FSDPModule.reset_iter_state" in said and "2.13" in said, said
+
+
+def test_a_run_that_raises_nothing_waits_for_nobody_more(pool):
+    assert pool.run(2, "recover_worker", "collectives", "ddp") == [0, 0]

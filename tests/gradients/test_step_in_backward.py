@@ -1,0 +1,275 @@
+"""Steps inside of the backward pass, on one device: the bits of ordinary steps, and no more memory than one layer's gradients."""
+
+import math
+
+import pytest
+import torch
+from memory import held_bytes, peak_bytes
+from test_gradients import Net, tokens
+from torch import nn
+
+import lowbit
+from lowbit.gradients import clip
+
+MAKERS = {
+    "AdamW": lambda ps: lowbit.AdamW(ps, lr=1e-2),
+    "AdamW 4 bit": lambda ps: lowbit.AdamW(ps, lr=1e-2, state_format="4bit", min_numel=0),
+    "SGD": lambda ps: lowbit.SGD(ps, lr=1e-2, momentum=0.9),
+    "Lion": lambda ps: lowbit.Lion(ps, lr=1e-2, min_numel=0),
+    "Adafactor": lambda ps: lowbit.Adafactor(ps, lr=1e-2),
+    "LAMB": lambda ps: lowbit.LAMB(ps, lr=1e-2),
+    "APOLLO": lambda ps: lowbit.APOLLO(ps, lr=1e-2, rank=8),
+}
+
+
+def build(name="AdamW", dtype=torch.bfloat16):
+    net = Net(dtype)
+    return net, MAKERS[name]([(n, p) for n, p in net.named_parameters() if p.requires_grad])
+
+
+def same(net, opt, other, other_opt):
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert all(torch.equal(t, other_opt.state[q][key]) for key, t in opt.state[p].items())
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_bits_of_an_ordinary_step(name):
+    (net, opt), (other, ordinary) = build(name), build(name)
+    lowbit.step_in_backward(net, opt)
+    for step in range(4):
+        net(tokens(step), step % 2 == 0).backward()
+        assert all(p.grad is None for p in net.parameters())
+        opt.step()
+        other(tokens(step), step % 2 == 0).backward()
+        ordinary.step()
+        ordinary.zero_grad()
+    same(net, opt, other, ordinary)
+    assert float(opt.state[net.sometimes.weight]["step"]) == 2
+
+
+def test_loading_a_checkpoint_between_steps():
+    (net, opt), (other, ordinary) = build(), build()
+    lowbit.step_in_backward(net, opt)
+    for step in range(3):
+        if step == 1:
+            opt.load_state_dict(opt.state_dict())
+        net(tokens(step)).backward()
+        opt.step()
+        other(tokens(step)).backward()
+        ordinary.step()
+        ordinary.zero_grad()
+    same(net, opt, other, ordinary)
+
+
+def test_schedulers():
+    made = []
+    for released in (True, False):
+        net = Net()
+        opt = lowbit.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+        if released:
+            lowbit.step_in_backward(net, opt)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.3, total_steps=6)  # gives it momentum
+        for step in range(5):
+            net(tokens(step)).backward()
+            opt.step()
+            opt.zero_grad()
+            schedule.step()
+        made += [net, opt]
+    same(*made)
+    assert "momentum_buffer_dynamic8" in made[1].state[made[0].one.weight] or "momentum_buffer" in made[1].state[made[0].one.weight]  # fmt: skip
+
+
+def test_holding_micro_batches():
+    (net, opt), (other, ordinary) = build(), build()
+    released = lowbit.step_in_backward(net, opt)
+    for step in range(3):
+        with released.hold():
+            net(tokens(2 * step)).backward()
+        assert net.one.weight.grad is not None
+        net(tokens(2 * step + 1)).backward()
+        opt.step()
+        for i in range(2):
+            other(tokens(2 * step + i)).backward()
+        ordinary.step()
+        ordinary.zero_grad()
+    same(net, opt, other, ordinary)
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_with_accumulation(rounding):
+    """It steps on the last micro-batch; what that one does not use is stepped by opt.step()."""
+    (net, opt), (other, ordinary) = build(), build()
+    one, two = (lowbit.accumulate(m, rounding=rounding, average=3) for m in (net, other))
+    lowbit.step_in_backward(net, opt)
+    for step in range(3):
+        for i in range(3):
+            before = net.one.weight.detach().clone()
+            for m, accumulator in ((net, one), (other, two)):
+                with accumulator.micro(last=i == 2):
+                    m(tokens(3 * step + i), use=i < 2).backward()
+            assert torch.equal(before, net.one.weight) == (i < 2)
+        assert net.one.weight.grad is None and net.sometimes.weight.grad is not None
+        for o in (opt, ordinary):
+            o.step()
+            o.zero_grad()
+    same(net, opt, other, ordinary)
+
+
+def test_with_torchs_grad_scaler():
+    (net, opt), (other, ordinary) = build(dtype=torch.float32), build(dtype=torch.float32)
+    a, b = (torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2) for _ in range(2))
+    released = lowbit.step_in_backward(net, opt, scaler=a)
+    for step in range(4):
+        a.scale(net(tokens(step))).backward()
+        a.step(released)
+        a.update()
+        b.scale(other(tokens(step))).backward()
+        b.step(ordinary)
+        b.update()
+        ordinary.zero_grad()
+    assert a.get_scale() == b.get_scale() == 1024.0
+    same(net, opt, other, ordinary)
+    handle = net.one.weight.register_hook(lambda g: g * math.inf)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    a.scale(net(tokens(9))).backward()
+    handle.remove()
+    a.step(released)
+    a.update()
+    assert a.get_scale() == 512.0
+    changed = {n for n, p in net.named_parameters() if not torch.equal(p, before[n])}
+    assert "one.weight" not in changed and "one.bias" in changed, "each by itself, as documented"
+    a.scale(net(tokens(10))).backward()
+    a.step(released)
+    assert not torch.equal(net.one.weight, before["one.weight"])
+
+
+def test_clipping_by_the_norm_of_the_step_before():
+    (net, opt), (other, ordinary) = build(), build()
+    released = lowbit.step_in_backward(net, opt, max_norm=0.01)
+    scale = None
+    for step in range(4):
+        net(tokens(step), step != 2).backward()
+        opt.step()
+        other(tokens(step), step != 2).backward()
+        norm, following = lowbit.clip_scale(other.parameters(), 0.01)
+        assert torch.equal(norm, released.norm)
+        ordinary.step(grad_scale=scale)
+        ordinary.zero_grad()
+        scale = following
+        assert float(scale) > 1
+    same(net, opt, other, ordinary)
+
+
+def test_clipping_with_what_has_no_hook_and_with_a_scaler():
+    net, opt = build(dtype=torch.float32)
+    extra = nn.Parameter(torch.ones(3))
+    opt.add_param_group({"params": [("extra", extra)]})
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    released = lowbit.step_in_backward(net, opt, scaler=scaler, max_norm=0.5)
+    grads = {}
+    for name, p in net.named_parameters():
+        if p.requires_grad:
+            p.register_hook(lambda g, name=name: grads.__setitem__(name, g.clone()))
+    scaler.scale(net(tokens(0)) + extra.square().sum()).backward()
+    assert extra.grad is not None
+    total = torch.cat([g.flatten() for g in [*grads.values(), extra.grad]]).double().norm() / 64
+    scaler.step(released)
+    scaler.update()
+    assert float(released.norm) == pytest.approx(float(total), rel=1e-6)
+    assert float(opt.state[extra]["step"]) == 1
+    assert not hasattr(opt, "grad_scale") and not hasattr(opt, "found_inf")
+
+
+def test_a_backward_pass_that_raises_is_no_part_of_the_next_norm():
+    net, opt = build()
+    released = lowbit.step_in_backward(net, opt, max_norm=1e9)
+    handle = net.one.bias.register_hook(lambda g: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        net(tokens(0)).backward()
+    handle.remove()
+    opt.zero_grad()
+    released.reset()
+    copy, _ = build()
+    copy.load_state_dict(net.state_dict())
+    copy(tokens(1)).backward()
+    net(tokens(1)).backward()
+    opt.step()
+    assert torch.equal(released.norm, clip.total_norm(copy.parameters()))
+
+
+def test_a_step_without_gradients_ends_too():
+    """On another rank there may be some, and the norm is a collective."""
+    net, opt = build()
+    released = lowbit.step_in_backward(net, opt, max_norm=1.0)
+    opt.step()
+    assert released.norm is not None and float(released.norm) == 0.0
+
+
+def test_wrong_places_are_refused():
+    net, opt = build()
+    with pytest.raises(TypeError, match="takes an optimizer of lowbit, not AdamW"):
+        lowbit.step_in_backward(net, torch.optim.AdamW(net.parameters()))
+    with pytest.raises(ValueError, match="no parameter of this model; build it after"):
+        lowbit.step_in_backward(Net(), opt)
+    with pytest.raises(ValueError, match="max_norm must be at least 0"):
+        lowbit.step_in_backward(net, opt, max_norm=-1.0)
+    released = lowbit.step_in_backward(net, opt)
+    with pytest.raises(ValueError, match="stepped in the backward pass already"):
+        lowbit.step_in_backward(net, opt)
+    with pytest.raises(ValueError, match=r"call lowbit.accumulate before lowbit.step_in_backward"):
+        lowbit.accumulate(net)
+    released.remove()
+    net(tokens(0)).backward()
+    assert net.one.weight.grad is not None
+    lowbit.accumulate(net)
+    lowbit.step_in_backward(net, opt)
+
+
+def deep(layers=24, width=256, dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width, bias=False, dtype=dtype) for _ in range(layers)))
+
+
+@pytest.mark.parametrize("accumulation", [False, True])
+def test_peak_memory(accumulation):
+    """Weights, state and one layer's gradients, and 5 %: by every allocation that torch makes."""
+
+    def measure(in_backward):
+        model = deep()
+        opt = lowbit.AdamW(model.named_parameters(), lr=1e-3)
+        accumulator = lowbit.accumulate(model) if accumulation else None
+        if in_backward:
+            lowbit.step_in_backward(model, opt)
+        x = torch.randn(4, 256).bfloat16()
+
+        def step():
+            for last in (False, True) if accumulator else (True,):
+                with accumulator.micro(last) if accumulator else torch.enable_grad():
+                    model(x).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+
+        step()
+        weights = list(model.parameters())
+        kept = [t for p in weights for t in opt.state[p].values()]
+        layer = held_bytes(weights[0])
+        return held_bytes(*weights, *kept), layer, peak_bytes(step)
+
+    resident, layer, above = measure(True)
+    _, _, ordinary = measure(False)
+    print(f"weights and state {resident / 1e6:.2f} MB, one layer's gradients {layer / 1e6:.2f}; above that {above / 1e6:.2f} in backward, {ordinary / 1e6:.2f} after")  # fmt: skip
+    assert ordinary > 24 * layer
+    if (
+        accumulation
+    ):  # the buffers of the micro-batches before are there; the sum is freed as it is used
+        assert above < 24 * layer + layer + 0.05 * resident
+    else:
+        assert resident + above < 1.05 * (resident + layer)
+
+
+def test_norms_do_not_keep_gradients():
+    net, opt = build()
+    released = lowbit.step_in_backward(net, opt, max_norm=1.0)
+    net(tokens(0)).backward()
+    assert all(t.numel() == clip.ops.power_words() for found in released._sums.parts.values() for t in found)  # fmt: skip

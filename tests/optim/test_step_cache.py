@@ -1,0 +1,312 @@
+"""Steps that are run again without looking at parameters give the bits of steps that look, and notice whatever has changed."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+
+import lowbit
+
+SHAPES = ((64, 96), (33, 300), (5,), (8, 20, 30))
+
+
+def params(dtype=torch.bfloat16):
+    gen = torch.Generator().manual_seed(0)
+    return [
+        torch.nn.Parameter(torch.randn(shape, generator=gen).to(dtype) * 0.1) for shape in SHAPES
+    ]
+
+
+def give_gradients(ps, step, dtype=None):
+    gen = torch.Generator().manual_seed(step)
+    for p in ps:
+        p.grad = torch.randn(p.shape, generator=gen).to(dtype or p.dtype)
+
+
+def contents(ps, opt):
+    return [
+        *(p.detach().clone().contiguous() for p in ps),
+        *(
+            t.clone()
+            for p in ps
+            for _, t in sorted(opt.state[p].items())
+            if isinstance(t, torch.Tensor)
+        ),
+    ]
+
+
+def looking(opt):
+    """The same optimizer, every step of which looks."""
+    opt._step_again = lambda *_: False
+    return opt
+
+
+def equal(a, b):
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+        if x.ndim
+        else x == y
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def pair(make=lowbit.AdamW, dtype=torch.bfloat16):
+    mine, other = params(dtype), params(dtype)
+    return mine, make(mine), other, looking(make(other))
+
+
+MAKERS = {
+    "8bit": lowbit.AdamW,
+    "4bit": lambda ps: lowbit.AdamW(ps, state_format="4bit"),
+    "rank-1": lambda ps: lowbit.AdamW(ps, state_format="lpmm4"),
+    "Adafactor": lowbit.Adafactor,
+    "Kahan": lambda ps: lowbit.AdamW(ps, param_format="bfloat16_kahan"),
+    "two groups": lambda ps: lowbit.AdamW(
+        [{"params": ps[:2], "lr": 1e-2}, {"params": ps[2:], "weight_decay": 0.3}]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_same_bits(name):
+    a, mine, b, other = pair(MAKERS[name])
+    schedule = torch.optim.lr_scheduler.StepLR(mine, 2), torch.optim.lr_scheduler.StepLR(other, 2)
+    for step in range(6):
+        give_gradients(a, step)
+        give_gradients(b, step)
+        mine.step()
+        other.step()
+        assert mine._step_cache is not None
+        for s in schedule:
+            s.step()
+    assert equal(contents(a, mine), contents(b, other))
+
+
+def test_is_run_again_and_not_looked_at(monkeypatch):
+    ps = params()
+    opt = lowbit.AdamW(ps)
+    give_gradients(ps, 0)
+    opt.step()
+    monkeypatch.setattr(opt, "_update", None)
+    give_gradients(ps, 1)
+    opt.step()
+    assert [float(opt.state[p]["step"]) for p in ps] == [2.0] * len(ps)
+
+
+def no_gradient(ps, opt):
+    ps[1].grad = None
+
+
+def another_gradient_dtype(ps, opt):
+    for p in ps:
+        p.grad_dtype = None
+        p.grad = p.grad.float() * 1.01
+
+
+def transposed_gradient(ps, opt):
+    ps[0].grad = ps[0].grad.t().contiguous().t()
+
+
+def other_memory(ps, opt):
+    ps[0].data = ps[0].data.clone()
+
+
+def strided_memory(ps, opt):
+    ps[0].data = ps[0].data.t().contiguous().t()
+
+
+def stream(ps, opt):
+    opt.state[ps[0]]["stream"].fill_(77)
+
+
+def tensor_key(state):
+    return next(key for key, t in state.items() if t.ndim > 0 and key != "shape")
+
+
+def state_tensor(ps, opt):
+    key = tensor_key(opt.state[ps[0]])
+    opt.state[ps[0]][key] = torch.zeros_like(opt.state[ps[0]][key])
+
+
+def state_in_place(ps, opt):
+    opt.state[ps[0]][tensor_key(opt.state[ps[0]])].zero_()
+
+
+def loaded(ps, opt):
+    state = copy.deepcopy(opt.state_dict())
+    state["state"][0]["step"].fill_(9)
+    opt.load_state_dict(state)
+
+
+def seed(ps, opt):
+    opt.param_groups[0]["seed"] = 5
+
+
+def maximize(ps, opt):
+    opt.param_groups[0]["maximize"] = True
+
+
+def zero_lr(ps, opt):
+    opt.param_groups[0]["lr"] = 0.0
+
+
+def tensor_lr(ps, opt):
+    opt.param_groups[0]["lr"] = torch.tensor(3e-3)
+
+
+def group_replaced(ps, opt):
+    opt.param_groups[0] = {**opt.param_groups[0], "lr": 0.0}
+
+
+def moved_to_a_neighbour(ps, opt):
+    opt.param_groups[1]["params"].insert(0, opt.param_groups[0]["params"].pop())
+
+
+def a_note_in_the_state(ps, opt):
+    opt.state["note"] = 1
+
+
+CHANGES = [
+    no_gradient, another_gradient_dtype, transposed_gradient, other_memory, strided_memory, stream, state_tensor, state_in_place, loaded,
+    seed, maximize, zero_lr, tensor_lr,
+]  # fmt: skip
+
+
+CASES = [
+    *((name, change) for change in CHANGES for name in ("8bit", "Adafactor")),
+    *(("two groups", change) for change in (group_replaced, moved_to_a_neighbour, a_note_in_the_state)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, change", CASES, ids=lambda x: getattr(x, "__name__", x))
+def test_notices(name, change):
+    a, mine, b, other = pair(MAKERS[name])
+    for step in range(5):
+        for ps, opt in ((a, mine), (b, other)):
+            give_gradients(ps, step)
+            if step == 2:
+                change(ps, opt)
+            opt.step()
+    assert equal(contents(a, mine), contents(b, other))
+
+
+def test_notices_new_parameters():
+    a, mine, b, other = pair()
+    new = [torch.nn.Parameter(torch.ones(64, 64)) for _ in range(2)]
+    for step in range(4):
+        for ps, opt, p in ((a, mine, new[0]), (b, other, new[1])):
+            if step == 2:
+                opt.add_param_group({"params": [p]})
+                ps.append(p)
+            give_gradients(ps, step)
+            opt.step()
+    assert equal(contents(a, mine), contents(b, other))
+
+
+def test_found_inf_and_scale():
+    a, mine, b, other = pair()
+    for step in range(5):
+        for ps, opt in ((a, mine), (b, other)):
+            give_gradients(ps, step)
+            opt.grad_scale, opt.found_inf = torch.tensor(2.0), torch.tensor(float(step == 3))
+            opt.step()
+    assert equal(contents(a, mine), contents(b, other))
+    assert float(mine.state[a[0]]["step"]) == 4
+
+
+@pytest.mark.parametrize("name", ["8bit", "Adafactor"])
+def test_lets_go_of_gradients_and_old_state(name):
+    ps = params()
+    opt = MAKERS[name](ps)
+    for step in range(3):
+        give_gradients(ps, step)
+        opt.step()
+    # A tensor that C++ holds keeps its Python object.
+    held = [weakref.ref(p.grad) for p in ps]
+    kept = [weakref.ref(t) for p in ps for t in opt.state[p].values()]
+    for p in ps:
+        p.grad = None
+    gc.collect()
+    assert all(ref() is None for ref in held)
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    gc.collect()
+    assert opt._step_cache is None
+    del opt
+    gc.collect()
+    assert all(ref() is None for ref in kept)
+
+
+def test_sparse_gradient_is_refused_before_anything_is_written():
+    p = torch.nn.Parameter(torch.ones(64, 64))
+    opt = lowbit.AdamW([p])
+    for _ in range(2):
+        p.grad = torch.ones(64, 64)
+        opt.step()
+    before = p.detach().clone()
+    p.grad = torch.ones(64, 64).to_sparse()
+    with pytest.raises(RuntimeError):
+        opt.step()
+    assert torch.equal(p, before) and float(opt.state[p]["step"]) == 2
+
+
+def test_copies_step_on_their_own():
+    ps = params()
+    opt = lowbit.AdamW(ps)
+    for step in range(2):
+        give_gradients(ps, step)
+        opt.step()
+    twin_ps, twin = copy.deepcopy((ps, opt))
+    for step in range(2, 4):
+        give_gradients(ps, step)
+        opt.step()
+        give_gradients(twin_ps, step)
+        twin.step()
+    assert equal(contents(ps, opt), contents(twin_ps, twin))
+    assert ps[0].data_ptr() != twin_ps[0].data_ptr()
+
+
+def test_gradients_that_must_be_copied_are_not_prepared_for():
+    p = torch.nn.Parameter(torch.randn(64, 96))
+    opt = lowbit.AdamW([p])
+    for _ in range(2):
+        p.grad = torch.randn(96, 64).t()
+        opt.step()
+        assert opt._step_cache is None
+
+
+def test_a_step_that_fails_lets_go_of_its_gradients():
+    p = torch.nn.Parameter(torch.randn(64, 96))
+    opt = lowbit.AdamW([p])
+    for _ in range(2):
+        p.grad = torch.randn(64, 96)
+        opt.step()
+    p.grad = torch.randn(64, 96)
+    held = weakref.ref(p.grad)
+    opt.param_groups[0]["maximize"] = "yes"
+    with pytest.raises(RuntimeError):
+        opt.step()
+    p.grad = None
+    gc.collect()
+    assert held() is None
+
+
+def test_modules_may_swap_their_parameters_between_steps():
+    model = torch.nn.Linear(96, 64)
+    opt = lowbit.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randn(3, 96)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+    saved = copy.deepcopy(model.state_dict())
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict(saved)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    before = model.weight.detach().clone()
+    model(torch.randn(3, 96)).sum().backward()
+    opt.step()
+    assert not torch.equal(model.weight, before)
+    assert float(opt.state[model.weight]["step"]) == 3

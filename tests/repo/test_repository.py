@@ -1,0 +1,90 @@
+"""The pages at the root say what is so: verbs, versions, files, and the list of slow tests."""
+
+import re
+import subprocess
+
+import pytest
+from conftest import SLOW
+from paths import ROOT
+
+GENERATED = {"bench-cpu.md", "bench-cuda.md", "quality.md"}
+DOCS = [f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in GENERATED]
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", *DOCS)
+PATH = r"(?:bench|csrc|docs|lowbit|recipes|tests|tools)/[\w./*-]+"
+
+
+def test_every_slow_test_is_a_file():
+    assert len(set(SLOW)) == len(SLOW)
+    assert set(SLOW) <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+def verbs():
+    done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {line.split()[1]: " ".join(line.split()[2:]) for line in done.stdout.splitlines()}
+
+
+def test_make_lists_the_verbs_that_the_pages_name():
+    listed = verbs()
+    assert all(listed.values())
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for verb in re.findall(
+            r"(?:`|^    |^\s*\$ )make ([a-z-]+)", (ROOT / page).read_text(), re.M
+        ):
+            assert verb in listed, f"{page}: make {verb}"
+    for verb in listed:
+        assert re.search(rf"^{verb}:", makefile, re.M)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_fit_a_screen(page):
+    text = re.sub(r"<!-- python .*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S)
+    lines = [line for line in text.splitlines() if not line.startswith("|")]  # tables may be wide
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def headings(page):
+    """The anchors of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    plain = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+    return {*plain, *re.findall(r'<a id="([^"]+)">', text)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths_lead_somewhere(page):
+    text, folder = (ROOT / page).read_text(), (ROOT / page).parent
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        file = folder / target if target else ROOT / page
+        assert file.exists(), f"{page}: {target}"
+        assert not anchor or anchor in headings(file), f"{page}: {target}#{anchor}"
+    for path in re.findall(rf"`({PATH})`", text):
+        if "NAME" not in path:
+            roots = (ROOT, ROOT / "csrc" / "libtorch")  # its headers as a program includes them
+            assert any(any(root.glob(path.rstrip("/"))) for root in roots), f"{page}: {path}"
+
+
+def test_examples_of_options_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text, scope = (ROOT / "docs" / "optimizers.md").read_text(), {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "docs/optimizers.md", "exec"), scope)
+    assert scope["opt"].state and "exp_avg_sq" in capsys.readouterr().out
+
+
+def test_every_page_of_the_docs_is_linked_from_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    assert [p.name for p in pages if f"](docs/{p.name})" not in readme] == []
+
+
+def test_the_version_and_the_license_stand_in_every_place():
+    project = (ROOT / "pyproject.toml").read_text()
+    (version,) = re.findall(r'^version = "(.*)"', project, re.M)
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\n" in citation and version in (ROOT / "CHANGELOG.md").read_text()
+    assert 'license = "Apache-2.0"' in project and "\nlicense: Apache-2.0\n" in citation
+    assert "Apache License" in (ROOT / "LICENSE").read_text()

@@ -1,0 +1,8 @@
+"""torch.compile(opt.step) over parameters of FSDP2 leaves the bits of a step that is not compiled."""
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["AdamW", "LAMB", "APOLLO"])
+def test_a_compiled_step_of_sharded_parameters(pool, name):
+    assert pool.run(2, "compile_worker", "same", name) == [True, True]

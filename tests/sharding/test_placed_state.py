@@ -1,0 +1,205 @@
+"""State of DTensors lies where its placements say, whatever the shape and the placements, and gives the bits of one process."""
+
+import contextlib
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import lowbit
+from lowbit import ops
+
+PRESETS = [preset["name"] for preset in lowbit.catalog()["presets"]]
+
+
+def formats():
+    """Every state format with every scale, in the moment that fits its sign."""
+    for i, entry in enumerate(ops.catalog()["state"]):
+        slot = "exp_avg" if entry["signed"] else "exp_avg_sq"
+        scales = ["block"] if entry["scaled"] else ["none"]
+        scales += ["row", "column", "tensor", "rank1"] if entry["cross_tile"] else []
+        for scale in scales:
+            block = {"block": 32 << i % 7} if scale == "block" else {}
+            spec = lowbit.scaled(entry["name"], scale=scale, **block) if entry["scaled"] else entry["name"]  # fmt: skip
+            yield f"{entry['name']} {scale}", functools.partial(lowbit.AdamW, state_format={slot: spec})  # fmt: skip
+
+
+def rules():
+    for cls in vars(lowbit).values():
+        if (
+            isinstance(cls, type)
+            and issubclass(cls, lowbit.LowbitOptimizer)
+            and cls is not lowbit.LowbitOptimizer
+        ):
+            yield cls.__name__, cls
+    yield "SGD momentum", functools.partial(lowbit.SGD, momentum=0.9)
+    yield "RMSprop centered", functools.partial(lowbit.RMSprop, centered=True, momentum=0.9)
+    yield "Adafactor momentum", functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False)  # fmt: skip
+    yield "AdamW amsgrad", functools.partial(lowbit.AdamW, amsgrad=True)
+    yield "APOLLO rank 4", functools.partial(lowbit.APOLLO, rank=4)
+    yield "Fira rank 4", functools.partial(lowbit.Fira, rank=4)
+    for name in PRESETS:
+        yield f"AdamW {name}", functools.partial(lowbit.AdamW, state_format=name)
+    for entry in ops.catalog()["param"]:
+        if entry["dtype"] == "bfloat16":
+            yield f"weights {entry['name']}", functools.partial(lowbit.AdamW, param_format=entry["name"])  # fmt: skip
+
+
+CASES = {**dict(formats()), **dict(rules())}
+
+
+@contextlib.contextmanager
+def rank_of(rank, ranks):
+    """This process as one of several ranks that never meet."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import debug
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        # DTensor's cache keeps meshes, which compare equal to those of other ranks.
+        debug._clear_sharding_prop_cache()
+
+
+def built(make, shape, mesh, placements):
+    """An optimizer of one DTensor of that shape, or why there is none."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    whole = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
+    p = nn.Parameter(
+        DTensor.from_local(
+            torch.zeros(local, dtype=torch.bfloat16), mesh, placements, run_check=False,
+            shape=whole.shape, stride=whole.stride(),
+        )
+    )  # fmt: skip
+    try:
+        return p, make([("w", p)], min_numel=1)
+    except ValueError as error:
+        return p, str(error)
+
+
+def misplaced(p, opt):
+    """State tensors that are not where their placements say."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    entries = {entry.key: entry for entry in opt._layouts[p].entries()}
+    wrong = []
+    for key, value in opt.state[p].items():
+        if not isinstance(value, DTensor):
+            continue
+        shape, offset = compute_local_shape_and_global_offset(
+            value.shape, value.device_mesh, value.placements
+        )
+        here = tuple(value.to_local().shape)
+        said = entries[key].offset
+        if here != tuple(shape) or (value.to_local().numel() and said != tuple(offset)):
+            wrong.append(f"{key} {tuple(value.shape)}: {here} from {said}, not {shape} from {offset}")  # fmt: skip
+    return wrong
+
+
+def check(case, shape, mesh_shape, placements):
+    """The state of a parameter on every rank. Returns why it was refused, on every rank, or None."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    ranks = functools.reduce(int.__mul__, mesh_shape)
+    refused = []
+    for rank in range(ranks):
+        with rank_of(rank, ranks):
+            mesh = init_device_mesh("cpu", mesh_shape)
+            p, opt = built(CASES[case], shape, mesh, placements)
+            refused.append(opt if isinstance(opt, str) else None)
+            if refused[-1] is None:
+                assert misplaced(p, opt) == [], f"rank {rank}"
+            else:
+                assert "parameter 'w'" in refused[-1] or "shard" in refused[-1]
+    assert len({said is None for said in refused}) == 1, f"ranks disagree: {refused}"
+    return refused[0]
+
+
+def test_state_lies_where_its_placements_say():
+    hypothesis = pytest.importorskip("hypothesis")
+    from hypothesis import strategies as st
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    lengths = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 16, 33, 47, 64, 130])
+    meshes = st.sampled_from([(1,), (2,), (3,), (4,), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 4), (4, 1)])  # fmt: skip
+    served, refused = [], []
+
+    @st.composite
+    def placed(draw):
+        shape = tuple(draw(st.lists(lengths, min_size=1, max_size=5)))
+        while functools.reduce(int.__mul__, shape) > 40_000:
+            shape = (*shape[:-1], 1) if shape[-1] > 1 else (1, *shape[1:]) if shape[0] > 1 else shape[1:]  # fmt: skip
+        mesh_shape = draw(meshes)
+        # state follows dimensions 0 and 1; the others are refused, and are drawn less often
+        dims = [d for d in (0, 0, 1, 1, 2, 3) if d < len(shape)]
+        kinds = st.sampled_from([*[Shard(d) for d in dims], Replicate()])
+        placements = [draw(kinds) for _ in mesh_shape]
+        twice = len(placements) == 2 and placements[0] == placements[1] != Replicate()
+        if twice and draw(st.booleans()):  # FSDP over tensor parallelism
+            placements[0] = _StridedShard(placements[0].dim, split_factor=mesh_shape[1])
+        return shape, mesh_shape, placements
+
+    @hypothesis.settings(max_examples=150)
+    @hypothesis.given(st.sampled_from(sorted(CASES)), placed())
+    def holds(case, at):
+        why = check(case, *at)
+        (served if why is None else refused).append((case, at, why))
+
+    holds()
+    assert len(served) > 80 and len(refused) > 5
+    rows_only = [
+        (case, at, why)
+        for case, at, why in refused
+        if all(getattr(p, "dim", 0) == 0 and not isinstance(p, _StridedShard) for p in at[2])
+        and "scale='tensor'" not in why
+        and "scale='rank1'" not in why
+    ]
+    assert rows_only == [], "whole rows are always served"
+    print(f"{len(served)} served, {len(refused)} refused")
+
+
+@pytest.mark.parametrize(
+    "shape, ranks", [((4, 47, 64), 2), ((4, 1, 64), 2), ((3, 5, 310), 4), ((2, 3, 8, 4), 2)]
+)
+def test_columns_that_torch_would_cut_elsewhere_are_refused(shape, ranks):
+    from torch.distributed.tensor import Shard
+
+    for case in ("AdamW 8bit", "AdamW factored8", "Lion"):
+        why = check(case, shape, (ranks,), [Shard(1)])
+        assert why, f"{case} was served"
+        for said in ("parameter 'w'", "dimension 1", f"({ranks},)", "full_precision=['w']"):
+            assert said in why
+    for case in (
+        "AdamW float32",
+        "Adafactor",
+    ):  # what has no codes follows the parameter's own dimensions
+        assert check(case, shape, (ranks,), [Shard(1)]) is None  # fmt: skip
+    assert check("AdamW 8bit", (4, 48, 64), (ranks,), [Shard(1)]) is None
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_placement_gives_the_bits_of_one_process(pool, ranks):
+    for served, wrong, refused in pool.run(ranks, "placed_worker", "compare"):
+        assert wrong == []
+        assert served > 50
+        columns = (" [1]", " [0, 1]", " [1, 0]")
+        assert all(what.endswith(columns) for what in refused), "only columns are refused"
+        coded = {what.partition(" [")[0] for what in refused}
+        assert "AdamW 8bit (4, 47, 64)" in coded
+        assert not any(what.startswith(("Adafactor (", "AdamW 8bit (40, 33)")) for what in coded)
+    print(f"{ranks} ranks: {served} cases, {len(refused)} refused")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_experts_in_flat_shards_give_the_bits_of_one_process(pool, ranks):
+    for wrong in pool.run(ranks, "placed_worker", "compare_flat"):
+        assert wrong == []

@@ -1,0 +1,98 @@
+"""Whatever is wrapped around the model: weights and state are the bytes of a single process from the same global gradients, and checkpoints cross.
+
+Prints the table: `pytest -s tests/sharding/test_wrappers.py`. A cell is 10 steps, equal; then from what each of the other wrappers saved 10 more, equal again.
+In the column of real sizes the checkpoint is that of the wrapper in the row above.
+"""
+
+import placements_worker
+import pytest
+import wrappers_worker
+from wrappers_worker import FORMATS, REAL, WRAPPERS
+
+NAMES = list(WRAPPERS)
+COLUMNS = [*FORMATS, REAL]
+
+
+def wrong(pool, wrapper, function, *arguments):
+    """What any rank found not to be equal."""
+    found = pool.run(WRAPPERS[wrapper], "wrappers_worker", function, wrapper, *arguments)
+    return sorted({name for names in found for name in names})
+
+
+def test_the_same_bytes_under_every_wrapper(pool):
+    folder = pool.folder
+    trained = {(w, name): wrong(pool, w, "train", name, folder) for w in NAMES for name in COLUMNS}
+    rows, all_wrong = [], {cell: names for cell, names in trained.items() if names}
+    for i, wrapper in enumerate(NAMES):
+        cells = []
+        for name in COLUMNS:
+            sources = [NAMES[i - 1]] if name == REAL else [w for w in NAMES if w != wrapper]
+            bad = wrong(pool, wrapper, "resume", name, sources, folder)
+            if bad:
+                all_wrong[wrapper, name, "loaded"] = bad
+            good = not bad and not trained[wrapper, name]
+            cells.append(f"equal, {len(sources)} loads" if good else "DIFFERENT")
+        rows.append([f"{wrapper} ({WRAPPERS[wrapper]})", *cells])
+    print()
+    for row in [["wrapper (ranks)", *COLUMNS], *rows]:
+        print("  ".join(cell.ljust(22 if i == 0 else 16) for i, cell in enumerate(row)).rstrip())
+    for what, message in placements_worker.REFUSED_BY_TORCH.items():
+        print(f"torch refuses {what}: {message}")
+    assert not all_wrong
+
+
+@pytest.mark.parametrize("wrapper", ["FSDP1 orig", "FSDP1 flat", "TP x FSDP 2x2 row"])
+def test_more_formats(pool, wrapper):
+    """10 steps equal, and 10 more from what a single process saved."""
+    folder = pool.folder
+    for name in wrappers_worker.MORE:
+        assert wrong(pool, "single", "train", name, folder) == []
+        assert wrong(pool, wrapper, "train", name, folder) == [], name
+        assert wrong(pool, wrapper, "resume", name, ["single"], folder) == [], name
+
+
+@pytest.mark.parametrize("what", placements_worker.REFUSED_BY_TORCH)
+def test_what_torch_refuses(pool, what):
+    message = pool.run(2, "placements_worker", "refused_by_torch", what)[0]
+    assert placements_worker.REFUSED_BY_TORCH[what] in message
+
+
+def test_a_difference_is_seen(pool):
+    """The comparison itself can fail."""
+    assert pool.run(2, "wrappers_worker", "off_by_one_gradient") == [["a.square"]] * 2
+    every = {f"{unit}.{key}" for unit, shapes in wrappers_worker.UNITS.items() for key in shapes}
+    assert all(set(found) == every for found in pool.run(2, "wrappers_worker", "nothing_loaded"))
+
+
+# Real training: every rank has the same batch, so a mean over 2 or 4 ranks is the gradient of one process, bit for bit.
+
+
+@pytest.mark.parametrize(
+    "wrapper, ranks",
+    [
+        ("DDP", 2), ("DDP bucket views, static graph", 2), ("DDP no_sync", 2), ("ZeroRedundancyOptimizer", 2), ("FSDP1 orig", 4), ("FSDP1 flat", 4),
+        ("FSDP1 orig, mixed precision", 2), ("FSDP1 flat, mixed precision", 2), ("FSDP1 orig, no shard", 2),
+        ("FSDP1 orig, hybrid", 4), ("FSDP1 flat, hybrid", 4), ("FSDP2", 4), ("FSDP2, mixed precision", 2), ("HSDP 2x2", 4),
+    ],
+)  # fmt: skip
+def test_real_training(pool, wrapper, ranks):
+    assert pool.run(ranks, "training_worker", "real", wrapper) == [[]] * ranks
+
+
+# Placements
+
+
+def test_what_state_cannot_follow_is_refused_with_the_numbers(pool):
+    for said in pool.run(2, "placements_worker", "refused_placements"):
+        assert "'w' of 77 columns is cut at columns 39, inside a byte of 4-bit codes; shard it on dimension 0" in said["a byte"]  # fmt: skip
+        assert said["a byte, wide"] == "nothing was refused"
+        assert "'w' is sharded on dimension 2; state follows dimensions 0 and 1" in said["dimension 2"]  # fmt: skip
+        assert "'w' is sharded on dimension 3" in said["dimension 3"]
+        assert "of 512 columns is cut at columns 256, and scale='rank1'" in said["measured"]
+        for rule in ("APOLLO", "Fira"):
+            assert "rank 8 of it needs whole rows; shard it on dimension 0" in said[rule]
+
+
+def test_columns_cut_inside_blocks_load_other_formats(pool):
+    """A float32 checkpoint is encoded on loading where blocks are cut, as one process encodes it."""
+    assert all(pool.run(3, "placements_worker", "recode_columns"))

@@ -1,0 +1,138 @@
+"""What a rank does in test_world.py: every rule, format and scale on the same global gradients, sharded over the ranks; digests."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import lowbit
+from lowbit import ops
+
+SHAPES = [(96, 64), (37, 130), (2, 2080), (9, 512), (6, 5, 160), (4, 3, 10, 40), (70,), (1024, 1)]
+COLUMNS = [(9, 512)]  # two halves of one block of 256
+STEPS = 4
+
+
+def cases() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
+    """Everything that one process and many must agree on."""
+    for entry in ops.catalog()["state"]:
+        slot = "exp_avg" if entry["signed"] else "exp_avg_sq"
+        for rounding in ("nearest", "stochastic") if entry["scaled"] else ("nearest",):
+            spec = lowbit.scaled(entry["name"], rounding=rounding)
+            yield f"AdamW {entry['name']} {rounding}", functools.partial(lowbit.AdamW, state_format={slot: spec})  # fmt: skip
+    for block in (32, 64, 512, 1024, 2048):
+        specs = {"exp_avg": lowbit.scaled("dynamic4", block=block)}
+        yield f"AdamW block {block}", functools.partial(lowbit.AdamW, state_format=specs)
+    yield from rules()
+
+
+def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
+    """Every rule, and every scale that is reduced over the shards."""
+    for scale in ("row", "column", "tensor", "rank1"):
+        specs = {
+            "exp_avg": lowbit.scaled("dynamic8", scale=scale, rounding="stochastic"),
+            "exp_avg_sq": lowbit.scaled("power1_4_unsigned", scale=scale),
+        }
+        yield f"AdamW {scale}", functools.partial(lowbit.AdamW, state_format=specs)
+    yield "SGD", functools.partial(lowbit.SGD, lr=0.1)
+    yield "SGD momentum", functools.partial(lowbit.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+    yield "Lion", functools.partial(lowbit.Lion, weight_decay=0.1)
+    yield "RMSprop", functools.partial(lowbit.RMSprop, centered=True, momentum=0.9)
+    yield "Adagrad", functools.partial(lowbit.Adagrad, lr_decay=0.1, initial_accumulator_value=0.1)
+    yield "AdEMAMix", functools.partial(lowbit.AdEMAMix, t_alpha=3, t_beta3=3)
+    for entry in ops.catalog()["param"]:
+        if entry["dtype"] == "bfloat16":
+            yield f"weights {entry['name']}", functools.partial(lowbit.AdamW, param_format=entry["name"])  # fmt: skip
+    factored = {"exp_avg": "dynamic8", "exp_avg_sq": "factored"}
+    yield "AdamW factored", functools.partial(lowbit.AdamW, state_format=factored)
+    yield "Adam factored", functools.partial(lowbit.Adam, weight_decay=0.1, state_format=factored)
+    yield "Adafactor", functools.partial(lowbit.Adafactor, weight_decay=0.1)
+    yield "Adafactor Fira", functools.partial(lowbit.Adafactor, fira_margin=0.01, decay_by="alpha")
+    yield "Adafactor momentum", functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False)  # fmt: skip
+    yield "Adafactor full", functools.partial(lowbit.Adafactor, beta1=0.9, factored=False)
+    rank1 = lowbit.scaled("dynamic4", scale="rank1")
+    measured = {
+        "exp_avg": lowbit.scaled("dynamic8", scale="column", rounding="stochastic"),
+        "exp_avg_sq": lowbit.scaled("dynamic8_unsigned", scale="row"),
+    }
+    yield "Adafactor rank 1", functools.partial(lowbit.Adafactor, beta1=0.9, state_format={"exp_avg": rank1})  # fmt: skip
+    yield "CAME", functools.partial(lowbit.CAME, weight_decay=0.1)
+    yield "LAMB", functools.partial(lowbit.LAMB, weight_decay=0.1)
+    small = {"update_proj_gap": 2, "weight_decay": 0.1}
+    yield "APOLLO", functools.partial(lowbit.APOLLO, rank=8, **small)
+    yield "APOLLO cross-tile scales", functools.partial(lowbit.APOLLO, rank=20, state_format=measured, **small)  # fmt: skip
+    yield "APOLLO torch", functools.partial(lowbit.APOLLO, rank=4, projection="torch", **small)
+    yield "APOLLO-Mini", functools.partial(lowbit.APOLLOMini, **small)
+    yield "Fira", functools.partial(lowbit.Fira, rank=8, alpha=0.5, **small)
+    yield "LARS", functools.partial(lowbit.LARS, lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def whole(t: torch.Tensor) -> torch.Tensor:
+    t = t.detach()
+    return (t.full_tensor() if isinstance(t, DTensor) else t).contiguous()
+
+
+def run(
+    name: str, make: Callable[..., Any], place: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[str, list[torch.Tensor]]:
+    """Digest of all weights and state after STEPS steps."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    values = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    narrow = name.startswith("weights ")  # a parameter format of bfloat16
+    values = [v.bfloat16() if narrow or i % 2 else v for i, v in enumerate(values)]
+    params = [(f"p{i}", nn.Parameter(place(v))) for i, v in enumerate(values)]
+    opt = make(params)
+    for _ in range(STEPS):
+        for (_, p), shape in zip(params, SHAPES, strict=True):
+            p.grad = place((torch.randn(shape, generator=generator) * 0.1).to(p.dtype))
+        opt.step()
+    h = hashlib.sha256()
+    for key, p in params:
+        for which, t in [("", p), *sorted(opt.state[p].items())]:
+            full = whole(t)
+            h.update(f"{key} {which} {full.dtype} {tuple(full.shape)}".encode())
+            h.update(full.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest(), [whole(p) for _, p in params]
+
+
+def sharded(mesh: DeviceMesh, placements: list[Any], t: torch.Tensor) -> torch.Tensor:
+    """Its part of what every rank has whole, so that nothing need be sent."""
+    return distribute_tensor(t, mesh, placements, src_data_rank=None)
+
+
+def by_columns(mesh: DeviceMesh, t: torch.Tensor) -> torch.Tensor:
+    """Cut on dimension 1 where blocks allow it, else on dimension 0."""
+    cut = 1 if tuple(t.shape) in COLUMNS else 0
+    return sharded(mesh, [Shard(cut)], t)
+
+
+def digests(ranks: int) -> dict[str, str]:
+    """Of every case, by its name and how it was cut. One rank is a process by itself, without a process group."""
+    out: dict[str, str] = {}
+    if ranks == 1:
+        for name, make in cases():
+            out[name] = run(name, make, lambda t: t)[0]
+    else:
+        mesh = init_device_mesh("cpu", (ranks,))
+        for name, make in rules() if ranks == 4 else cases():
+            out[name] = run(name, make, functools.partial(sharded, mesh, [Shard(0)]))[0]
+        if ranks == 2:  # columns
+            for name, make in rules():
+                if name.startswith(("APOLLO", "Fira")):
+                    continue  # refuse it at construction (test_apollo.py)
+                place = functools.partial(by_columns, mesh)
+                out[name + ", columns"] = run(name, make, place)[0]
+        if ranks == 4:  # HSDP: two replicas of two shards
+            mesh = init_device_mesh("cpu", (2, 2))
+            for name, make in rules():
+                place = functools.partial(sharded, mesh, [Replicate(), Shard(0)])
+                out[name + ", HSDP"] = run(name, make, place)[0]
+    return out

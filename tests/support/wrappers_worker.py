@@ -1,0 +1,286 @@
+"""What a rank does in test_wrappers.py: the same global gradients under any wrapper, and everything that is here beside what one process has."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pathlib
+import zlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from wrapped_checkpoint import load, save, spoil
+
+import lowbit
+from lowbit import fsdp1, sharding
+from lowbit.config.overrides import clean_name
+
+# Rows are fewer than a real model's; columns are what blocks are cut by.
+UNITS = {
+    "a": {"square": (96, 896), "vector": (1000,)},
+    "b": {"wide": (36, 1408), "odd": (100, 77)},
+    "c": {"long": (7, 4096), "conv": (3, 3, 3, 5), "tied": (40, 128)},
+    "d": {"never": (70, 70)},
+    "e": {"frozen": (5, 33)},
+}
+REAL_UNITS = {
+    **UNITS, "a": {"square": (896, 896), "vector": (1000,)}, "b": {"wide": (2880, 1408), "odd": (1000, 77)}
+}  # fmt: skip
+FORMATS = {
+    "8bit": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5),
+    "4bit": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="4bit"),
+    "fp8": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="fp8"),
+    "rank-1": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="lpmm4"),
+    "Adafactor": lambda p: lowbit.Adafactor(p, lr=1e-2, seed=5, beta1=0.9),
+}
+# Of parameters of the sizes that models have.
+REAL = "8bit, real sizes"
+# Beyond the table: scales of two numbers, scales that cover more, two factored moments, norms, and what is kept beside weights.
+MORE = {
+    "log8, Kahan": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="log8", param_format="bfloat16_kahan"),
+    "LAMB, split16": lambda p: lowbit.LAMB(p, lr=1e-2, seed=5, param_format="bfloat16_split16"),
+    "CAME": lambda p: lowbit.CAME(p, lr=1e-2, seed=5),
+    "two lengths, by chance": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format={
+        "exp_avg": lowbit.scaled("dynamic8", block=2048, rounding="stochastic"), "exp_avg_sq": lowbit.scaled("power1_8_unsigned", block=64)}),
+    "rows": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="row")),
+    "columns": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="column")),
+    "tensor": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="tensor")),
+}  # fmt: skip
+MAKE = {**FORMATS, **MORE, REAL: FORMATS["8bit"]}
+# Wrapper: ranks.
+WRAPPERS = {
+    "single": 1, "DDP": 2, "FSDP1 orig": 4, "FSDP1 flat": 3, "FSDP2": 4, "HSDP 2x2": 4,
+    "TP x FSDP 2x2 row": 4, "TP x FSDP 2x2 col": 4, "CPU offload": 2,
+}  # fmt: skip
+
+
+class Unit(nn.Module):
+    def __init__(self, name: str, shapes, dtype: torch.dtype, seed: int) -> None:
+        super().__init__()
+        for key, shape in shapes.items():
+            generator = torch.Generator().manual_seed(zlib.crc32(key.encode()) + seed)
+            value = torch.randn(shape, generator=generator).to(dtype)
+            self.register_parameter(key, nn.Parameter(value, requires_grad=key != "frozen"))
+        if name == "c":
+            self.tied_again = self.tied
+
+
+class Model(nn.Module):
+    def __init__(self, dtype: torch.dtype, seed: int = 0, units=UNITS) -> None:
+        super().__init__()
+        for name, shapes in units.items():
+            self.add_module(name, Unit(name, shapes, dtype, seed))
+
+    def forward(self) -> torch.Tensor:
+        return sum(p.float().square().sum() for p in self.parameters())  # type: ignore[return-value]
+
+
+def build(wrapper: str, name: str, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **binding):
+    """The model in a wrapper and its optimizer of the format `name`."""
+    model: nn.Module = Model(dtype, seed, REAL_UNITS if name == REAL else UNITS)
+    if wrapper == "DDP":
+        model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    elif wrapper.startswith("FSDP1"):
+        options = {"use_orig_params": wrapper == "FSDP1 orig", "device_id": torch.device("cpu")}
+        for unit in UNITS:
+            setattr(model, unit, FullyShardedDataParallel(getattr(model, unit), **options))
+        model = FullyShardedDataParallel(model, **options)
+    elif wrapper != "single":
+        mesh, offload = mesh_of(wrapper), None
+        if wrapper.startswith("TP"):
+            for unit in model.children():
+                for key, p in list(unit.named_parameters()):
+                    placement = Shard(1 if wrapper.endswith("row") and key in ("square", "wide", "long") else 0)  # fmt: skip
+                    local = distribute_tensor(p.detach(), mesh["tp"], [placement])
+                    setattr(unit, key, nn.Parameter(local, requires_grad=p.requires_grad))
+                    if key == "tied":
+                        unit.tied_again = unit.tied
+            mesh = mesh["dp"]
+        if wrapper == "CPU offload":
+            offload = CPUOffloadPolicy(pin_memory=False)
+        options = {"mesh": mesh, **({"offload_policy": offload} if offload else {})}
+        for unit in model.children():
+            fully_shard(unit, **options)
+        fully_shard(model, **options)
+    opt = MAKE[name](model.named_parameters())
+    if wrapper.startswith("FSDP1"):
+        fsdp1.bind(model, opt, **binding)
+    return model, opt
+
+
+def mesh_of(wrapper: str):
+    ranks = dist.get_world_size()
+    if wrapper == "HSDP 2x2":
+        return init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+    if wrapper.startswith("TP"):
+        return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return init_device_mesh("cpu", (ranks,))
+
+
+# Gradients
+
+
+def global_gradient(name: str, step: int, shape, dtype: torch.dtype) -> torch.Tensor:
+    """Of a parameter's name and the step alone; not to be written to. Of the largest, one is drawn and moved on by each step: drawing takes longer than stepping."""
+    if math.prod(shape) < 1 << 17:
+        return _kept_gradient(name, step, tuple(shape), dtype)
+    drawn = _kept_gradient(name, 0, tuple(shape), dtype)
+    return drawn.reshape(-1).roll(7919 * step).reshape(shape)
+
+
+@functools.lru_cache(maxsize=512)
+def _kept_gradient(name: str, step: int, shape, dtype: torch.dtype) -> torch.Tensor:
+    seed = zlib.crc32(f"{name} {step}".encode())
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def name_of(p, name: str) -> str:
+    return clean_name(p.name if isinstance(p, sharding.FlatShard) else name)
+
+
+def set_grads(opt, step: int) -> None:
+    """As each wrapper leaves the global gradients."""
+    for _, p, name, _ in opt._members():
+        name = name_of(p, name)
+        if name in ("d.never", "e.frozen"):
+            continue
+        grad = global_gradient(name, step, p.shape, p.dtype)
+        if isinstance(p, sharding.FlatShard):  # as FSDP1 leaves it, by its own records
+            owner = p.owner
+            if p.alone:
+                begin, end = p.elements(p.flat.rank)
+                owner.grad = grad.reshape(-1)[begin:end].clone() if end > begin else None
+                continue
+            if owner.grad is None:
+                owner.grad = torch.zeros_like(owner)
+            info = owner._shard_param_infos[owner._fqns.index(name.rpartition(".")[2])]
+            if info.in_shard:
+                begin, end = info.intra_param_start_idx, info.intra_param_end_idx + 1
+                at = info.offset_in_shard
+                owner.grad[at : at + end - begin] = grad.reshape(-1)[begin:end]
+        elif isinstance(p, DTensor):
+            p.grad = DTensor.from_local(
+                chunk(grad, p).clone(), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=grad.stride()
+            )  # fmt: skip
+        else:
+            p.grad = grad.clone()
+
+
+def chunk(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """The part of a whole tensor that a DTensor of its shape holds here: torch.chunk, mesh dimension by mesh dimension, the last (TP) first."""
+    local = whole
+    for i in reversed(range(like.device_mesh.ndim)):
+        dim = getattr(like.placements[i], "dim", None)
+        if dim is not None:
+            chunks = torch.chunk(local, like.device_mesh.size(i), dim)
+            at = like.device_mesh.get_local_rank(i)
+            local = chunks[at] if at < len(chunks) else local.narrow(dim, 0, 0)
+    return local.contiguous()
+
+
+# Beside what one process has
+
+
+Kept = dict[str, dict[str, torch.Tensor]]  # weight, as "", and state of each parameter
+
+
+@functools.cache
+def alone(name: str) -> dict[int, Kept]:
+    """What one process has after 10 and 20 steps."""
+    model, opt = build("single", name)
+    made = {}
+    for step in range(20):
+        set_grads(opt, step)
+        opt.step()
+        opt.zero_grad()
+        if step in (9, 19):
+            made[step + 1] = kept_of(model, opt)
+    return made
+
+
+def kept_of(model: nn.Module, opt) -> Kept:
+    """Copies, in one process."""
+    return {
+        name: {"": p.detach().clone(), **{key: t.clone() for key, t in opt.state[p].items()}}
+        for name, p in model.named_parameters()
+    }
+
+
+def unequal(opt, want: Kept, without: tuple[str, ...] = ()) -> list[str]:
+    """The parameters of which what is here are not the bytes that one process has there: weight, or state."""
+    state = fsdp1.get_state_dict(opt)["state"]
+    members = {name_of(p, name): p for _, p, name, _ in opt._members()}
+    wrong = {f"{name} is missing" for name in want.keys() - members.keys()}
+    for name, p in members.items():
+        found = {"": p.detach() if isinstance(p, torch.Tensor) else p, **state.get(name, {})}
+        keys = (found.keys() | want[name].keys()) - set(without)
+        if not all(k in found and k in want[name] and equal(found[k], want[name][k]) for k in keys):  # fmt: skip
+            wrong.add(name)
+    return sorted(wrong)
+
+
+def equal(found, want: torch.Tensor) -> bool:
+    if isinstance(found, sharding.FlatShard):
+        begin, end = found.elements(found.flat.rank)
+        found, want = found.value, want.reshape(-1)[begin:end]
+    elif isinstance(found, DTensor):
+        if found.shape != want.shape:
+            return False
+        found, want = found.to_local(), chunk(want, found)
+    if found.dtype != want.dtype or found.shape != want.shape:
+        return False
+    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (found, want))
+    return torch.equal(a, b)
+
+
+# The table
+
+
+def train(wrapper: str, name: str, folder: str) -> list[str]:
+    """What is not equal after 10 steps; saves."""
+    model, opt = build(wrapper, name)
+    torch.manual_seed(dist.get_rank())  # must not matter
+    for step in range(10):
+        set_grads(opt, step)
+        opt.step()
+        opt.zero_grad()
+    save(wrapper, model, opt, pathlib.Path(folder) / f"{wrapper} {name}")
+    return unequal(opt, alone(name)[10])
+
+
+def resume(wrapper: str, name: str, sources: list[str], folder: str) -> list[str]:
+    """What is not equal after 10 steps more from what each of the other wrappers saved."""
+    wrong = []
+    model, opt = build(wrapper, name, seed=1)
+    for source in sources:
+        spoil(model, opt)
+        load(wrapper, model, opt, pathlib.Path(folder) / f"{source} {name}")
+        for step in range(10, 20):
+            set_grads(opt, step)
+            opt.step()
+            opt.zero_grad()
+        wrong += [f"{key}, from {source}" for key in unequal(opt, alone(name)[20])]
+    return wrong
+
+
+def off_by_one_gradient() -> list[str]:
+    """As train, with one element of one gradient of the last step changed."""
+    model, opt = build("DDP", "8bit")
+    for step in range(10):
+        set_grads(opt, step)
+        if step == 9:
+            model.module.a.square.grad[50, 700] *= -1
+        opt.step()
+        opt.zero_grad()
+    return unequal(opt, alone("8bit")[10])
+
+
+def nothing_loaded() -> list[str]:
+    """What `spoil` leaves."""
+    model, opt = build("FSDP2", "8bit")
+    spoil(model, opt)
+    return unequal(opt, alone("8bit")[10])

@@ -1,0 +1,87 @@
+#include "container/common/archive.h"
+
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+
+Result<std::shared_ptr<Archive>> Archive::open(const std::string& path) {
+  char resolved[PATH_MAX];
+  if (::realpath(path.c_str(), resolved) == nullptr)
+    return bad("cannot open " + printable(path) + ": " + std::strerror(errno));
+  const std::string full = resolved;
+  const size_t slash = full.find_last_of('/');
+  ASSIGN_OR_RETURN(folder, Directory::open(slash == 0 ? "/" : full.substr(0, slash)));
+  std::shared_ptr<Archive> out(new Archive(folder, path));
+  out->what_ = printable(path);
+  RETURN_IF_ERROR(out->files_.add(full.substr(slash + 1)));
+  return out;
+}
+
+Result<Stored> Archive::stored(const Tensor& tensor, const Chunk&) {
+  const auto known = tensors_.find(tensor.name);
+  if (known == tensors_.end()) return bad(what_ + ": has no tensor " + printable(tensor.name));
+  return part_of(known->second, tensor, what_ + ": " + printable(tensor.name));
+}
+
+Result<Value> Archive::value(const Blob& blob) {
+  return bad(what_ + ": " + printable(blob.name) + " is no plain value");
+}
+
+Result<std::vector<Record>> Archive::records(const FileExtent& extent, const std::string&) {
+  std::vector<Record> out;
+  for (const Record& r : records_) {
+    if (r.offset >= extent.offset && r.offset - extent.offset <= extent.length &&
+        r.size <= extent.length - (r.offset - extent.offset)) {
+      out.push_back(r);
+    }
+  }
+  return out;
+}
+
+Status Archive::take(const std::string& name) {
+  return names_.emplace(name, true).second
+             ? fine()
+             : Status(bad(what_ + ": two of its leaves are called " + printable(name) +
+                          " when their keys are joined by dots"));
+}
+
+Status Archive::add(Manifest& manifest, Tensor tensor, Stored stored) {
+  tensor.name = flat_name(tensor.path);
+  RETURN_IF_ERROR(take(tensor.name));
+  uint64_t begin = UINT64_MAX, end = 0;
+  for (const auto& [name, payload] : stored.parts) {
+    begin = std::min(begin, payload.record.offset);
+    end = std::max(end, payload.record.offset + payload.record.size);
+  }
+  tensor.chunks.push_back(
+      {Shape(tensor.shape.size(), 0), tensor.shape, {0, 0, begin, end - begin}});
+  tensors_.emplace(tensor.name, std::move(stored));
+  manifest.tensors.push_back(std::move(tensor));
+  return fine();
+}
+
+Status Archive::add(Manifest& manifest, Path path, Value value) {
+  Blob blob;
+  blob.name = flat_name(path);
+  RETURN_IF_ERROR(take(blob.name));
+  blob.path = std::move(path);
+  blob.value = std::move(value);
+  manifest.blobs.push_back(std::move(blob));
+  return fine();
+}
+
+void Archive::finish(std::shared_ptr<Archive> self, ContainerKind kind, Manifest& manifest) {
+  names_.clear();
+  manifest.kind = kind;
+  manifest.path = path_;
+  manifest.file_names = {files_.name(0)};
+  manifest.has_paths = true;
+  manifest.container = std::move(self);
+}
+
+}  // namespace lowbit::ckpt

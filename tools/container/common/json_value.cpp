@@ -1,0 +1,140 @@
+#include "container/common/json_value.h"
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Builds the value as the parser goes. Where a function returns false, the parser stops.
+class Builder {
+ public:
+  explicit Builder(uint64_t limit) : left_(limit) {}
+
+  bool null() { return add(Value::none()); }
+  bool boolean(bool b) { return add(Value::boolean(b)); }
+  bool number_integer(int64_t n) {
+    // "-0" is a number to JSON and no size to anybody.
+    return n < 0 ? add(Value::number(n)) : no("has a number written as -0");
+  }
+  bool number_unsigned(uint64_t n) {
+    return n <= INT64_MAX ? add(Value::number(static_cast<int64_t>(n)))
+                          : no("has a number beyond 63 bits");
+  }
+  bool number_float(double, const std::string& text) {
+    return no("has the number " + printable(text) + ", which is not a whole one");
+  }
+  bool string(std::string& text) { return add(Value::words(std::move(text))); }
+  bool binary(std::vector<uint8_t>&) { return no("has binary data"); }
+  bool start_object(size_t) { return open(Value::Kind::kDict); }
+  bool start_array(size_t) { return open(Value::Kind::kList); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& text) {
+    if (!keys_.back().insert(text).second) return no("has the key " + printable(text) + " twice");
+    return add(Value::words(std::move(text)));
+  }
+  template <class Exception>
+  bool parse_error(size_t at, const std::string&, const Exception&) {
+    return no("is not JSON at byte " + std::to_string(at));
+  }
+
+  const std::string& why() const { return why_; }
+  Value take() { return std::move(root_); }
+
+ private:
+  bool no(std::string why) {
+    if (why_.empty()) why_ = std::move(why);
+    return false;
+  }
+  bool add(Value value) {
+    if (left_ == 0) return no("has too many values");
+    --left_;
+    if (open_.empty()) {
+      root_ = std::move(value);
+    } else {
+      open_.back().items.push_back(std::move(value));
+    }
+    return true;
+  }
+  bool open(Value::Kind kind) {
+    if (open_.size() >= Value::kMaxDepth) return no("is nested too deep");
+    open_.push_back(Value{.kind = kind});
+    keys_.emplace_back();
+    return true;
+  }
+  bool close() {
+    Value value = std::move(open_.back());
+    open_.pop_back();
+    keys_.pop_back();
+    return add(std::move(value));
+  }
+
+  uint64_t left_;
+  std::vector<Value> open_;
+  std::vector<std::set<std::string>> keys_;
+  Value root_;
+  std::string why_;
+};
+
+Json json_of(const Value& v) {
+  switch (v.kind) {
+    case Value::Kind::kNone:
+      return nullptr;
+    case Value::Kind::kBool:
+      return v.integer != 0;
+    case Value::Kind::kInt:
+      return v.integer;
+    case Value::Kind::kText:
+      return v.text;
+    default:
+      return nullptr;
+  }
+}
+
+void append(std::string& out, const Value& v) {
+  if (v.is(Value::Kind::kList)) {
+    out += '[';
+    for (size_t i = 0; i < v.items.size(); ++i) {
+      if (i > 0) out += ',';
+      append(out, v.items[i]);
+    }
+    out += ']';
+  } else if (v.is_dict()) {
+    out += '{';
+    for (size_t i = 0; i + 1 < v.items.size(); i += 2) {
+      if (i > 0) out += ',';
+      append(out, v.items[i]);
+      out += ':';
+      append(out, v.items[i + 1]);
+    }
+    out += '}';
+  } else {
+    out += json_of(v).dump();
+  }
+}
+
+}  // namespace
+
+Result<Value> parse_json(std::string_view text, uint64_t limit, const std::string& what) {
+  // What the parser would take for the end, or skip.
+  if (text.find('\0') != std::string_view::npos) return bad(what + ": has a zero byte in its JSON");
+  if (text.starts_with("\xef\xbb\xbf"))
+    return bad(what + ": its JSON starts with a byte order mark");
+  Builder builder(limit);
+  if (!Json::sax_parse(text.begin(), text.end(), &builder))
+    return bad(what + ": its JSON " + builder.why());
+  return builder.take();
+}
+
+std::string json_text(const Value& value) {
+  std::string out;
+  append(out, value);
+  return out;
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,40 @@
+#include "container/common/manifest.h"
+
+#include "container/common/record_reader.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+
+Result<Stored> part_of(Stored stored, const Tensor& tensor, const std::string& what) {
+  if (tensor.part.empty()) return stored;
+  for (auto& [name, payload] : stored.parts) {
+    if (name != tensor.part) continue;
+    Stored out;
+    out.parts.emplace_back("", std::move(payload));
+    return out;
+  }
+  return bad(what + ": has no inner tensor " + printable(tensor.part));
+}
+
+Container::Container() = default;
+Container::~Container() = default;
+
+RecordReader& Container::reader() {
+  std::call_once(once_, [this] { reader_ = std::make_unique<RecordReader>(files()); });
+  return *reader_;
+}
+
+const char* container_name(ContainerKind kind) {
+  switch (kind) {
+    case ContainerKind::kDcp:
+      return "dcp";
+    case ContainerKind::kTorch:
+      return "torch";
+    case ContainerKind::kLegacy:
+      return "legacy";
+    default:
+      return "safetensors";
+  }
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,22 @@
+// Opens any checkpoint: finds its container and reads its manifest.
+#pragma once
+
+#include <string>
+
+#include "container/common/document.h"
+
+namespace lowbit::ckpt {
+
+/// Reads a DCP directory, a torch.save file (zip or legacy) or a safetensors file; the first bytes
+/// tell which. Only headers and pickles are read.
+Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path);
+/// Reads the same as a document.
+Result<Document> open_checkpoint(const std::string& path);
+
+// One for each container:
+Result<Manifest> read_dcp(const std::string& path);
+Result<Manifest> read_torch_zip(const std::string& path);
+Result<Manifest> read_torch_legacy(const std::string& path);
+Result<Manifest> read_safetensors(const std::string& path);
+
+}  // namespace lowbit::ckpt

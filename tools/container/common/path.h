@@ -1,0 +1,36 @@
+// The path to a leaf of a checkpoint's tree.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lowbit::ckpt {
+
+/// One step of a path: the key of a dict, text or a number, or the index in a list or tuple. A DCP
+/// directory stores number keys as text ("state", "0"), so only the dialect can tell them apart.
+struct Key {
+  enum class Kind : uint8_t { kName, kNumber, kIndex, kTupleIndex };
+  Kind kind = Kind::kName;
+  std::string name = {};
+  int64_t number = 0;
+
+  Key(std::string text) : name(std::move(text)) {}
+  Key(const char* text) : name(text) {}
+  Key(Kind k, int64_t n) : kind(k), number(n) {}
+  bool is_name() const { return kind == Kind::kName; }
+  /// The key as it appears in torch's flat names.
+  std::string text() const { return is_name() ? name : std::to_string(number); }
+  bool operator==(const Key&) const = default;
+};
+
+using Path = std::vector<Key>;
+
+/// torch's flat name: the keys, joined by '.'.
+inline std::string flat_name(const Path& path) {
+  std::string s;
+  for (size_t i = 0; i < path.size(); ++i) s += (i > 0 ? "." : "") + path[i].text();
+  return s;
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,232 @@
+#include "container/common/tensor_node.h"
+
+#include <algorithm>
+
+#include "container/common/globals.h"
+#include "io/text.h"
+#include "pickle/plain.h"
+#include "pickle/schema.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+Result<Shape> naturals(const Pickle& p, NodeId tuple, const std::string& what) {
+  Shape out;
+  for (const NodeId id : p.items(tuple)) {
+    if (p.integer(id) < 0) return bad(what + ": has a negative size or stride");
+    out.push_back(p.integer(id));
+  }
+  if (out.size() > 64) return bad(what + ": has more than 64 dimensions");
+  return out;
+}
+
+/// Whether the elements lie inside `held` elements, each in its own place: taken by rising stride,
+/// each stride is longer than all that the smaller ones reach.
+Status check_strides(const Payload& t, uint64_t held, const std::string& what) {
+  if (volume(t.shape) == 0) return fine();
+  std::vector<std::pair<uint64_t, uint64_t>> steps;  // stride, size
+  for (size_t d = 0; d < t.shape.size(); ++d) {
+    if (t.shape[d] > 1)
+      steps.emplace_back(static_cast<uint64_t>(t.stride[d]), static_cast<uint64_t>(t.shape[d]));
+  }
+  std::sort(steps.begin(), steps.end());
+  uint64_t reach = 0;  // the furthest element, from the first
+  for (const auto& [stride, size] : steps) {
+    if (stride <= reach)
+      return bad(what + ": its strides " + shape_text(t.stride) +
+                 " give one value to many elements");
+    if (size - 1 > held / stride) return bad(what + ": reaches beyond its record");
+    reach += stride * (size - 1);
+  }
+  return t.first < held && reach < held - t.first
+             ? fine()
+             : Status(bad(what + ": reaches beyond its record"));
+}
+
+Result<StorageName> storage_name(const Pickle& p, NodeId persistent, const std::string& what) {
+  const NodeId id = p.item(persistent, 0);
+  const auto parts = p.items(id);
+  // Files of old have a sixth item: a view into another storage, or None.
+  const bool fits = p.is(id, Kind::kTuple) && (parts.size() == 5 || parts.size() == 6) &&
+                    p.is(parts[0], Kind::kString) && p.text(parts[0]) == "storage" &&
+                    p.is(parts[1], Kind::kGlobal) && p.is(parts[2], Kind::kString) &&
+                    p.is(parts[3], Kind::kString) && p.is(parts[4], Kind::kInt);
+  if (!fits) return bad(what + ": its tensor has no storage");
+  if (parts.size() == 6 && !p.is(parts[5], Kind::kNone))
+    return bad(what + ": its storage is a view of another, as only torch before 0.4 wrote");
+  const std::string_view type = p.global(parts[1])->name;
+  StorageName out;
+  out.key = std::string(p.text(parts[2]));
+  out.dtype = type == "UntypedStorage" ? nullptr : find_storage(type);
+  if (out.dtype == nullptr && type != "UntypedStorage")
+    return bad(what + ": has the storage " + std::string(type) + ", which is unknown");
+  if (p.integer(parts[4]) < 0) return bad(what + ": has a storage of a negative size");
+  out.count = static_cast<uint64_t>(p.integer(parts[4]));
+  if (out.count >> 56 != 0) return bad(what + ": has a storage of an impossible size");
+  return out;
+}
+
+class TensorParser {
+ public:
+  TensorParser(const Pickle& p, Storages& storages, const std::string& what)
+      : p_(p), storages_(storages), what_(what) {}
+
+  Result<TensorNode> read(NodeId node, int depth = 0) {
+    if (!p_.is(node, Kind::kCall)) return bad(what_ + ": holds something else than a tensor");
+    return build(*p_.global(node), p_.item(node, 1), depth);
+  }
+
+ private:
+  /// The tensor of rule(*arguments), which were held against the rule's schema.
+  Result<TensorNode> build(const GlobalRule& rule, NodeId arguments, int depth) {
+    if (depth == 4) return bad(what_ + ": holds a tensor inside a tensor inside a tensor");
+    if (const char* kind = refused_kind(rule.name))
+      return bad(what_ + ": is " + kind + "; convert it before saving");
+    if (rule.name == "_rebuild_tensor" || rule.name == "_rebuild_tensor_v2" ||
+        rule.name == "_rebuild_tensor_v3") {
+      return dense(rule, arguments);
+    }
+    if (rule.name == "_rebuild_parameter" || rule.name == "_rebuild_parameter_with_state") {
+      ASSIGN_OR_RETURN(out, read(p_.item(arguments, 0), depth + 1));
+      if (out.alias) {
+        out.alias->parameter = true;
+        out.alias->requires_grad = p_.integer(p_.item(arguments, 1)) != 0;
+      }
+      if (rule.name != "_rebuild_parameter") out.dropped = "attributes of a parameter";
+      return out;
+    }
+    if (rule.name == "_rebuild_from_type_v2") return typed(arguments, depth);
+    return bad(what_ + ": holds something else than a tensor");
+  }
+
+  Result<TensorNode> dense(const GlobalRule& rule, NodeId arguments) {
+    ASSIGN_OR_RETURN(name, storage_name(p_, p_.item(arguments, 0), what_));
+    const bool v3 = rule.name == "_rebuild_tensor_v3";
+    if (v3 != (name.dtype == nullptr))
+      return bad(what_ + ": its function and its storage do not go together");
+    const NodeId metadata = p_.item(arguments, v3 ? 7 : 6);
+    if (metadata != kNoNode && !p_.items(metadata).empty())
+      return bad(what_ + ": is a conjugated or negated view; save it resolved");
+    Payload out;
+    out.dtype = v3 ? find_dtype(p_.global(p_.item(arguments, 6))->name) : name.dtype;
+    if (out.dtype == nullptr)
+      return bad(what_ + ": has the dtype " + std::string(p_.global(p_.item(arguments, 6))->name) +
+                 ", which is unknown");
+    const int64_t first = p_.integer(p_.item(arguments, 1));
+    if (first < 0) return bad(what_ + ": has a negative storage offset");
+    out.first = static_cast<uint64_t>(first);
+    ASSIGN_OR_RETURN(shape, naturals(p_, p_.item(arguments, 2), what_));
+    ASSIGN_OR_RETURN(stride, naturals(p_, p_.item(arguments, 3), what_));
+    if (shape.size() != stride.size()) return bad(what_ + ": has other strides than sizes");
+    RETURN_IF_ERROR(elements(shape, what_).ok() ? fine()
+                                                : Status(bad(what_ + ": has an impossible size")));
+    out.shape = std::move(shape);
+    out.stride = std::move(stride);
+    ASSIGN_OR_RETURN(record, storages_.find(name, what_));
+    const auto width = static_cast<uint64_t>(out.dtype->bytes);
+    if (record.size != name.count * (v3 ? 1 : width) || record.size % width != 0)
+      return bad(what_ + ": its record has " + std::to_string(record.size) +
+                 " bytes, which contradicts its pickle");
+    RETURN_IF_ERROR(check_strides(out, record.size / width, what_));
+    out.record = std::move(record);
+    TensorNode node;
+    node.dtype = out.dtype;
+    node.shape = out.shape;
+    node.alias = Alias{name.key, out.first, out.stride, out.record.size / width};
+    const NodeId grad = p_.item(arguments, 4);
+    node.alias->requires_grad = p_.is(grad, Kind::kBool) && p_.integer(grad) != 0;
+    node.stored.parts.emplace_back("", std::move(out));
+    return node;
+  }
+
+  /// _rebuild_from_type_v2(function, type, arguments, state).
+  Result<TensorNode> typed(NodeId arguments, int depth) {
+    const GlobalRule& function = *p_.global(p_.item(arguments, 0));
+    const GlobalRule& type = *p_.global(p_.item(arguments, 1));
+    const NodeId inner = p_.item(arguments, 2);
+    if (function.arguments == nullptr || !arguments_match(p_, inner, function.arguments))
+      return bad(what_ + ": calls " + std::string(function.name) +
+                 " in a way that torch never does");
+    if (function.name == "_rebuild_wrapper_subclass")
+      return wrapper(type, inner, state_of(p_.item(arguments, 3)), depth);
+    ASSIGN_OR_RETURN(out, build(function, inner, depth + 1));
+    if (type.name != "Tensor" && type.name != "Parameter")
+      return bad(what_ + ": is a " + std::string(type.module) + "." + std::string(type.name) +
+                 ", which is not known");
+    out.dropped = "attributes of a tensor";
+    return out;
+  }
+
+  /// The attributes by name: a dict, or with slots a pair of two.
+  NodeId state_of(NodeId state) const {
+    if (p_.is(state, Kind::kTuple) && p_.items(state).size() == 2) return p_.item(state, 1);
+    return state;
+  }
+
+  /// _rebuild_wrapper_subclass(class, dtype, size, stride, offset, layout, device, requires_grad)
+  /// with its inner tensors among its attributes.
+  Result<TensorNode> wrapper(const GlobalRule& type, NodeId arguments, NodeId state, int depth) {
+    const std::string cls = std::string(type.module) + "." + std::string(type.name);
+    if (p_.global(p_.item(arguments, 0)) != &type || !p_.is(state, Kind::kDict))
+      return bad(what_ + ": is a " + cls + " that torch would not have written");
+    if (const auto key = p_.repeated_key(state))
+      return bad(what_ + ": has the attribute " + printable(*key) + " twice");
+    TensorNode out;
+    out.dtype = find_dtype(p_.global(p_.item(arguments, 1))->name);
+    if (out.dtype == nullptr)
+      return bad(what_ + ": has the dtype " + std::string(p_.global(p_.item(arguments, 1))->name) +
+                 ", which is unknown");
+    ASSIGN_OR_RETURN(shape, naturals(p_, p_.item(arguments, 2), what_));
+    RETURN_IF_ERROR(elements(shape, what_).ok() ? fine()
+                                                : Status(bad(what_ + ": has an impossible size")));
+    out.shape = std::move(shape);
+    if (type.name == "DTensor") {
+      const NodeId local = p_.find(state, "_local_tensor");
+      if (local == kNoNode) return bad(what_ + ": is a DTensor without a local tensor");
+      ASSIGN_OR_RETURN(part, read(local, depth + 1));
+      part.is_local = true;
+      part.whole = out.shape;
+      return part;
+    }
+    if (!is_known_subclass(cls)) return bad(what_ + ": is a " + cls + ", which is not known");
+    out.stored.cls = cls;
+    out.stored.attributes.kind = Value::Kind::kDict;
+    const auto items = p_.items(state);
+    for (size_t i = 0; i + 1 < items.size(); i += 2) {
+      if (!p_.is(items[i], Kind::kString))
+        return bad(what_ + ": has an attribute that is not called by text");
+      const std::string name(p_.text(items[i]));
+      if (name.empty()) return bad(what_ + ": has an attribute without a name");
+      if (is_tensor(p_, items[i + 1])) {
+        ASSIGN_OR_RETURN(part, read(items[i + 1], depth + 1));
+        if (!part.stored.cls.empty() || part.is_local)
+          return bad(what_ + ": its " + printable(name) + " is a tensor subclass too");
+        out.stored.parts.emplace_back(name, std::move(part.stored.parts[0].second));
+      } else {
+        ASSIGN_OR_RETURN(
+            value, plain_value(p_, items[i + 1], what_ + ": its " + printable(name), 1u << 12));
+        out.stored.attributes.items.push_back(Value::words(name));
+        out.stored.attributes.items.push_back(std::move(value));
+      }
+    }
+    if (out.stored.parts.empty()) return bad(what_ + ": is a " + cls + " without tensors");
+    return out;
+  }
+
+  const Pickle& p_;
+  Storages& storages_;
+  const std::string& what_;
+};
+
+}  // namespace
+
+bool is_tensor(const Pickle& p, NodeId node) {
+  return p.is(node, Kind::kCall) && p.global(node)->name.starts_with("_rebuild_");
+}
+
+Result<TensorNode> read_tensor(const Pickle& pickle, NodeId node, Storages& storages,
+                               const std::string& what) {
+  return TensorParser(pickle, storages, what).read(node);
+}
+
+}  // namespace lowbit::ckpt

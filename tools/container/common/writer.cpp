@@ -1,0 +1,31 @@
+#include "container/common/writer.h"
+
+#include "io/new_directory.h"
+#include "io/new_file.h"
+
+namespace lowbit::ckpt {
+
+Status check_target(ContainerKind kind, const Document& document, const std::string& path,
+                    const WriteOptions& options) {
+  return kind == ContainerKind::kDcp
+             ? NewDirectory::check(path, options.replace, document.sources())
+             : NewFile::check(path, options.replace, document.sources());
+}
+
+Result<WriteReport> write_container(ContainerKind kind, const Document& document,
+                                    const std::string& path, const WriteOptions& options) {
+  switch (kind) {
+    case ContainerKind::kDcp:
+      return write_dcp(document, path, options);
+    case ContainerKind::kTorch:
+      return write_torch(document, path, options);
+    case ContainerKind::kSafetensors:
+      return write_safetensors(document, path, options);
+    default:
+      return Error{
+          Exit::kUsage,
+          "files of torch before 1.6 are read, not written; write a torch.save zip instead"};
+  }
+}
+
+}  // namespace lowbit::ckpt

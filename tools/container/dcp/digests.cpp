@@ -1,0 +1,49 @@
+#include "container/dcp/digests.h"
+
+#include <nlohmann/json.hpp>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+
+std::string chunk_key(const Shape& offset) {
+  std::string key;
+  for (const int64_t o : offset) key += (key.empty() ? "" : ",") + std::to_string(o);
+  return key;
+}
+
+Status write_digests(Output& out, const Manifest& manifest,
+                     const std::vector<std::vector<std::string>>& chunks_of_tensors,
+                     const std::vector<std::string>& values) {
+  using Json = nlohmann::ordered_json;
+  const auto text = [](const Json& j) {
+    return j.dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  RETURN_IF_ERROR(out.write("{\"version\": 1, \"tool\": " + text("lowbit-ckpt " LOWBIT_VERSION) +
+                            ", \"digest\": \"xxh3-128\",\n\"tensors\": {"));
+  bool first = true;
+  for (size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const Tensor& t = manifest.tensors[i];
+    if (!is_utf8(t.name, false)) continue;  // JSON has no such names
+    Json chunks = Json::object();
+    for (size_t c = 0; c < t.chunks.size(); ++c) {
+      chunks[chunk_key(t.chunks[c].offset)] = chunks_of_tensors[i][c];
+    }
+    RETURN_IF_ERROR(
+        out.write((first ? "\n" : ",\n") + text(t.name) + ": " +
+                  text({{"dtype", t.dtype->name}, {"shape", t.shape}, {"chunks", chunks}})));
+    first = false;
+  }
+  RETURN_IF_ERROR(out.write("},\n\"values\": {"));
+  first = true;
+  for (size_t i = 0; i < manifest.blobs.size(); ++i) {
+    if (!is_utf8(manifest.blobs[i].name, false)) continue;
+    RETURN_IF_ERROR(
+        out.write((first ? "\n" : ",\n") + text(manifest.blobs[i].name) + ": " + text(values[i])));
+    first = false;
+  }
+  RETURN_IF_ERROR(out.write("}}\n"));
+  return out.close();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,20 @@
+// lowbit.json: the digests of what a DCP directory holds, for `verify`. torch does not read it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "container/common/manifest.h"
+#include "io/output.h"
+
+namespace lowbit::ckpt {
+
+/// The name of a chunk in lowbit.json: its offset, joined by commas.
+std::string chunk_key(const Shape& offset);
+/// Writes the file: for each tensor of the manifest the digests of its chunks, for each blob its
+/// own.
+Status write_digests(Output& out, const Manifest& manifest,
+                     const std::vector<std::vector<std::string>>& chunks_of_tensors,
+                     const std::vector<std::string>& values);
+
+}  // namespace lowbit::ckpt

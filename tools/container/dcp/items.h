@@ -1,0 +1,71 @@
+// Writes the items of a DCP directory.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "container/common/box.h"
+#include "container/common/document.h"
+#include "container/common/zip.h"
+#include "io/hash.h"
+#include "io/output.h"
+
+namespace lowbit::ckpt {
+
+/// The size of a plain tensor's item.
+Result<uint64_t> item_length(const Dtype& dtype, const Shape& shape);
+
+/// Writes the item of a value with that pickle. Returns the digest of the item's bytes.
+Result<std::string> write_value_item(const std::string& pickle, Output& to);
+
+/// The item of a tensor, filled in row-major order.
+class TensorItem {
+ public:
+  TensorItem(std::shared_ptr<OutputFile> file, uint64_t position, uint64_t buffer,
+             const Dtype& dtype, Box box)
+      : dtype_(dtype),
+        box_(std::move(box)),
+        left_(volume(box_.shape)),
+        out_(std::move(file), position, buffer),
+        zip_(out_) {}
+  const Box& box() const { return box_; }
+  Status begin();
+  /// The next elements. After the last ones the item is complete.
+  Status add(const char* data, uint64_t elements);
+  /// The XXH3-128 digest of the elements.
+  std::string digest() const { return hash_.hex(); }
+
+ private:
+  const Dtype& dtype_;
+  Box box_;
+  uint64_t left_;
+  Output out_;
+  ZipWriter zip_;
+  Hash hash_;
+};
+
+/// Copies items unchanged, and verifies every checksum.
+class ItemCopier {
+ public:
+  /// `piece`: the bytes in memory at a time.
+  ItemCopier(const Manifest& from, uint64_t piece) : from_(from), piece_(piece) {}
+  /// Copies the item of a tensor. Returns the digest of its elements in row-major order; for a
+  /// subclass that of its parts, each after its name and a zero byte.
+  Result<std::string> tensor(const Tensor& tensor, const Chunk& chunk, Output& to,
+                             const std::function<Status(uint64_t)>& done);
+  /// Copies the item of a value. Returns the digest of the item's bytes.
+  Result<std::string> value(const Blob& blob, Output& to);
+
+ private:
+  /// The bytes of a file that enter `hash` on the way.
+  struct Part {
+    uint64_t begin, end;
+  };
+  Status copy(const FileExtent& extent, const std::string& what, Output& to, const Part* part,
+              Hash& hash, const std::function<Status(uint64_t)>& done);
+  const Manifest& from_;
+  uint64_t piece_;
+};
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,125 @@
+// A manifest to `.metadata`.
+#include "container/dcp/dcp.h"
+#include "pickle/writer.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
+
+/// Writes the metadata's objects. Lists and dicts are written in one piece.
+class MetadataWriter {
+ public:
+  explicit MetadataWriter(const Manifest& m) : m_(m) {}
+
+  std::string write(const std::string& path) {
+    object("Metadata");
+    w_.text("state_dict_metadata").empty_dict().mark();
+    for (const Tensor& t : m_.tensors) tensor(t);
+    for (const Blob& b : m_.blobs) w_.text(b.name).global(kModule, "BytesStorageMetadata").object();
+    w_.set_items();
+    w_.text("planner_data");
+    paths();
+    w_.text("storage_data").empty_dict().mark();
+    for (const Tensor& t : m_.tensors) {
+      for (size_t i = 0; i < t.chunks.size(); ++i) {
+        object("MetadataIndex")
+            .text("fqn")
+            .text(t.name)
+            .text("index")
+            .integer(static_cast<int64_t>(i));
+        w_.text("offset");
+        size(t.chunks[i].offset);
+        done();
+        write_extent(t.chunks[i].extent);
+      }
+    }
+    for (const Blob& b : m_.blobs) {
+      object("MetadataIndex").text("fqn").text(b.name).text("index").none();
+      done();
+      write_extent(b.extent);
+    }
+    w_.set_items();
+    w_.text("storage_meta");
+    object("StorageMeta").text("checkpoint_id").text(path).text("save_id").none();
+    w_.text("load_id").none().text("modules").empty_list();
+    done();
+    w_.text("version").text("1.0.0");
+    done();
+    return w_.finish();
+  }
+
+ private:
+  PickleWriter& object(std::string_view cls) {
+    return w_.global(kModule, cls).object().empty_dict().mark();
+  }
+  void done() { w_.set_items().build(); }
+  void size(const Shape& s) { w_.global("torch", "Size").integers(s).tuple(1).call(); }
+
+  void tensor(const Tensor& t) {
+    w_.text(t.name);
+    object("TensorStorageMetadata").text("properties");
+    // Five properties: torch 2.11 to 2.14 cannot read the sixth of 2.15, which reads five.
+    w_.global(kModule, "TensorProperties").object().mark().global("torch", t.dtype->name);
+    w_.global("torch.serialization", "_get_layout").text("torch.strided").tuple(1).call();
+    w_.boolean(false).global(kModule, "_MEM_FORMAT_ENCODING").integer(0).tuple(1).call();
+    w_.boolean(false).tuple(5).build();
+    w_.text("size");
+    size(t.shape);
+    w_.text("chunks").empty_list().mark();
+    for (const Chunk& c : t.chunks) {
+      object("ChunkStorageMetadata").text("offsets");
+      size(c.offset);
+      w_.text("sizes");
+      size(c.shape);
+      done();
+    }
+    w_.appends();
+    done();
+  }
+
+  void write_extent(const FileExtent& p) {
+    w_.global("torch.distributed.checkpoint.filesystem", "_StorageInfo").object().empty_dict();
+    w_.mark().text("relative_path").text(m_.file_names[p.file]);
+    w_.text("offset").integer(static_cast<int64_t>(p.offset));
+    w_.text("length").integer(static_cast<int64_t>(p.length));
+    done();
+  }
+
+  void paths() {
+    if (!m_.has_paths) {
+      w_.none();
+      return;
+    }
+    w_.empty_dict();
+    if (m_.tensors.empty() && m_.blobs.empty()) return;
+    w_.mark();
+    const auto write = [&](const std::string& name, const Path& path) {
+      w_.text(name);
+      if (path.size() > 3) w_.mark();
+      for (const Key& key : path) {
+        // torch flattens number keys to text; only places in lists stay numbers.
+        if (key.kind == Key::Kind::kIndex) {
+          w_.integer(key.number);
+        } else {
+          w_.text(key.text());
+        }
+      }
+      w_.tuple(path.size());
+    };
+    for (const Tensor& t : m_.tensors) write(t.name, t.path);
+    for (const Blob& b : m_.blobs) write(b.name, b.path);
+    w_.set_items();
+  }
+
+  const Manifest& m_;
+  PickleWriter w_{4};
+};
+
+}  // namespace
+
+std::string metadata_bytes(const Manifest& manifest, const std::string& path) {
+  return MetadataWriter(manifest).write(path);
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,126 @@
+// A file of torch.save as it is since 1.6: a zip with a pickle, and a record for each storage.
+#include <algorithm>
+
+#include "container/common/archive.h"
+#include "container/common/globals.h"
+#include "container/common/open.h"
+#include "container/common/zip.h"
+#include "container/torch/tree.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kMaxPickle = 512u << 20;
+
+class ZipStorages : public Storages {
+ public:
+  explicit ZipStorages(const ZipIndex& index) : has_crcs_(index.has_crcs) {
+    for (const ZipRecord& r : index.records) records_.emplace(r.name, &r);
+  }
+  const ZipRecord* record(const std::string& name) const {
+    const auto known = records_.find(name);
+    return known == records_.end() ? nullptr : known->second;
+  }
+  Result<Record> find(const StorageName& name, const std::string& what) override {
+    const ZipRecord* r = record("data/" + name.key);
+    if (r == nullptr) return bad(what + ": its record data/" + printable(name.key) + " is missing");
+    const auto [known, is_new] = dtypes_.emplace(name.key, name.dtype);
+    // Without a type it is bytes, which any tensor may take its own way.
+    if (!is_new && known->second != name.dtype && known->second != nullptr && name.dtype != nullptr)
+      return bad(what + ": its storage " + printable(name.key) + " has two types");
+    return Record{r->name, 0, r->offset, r->size, r->crc, has_crcs_};
+  }
+  bool used(const std::string& key) const { return dtypes_.contains(key); }
+
+ private:
+  bool has_crcs_;
+  std::unordered_map<std::string, const ZipRecord*> records_;
+  std::unordered_map<std::string, const Dtype*> dtypes_;
+};
+
+Result<std::string> content(const File& file, const ZipIndex& index, const ZipRecord& record,
+                            uint64_t limit, const std::string& what) {
+  if (record.size > limit)
+    return bad(what + ": its " + record.name + " has " + std::to_string(record.size) +
+               " bytes, more than the limit of " + std::to_string(limit));
+  RETURN_IF_ERROR(check_crc(file, index, record, what));
+  std::string bytes(record.size, '\0');
+  RETURN_IF_ERROR(file.read(record.offset, bytes.data(), bytes.size()));
+  return bytes;
+}
+
+Status check_small_records(const File& file, const ZipIndex& index, const ZipStorages& storages,
+                           const std::string& what) {
+  if (const ZipRecord* order = storages.record("byteorder")) {
+    ASSIGN_OR_RETURN(text, content(file, index, *order, 16, what));
+    if (text == "big") return bad(what + ": was written by a big-endian machine");
+    if (text != "little") return bad(what + ": has the byte order " + printable(text));
+  }
+  const ZipRecord* version = storages.record("version");
+  if (version == nullptr) return bad(what + ": has no version record, so torch did not write it");
+  ASSIGN_OR_RETURN(text, content(file, index, *version, 16, what));
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  const bool digits =
+      !text.empty() && text.size() < 3 &&
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits || std::stoi(text) < 1 || std::stoi(text) > 10)
+    return bad(what + ": has the version " + printable(text) + ", which is not known");
+  return fine();
+}
+
+/// What torch::save in C++ makes of an optimizer of lowbit's: a TorchScript program whose only
+/// tensor is the file that lowbit::save writes.
+Result<ZipIndex> inside_program(const File& file, const ZipIndex& program,
+                                const std::string& what) {
+  const ZipRecord* inner = program.find("data/0");
+  char begin[4] = {};
+  if (inner != nullptr && program.find("data/1") == nullptr && inner->size > sizeof begin)
+    RETURN_IF_ERROR(file.read(inner->offset, begin, sizeof begin));
+  if (std::string_view(begin, sizeof begin) != "PK\3\4")
+    return bad(what + ": is a TorchScript program, not a checkpoint");
+  RETURN_IF_ERROR(check_crc(file, program, *inner, what));
+  return read_zip(file, inner->offset, inner->size, what);
+}
+
+}  // namespace
+
+Result<Manifest> read_torch_zip(const std::string& path) {
+  ASSIGN_OR_RETURN(archive, Archive::open(path));
+  const std::string& what = archive->what();
+  ASSIGN_OR_RETURN(file, archive->file());
+  ASSIGN_OR_RETURN(index, read_zip(*file, 0, file->size(), what));
+  if (index.find("constants.pkl") != nullptr) {
+    ASSIGN_OR_RETURN(inner, inside_program(*file, index, what));
+    index = std::move(inner);
+  }
+  ZipStorages storages(index);
+  const ZipRecord* data = storages.record("data.pkl");
+  if (data == nullptr) return bad(what + ": is a zip, but not of torch.save (it has no data.pkl)");
+  RETURN_IF_ERROR(check_small_records(*file, index, storages, what));
+  ASSIGN_OR_RETURN(bytes, content(*file, index, *data, kMaxPickle, what));
+  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(bytes), tensor_globals(), what));
+  Manifest m;
+  RETURN_IF_ERROR(read_tree(pickle, storages, *archive, m));
+  if (!index.has_crcs) m.facts.push_back("no checksums were computed");
+  size_t unknown = 0;
+  for (const ZipRecord& r : index.records) {
+    archive->add(Record{r.name, 0, r.offset, r.size, r.crc, index.has_crcs});
+    static constexpr std::string_view kKnown[] = {
+        "data.pkl",  ".format_version", ".storage_alignment",
+        "byteorder", "version",         ".data/serialization_id"};
+    if (r.name.starts_with("data/") && !storages.used(r.name.substr(5))) {
+      m.warnings.push_back("no tensor uses the record " + printable(r.name));
+    } else if (!r.name.starts_with("data/") &&
+               std::find(std::begin(kKnown), std::end(kKnown), r.name) == std::end(kKnown)) {
+      if (unknown++ < 3)
+        m.warnings.push_back("has an unknown record " + printable(r.name) + "; not read");
+    }
+  }
+  if (unknown > 3)
+    m.warnings.push_back("has " + std::to_string(unknown - 3) + " more unknown records; not read");
+  archive->finish(archive, ContainerKind::kTorch, m);
+  return m;
+}
+
+}  // namespace lowbit::ckpt

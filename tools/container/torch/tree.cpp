@@ -1,0 +1,191 @@
+#include "container/torch/tree.h"
+
+#include <algorithm>
+#include <set>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+class TreeReader {
+ public:
+  TreeReader(const Pickle& p, Storages& storages, Archive& archive, Manifest& manifest)
+      : p_(p), storages_(storages), archive_(archive), manifest_(manifest), seen_(p.nodes.size()) {}
+
+  Status read() {
+    ASSIGN_OR_RETURN(file, archive_.file());
+    left_ = limit(p_, file->size());
+    ASSIGN_OR_RETURN(held, look(p_.root, 0));
+    static_cast<void>(held);
+    RETURN_IF_ERROR(enter(p_.root));
+    // The order of leaves: tensors and values are in two lists, and each was filled in order.
+    for (const auto& [is_blob, index] : order_)
+      manifest_.order.push_back(is_blob ? manifest_.tensors.size() + index : index);
+    if (local_ > 0)
+      manifest_.warnings.push_back(std::to_string(local_) +
+                                   " tensors are one rank's part of a DTensor: only that part is "
+                                   "in this file");
+    for (const std::string& dropped : dropped_)
+      manifest_.warnings.push_back(dropped + " are not kept when this is written again");
+    return fine();
+  }
+
+ private:
+  /// How many values the tree may have, a leaf counting for a few: what is said once and referred
+  /// to often must not unfold without bound.
+  static uint64_t limit(const Pickle& p, uint64_t file_size) {
+    uint64_t references = p.nodes.size() + p.pool.size();
+    for (const auto& list : p.lists) references += list.size();
+    return std::min<uint64_t>(4 * references + 65536,
+                              std::min<uint64_t>(262144 + file_size / 16, 1u << 21));
+  }
+  Status spend(uint64_t values) {
+    if (values > left_) return bad(archive_.what() + ": unfolds to too many values");
+    left_ -= values;
+    return fine();
+  }
+  static uint64_t count(const Value& v) {
+    uint64_t n = 1;
+    for (const Value& item : v.items) n += count(item);
+    return n;
+  }
+
+  /// What lies below a node.
+  enum Below : uint8_t { kUnknown, kOpen, kPlain, kDicts, kTensors };
+
+  std::string here() const { return archive_.what() + ": " + printable(flat_name(path_)); }
+
+  /// Whether a tensor lies below a node, or (through lists alone) a dict; each node is looked at
+  /// once.
+  Result<Below> look(NodeId node, int depth) {
+    if (depth > Value::kMaxDepth)
+      return bad(archive_.what() + ": is nested more than " + std::to_string(Value::kMaxDepth) +
+                 " deep");
+    if (seen_[node] == kOpen) return bad(archive_.what() + ": holds a container that holds itself");
+    if (seen_[node] != kUnknown) return static_cast<Below>(seen_[node]);
+    if (is_tensor(p_, node)) return mark(node, kTensors);
+    const bool dict = p_.is(node, Kind::kDict);
+    if (!dict && !p_.is(node, Kind::kList) && !p_.is(node, Kind::kTuple)) return mark(node, kPlain);
+    seen_[node] = kOpen;
+    Below all = dict ? kDicts : kPlain;
+    for (const NodeId item : p_.items(node)) {
+      ASSIGN_OR_RETURN(below, look(item, depth + 1));
+      all = std::max(all, below);
+    }
+    // A tuple of dicts is one value, and so is what holds nothing but such tuples.
+    if (p_.is(node, Kind::kTuple) && all == kDicts) all = kPlain;
+    return mark(node, all);
+  }
+  Below mark(NodeId node, Below below) {
+    seen_[node] = below;
+    return below;
+  }
+
+  Status enter(NodeId node) {
+    RETURN_IF_ERROR(spend(4));
+    if (is_tensor(p_, node)) return tensor(node);
+    const auto below = static_cast<Below>(seen_[node]);
+    const auto items = p_.items(node);
+    if (p_.is(node, Kind::kDict) && items.empty() && !p_.configuration(node)) {
+      RETURN_IF_ERROR(hold(node));  // which may have attributes
+      return leaf(Value{.kind = p_.ordered(node) ? Value::Kind::kOrdered : Value::Kind::kDict});
+    }
+    if (p_.is(node, Kind::kDict) && !p_.configuration(node)) {
+      if (below == kTensors || has_plain_keys(items)) return dict(node);
+    } else if (p_.is(node, Kind::kList) && below != kPlain) {
+      return places(items, Key::Kind::kIndex);
+    } else if (p_.is(node, Kind::kTuple) && below == kTensors) {
+      return places(items, Key::Kind::kTupleIndex);
+    }
+    ASSIGN_OR_RETURN(value, plain_value(p_, node, here(), left_));
+    RETURN_IF_ERROR(spend(count(value)));
+    return leaf(std::move(value));
+  }
+
+  Status leaf(Value value) {
+    order_.emplace_back(true, manifest_.blobs.size());
+    return archive_.add(manifest_, path_, std::move(value));
+  }
+
+  bool has_plain_keys(std::span<const NodeId> items) const {
+    for (size_t i = 0; i + 1 < items.size(); i += 2) {
+      if (!p_.is(items[i], Kind::kString) && !p_.is(items[i], Kind::kInt)) return false;
+    }
+    return true;
+  }
+
+  /// Keeps what is more than a dict.
+  Status hold(NodeId node) {
+    if (!p_.ordered(node)) return fine();
+    DictInfo info{path_, true, {}};
+    const NodeId attributes = p_.attributes(node);
+    if (attributes != kNoNode) {
+      ASSIGN_OR_RETURN(value, plain_value(p_, attributes, here() + ": its attributes", left_));
+      RETURN_IF_ERROR(spend(count(value)));
+      if (value.is_dict() && !value.items.empty()) info.attributes = std::move(value);
+    }
+    manifest_.dicts.push_back(std::move(info));
+    return fine();
+  }
+
+  Status dict(NodeId node) {
+    RETURN_IF_ERROR(hold(node));
+    const auto items = p_.items(node);
+    if (const auto key = p_.repeated_key(node))
+      return bad(here() + ": has the key " + printable(*key) + " twice");
+    std::set<int64_t> numbers;
+    for (size_t i = 0; i + 1 < items.size(); i += 2) {
+      if (p_.is(items[i], Kind::kString)) {
+        path_.emplace_back(std::string(p_.text(items[i])));
+      } else if (p_.is(items[i], Kind::kInt)) {
+        if (!numbers.insert(p_.integer(items[i])).second)
+          return bad(here() + ": has the key " + std::to_string(p_.integer(items[i])) + " twice");
+        path_.emplace_back(Key::Kind::kNumber, p_.integer(items[i]));
+      } else {
+        return bad(here() + ": has a tensor under a key that is neither text nor a whole number");
+      }
+      RETURN_IF_ERROR(enter(items[i + 1]));
+      path_.pop_back();
+    }
+    return fine();
+  }
+
+  Status places(std::span<const NodeId> items, Key::Kind kind) {
+    for (size_t i = 0; i < items.size(); ++i) {
+      path_.emplace_back(kind, static_cast<int64_t>(i));
+      RETURN_IF_ERROR(enter(items[i]));
+      path_.pop_back();
+    }
+    return fine();
+  }
+
+  Status tensor(NodeId node) {
+    ASSIGN_OR_RETURN(t, read_tensor(p_, node, storages_, here()));
+    local_ += t.is_local;
+    if (!t.dropped.empty()) dropped_.insert(t.dropped);
+    order_.emplace_back(false, manifest_.tensors.size());
+    Tensor out{{}, path_, t.dtype, std::move(t.shape), {}};
+    out.alias = std::move(t.alias);
+    return archive_.add(manifest_, std::move(out), std::move(t.stored));
+  }
+
+  const Pickle& p_;
+  Storages& storages_;
+  Archive& archive_;
+  Manifest& manifest_;
+  std::vector<uint8_t> seen_;
+  uint64_t left_ = 0;
+  Path path_;
+  std::vector<std::pair<bool, size_t>> order_;
+  uint64_t local_ = 0;
+  std::set<std::string> dropped_;
+};
+
+}  // namespace
+
+Status read_tree(const Pickle& pickle, Storages& storages, Archive& archive, Manifest& manifest) {
+  return TreeReader(pickle, storages, archive, manifest).read();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,42 @@
+#include <algorithm>
+
+#include "container/common/torch_archive.h"
+#include "container/common/writer.h"
+#include "io/new_file.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// The folder inside the zip: the file's name without its last suffix, as torch calls it.
+std::string folder_of(const std::string& path) {
+  std::string name = path.substr(path.find_last_of('/') + 1);
+  name = name.substr(0, name.find_last_of('.'));
+  return name.empty() || !is_utf8(name, false) ? "archive" : name;
+}
+
+}  // namespace
+
+Result<WriteReport> write_torch(const Document& document, const std::string& path,
+                                const WriteOptions& options) {
+  ASSIGN_OR_RETURN(archive, torch_archive(document));
+  ASSIGN_OR_RETURN(file, NewFile::create(path, options.replace, document.sources()));
+  ZipWriter zip(file->output(), folder_of(path));
+  const uint64_t total = archive.bytes(),
+                 piece = std::clamp<uint64_t>(options.memory, 4096, 4u << 20);
+  RETURN_IF_ERROR(write_archive(zip, archive, document, piece, [&](uint64_t done) {
+    return options.progress(done, total) ? fine() : Status(interrupted());
+  }));
+  RETURN_IF_ERROR(zip.close());
+  RETURN_IF_ERROR(document.finish());
+  RETURN_IF_ERROR(file->commit());
+  WriteReport report;
+  report.unchecked = document.unchecked();
+  report.tensors = archive.tensors;
+  report.values = archive.values;
+  report.chunks = archive.storages.size();
+  report.bytes = total;
+  return report;
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,234 @@
+// adafactor-8bit's state dicts, of all five generations.
+//
+// <x>_q are codes of the flattened tensor filled up with zeros to whole blocks, <x>_scale a float32
+// for each, <x>_shape what they were, <x>_pad how many zeros there are; x is row_var and col_var of
+// a factored second moment, variance of one that is not. Which version wrote them the file does not
+// say; it follows from keys and settings:
+//
+//   <x>_min_log                                0.4.0 and later
+//   a step that is a float                     0.1.0 to 0.1.2
+//   a setting m_block_size in the groups       0.2.1 to 0.3.1
+//   none of these                              0.1.3 to 0.2.0, which divided by 255 twice: its CUDA
+//                                              kernels' codes can be read, its fallback's are all 255
+//
+// Momentum (m_q, m_scale) has changed more often; see adafactor8bit_momentum.cpp.
+#include "dialect/adafactor8bit/adafactor8bit.h"
+
+#include <algorithm>
+
+#include "dialect/adafactor8bit/rules.h"
+#include "dialect/common/adapters.h"
+#include "dialect/common/floats.h"
+#include "dialect/common/formats.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
+  for (const Entry& e : tree.params) {
+    for (const char* mark : {"row_var_q", "variance_q", "v_low_q", "m_q", "is_quantized"}) {
+      if (e.find(mark) != nullptr) return 3;
+    }
+  }
+  for (const Group& g : tree.groups) {
+    if (has_setting(g, "min_8bit_size") && has_setting(g, "scale_parameter")) return 3;
+  }
+  return 0;
+}
+
+struct Reader : AdafactorEntry {
+  Result<AdafactorFiles> files() const {
+    for (const char* x : {"row_var", "col_var", "variance"}) {
+      if (tensor_in(entry, std::string(x) + "_min_log") == nullptr) continue;
+      const Leaf* q = tensor_in(entry, std::string(x) + "_q");
+      const bool wide = q != nullptr && q->dtype->bytes == 2;
+      return wide ? AdafactorFiles::kAdaptive16 : AdafactorFiles::kAdaptive8;
+    }
+    const Leaf* step = entry.find("step");
+    if (step != nullptr && step->kind == Leaf::Kind::kValue && step->value.is(Value::Kind::kFloat))
+      return AdafactorFiles::kLinear;
+    return has_setting(group, "m_block_size") ? AdafactorFiles::kFixed : AdafactorFiles::kDivided;
+  }
+
+  /// Reads one of row_var, col_var, variance, under a name of torch's.
+  Status second(const std::string& x, const std::string& name) {
+    const Leaf* plain = tensor_in(entry, x);
+    const Leaf* codes = tensor_in(entry, x + "_q");
+    if (plain == nullptr && codes == nullptr) return fine();
+    State s;
+    if (plain != nullptr) {
+      s = plain_state(name, *plain);
+      s.shape = squeezed(plain->shape, x);
+    } else {
+      s.name = name;
+      ASSIGN_OR_RETURN(generation, files());
+      RETURN_IF_ERROR(coded(s, x, *codes, generation));
+    }
+    s.is_signed = false;
+    if (x == "variance") {
+      param.shape = s.shape;
+      param.known_shape = true;
+    }
+    param.states.push_back(std::move(s));
+    return fine();
+  }
+
+  /// row_var is [.., R, 1] and col_var [.., 1, C].
+  static Shape squeezed(Shape shape, const std::string& x) {
+    if (x.find("row_var") != std::string::npos && !shape.empty()) shape.pop_back();
+    if (x.find("col_var") != std::string::npos && shape.size() > 1) shape.erase(shape.end() - 2);
+    return shape;
+  }
+
+  Status coded(State& s, const std::string& x, const Leaf& codes, AdafactorFiles files) {
+    const std::string name = x + "_q";
+    const bool adaptive =
+        files == AdafactorFiles::kAdaptive8 || files == AdafactorFiles::kAdaptive16;
+    const bool wide = files == AdafactorFiles::kAdaptive16;
+    ASSIGN_OR_RETURN(q, intact(name, wide ? "int16" : "uint8", wide ? "uint16" : "uint8"));
+    ASSIGN_OR_RETURN(scale, intact(x + "_scale", "float32"));
+    const auto shape = shape_in(entry, x + "_shape");
+    if (!shape) return bad(what(x + "_shape") + ": is no shape");
+    ASSIGN_OR_RETURN(count, elements(*shape, what(x + "_shape")));
+    const uint64_t stored = volume(codes.shape), blocks = volume(scale->shape);
+    if (blocks == 0 || stored % blocks != 0 || stored < count || stored - count >= stored / blocks)
+      return bad(what(x) + ": " + std::to_string(stored) + " codes and " + std::to_string(blocks) +
+                 " scales do not belong to a tensor of shape " + shape_text(*shape));
+    BlockLayout layout{.count = count,
+                       .block = static_cast<int64_t>(stored / blocks),
+                       .bits = wide ? 16 : 8,
+                       .coded = stored,
+                       .stored = stored};
+    std::vector<std::shared_ptr<Floats>> numbers = {floats_of(*scale)};
+    s.leaves = {q, scale};
+    if (adaptive) {
+      ASSIGN_OR_RETURN(minimum, intact(x + "_min_log", "float32"));
+      if (volume(minimum->shape) != blocks)
+        return bad(what(x + "_min_log") + ": has " + std::to_string(volume(minimum->shape)) +
+                   " numbers for " + std::to_string(blocks) + " blocks");
+      numbers.push_back(floats_of(*minimum));
+      s.leaves.push_back(minimum);
+    } else {
+      RETURN_IF_ERROR(recoverable(x, *q, *scale, layout, files));
+    }
+    s.shape = squeezed(*shape, x);
+    for (const Leaf* leaf : s.leaves) s.bytes += leaf->bytes();
+    s.stored_as = std::string("adafactor-8bit of ") + versions_of(files) + ", blocks of " +
+                  std::to_string(layout.block);
+    s.values = block_floats(second_moment_rule(files), layout, q->source, numbers);
+    // The codes of two generations are also lowbit's, where blocks end with rows.
+    const MatrixShape m = matrix_of(s.shape);
+    const bool fits = m.rows == 1 || m.cols % layout.block == 0;
+    if (fits && (adaptive || files == AdafactorFiles::kFixed)) {
+      Codes c;
+      c.format = wide ? "log16" : adaptive ? "log8" : "log8_fixed";
+      c.bits = layout.bits;
+      c.rows = m.rows;
+      c.cols = m.cols;
+      c.block = layout.block;
+      c.codes = wide ? bytes_of_words(q->source) : q->source;
+      c.scales = adaptive ? interleaved(numbers[0], numbers[1]) : scale->source;
+      s.codes = std::move(c);
+    }
+    return fine();
+  }
+
+  /// Whether the first block can be what that generation wrote, and says more than its largest
+  /// value.
+  Status recoverable(const std::string& x, const Leaf& q, const Leaf& scale,
+                     const BlockLayout& layout, AdafactorFiles files) const {
+    float s = 0;
+    RETURN_IF_ERROR(floats_of(scale)->read(0, 1, &s));
+    const std::string guess =
+        std::string("by its keys this is a file of adafactor-8bit ") + versions_of(files);
+    if (files == AdafactorFiles::kDivided && s > 1.0f)
+      return bad(what(x + "_scale") + ": is " + std::to_string(s) + "; " + guess +
+                 ", whose scales are below 1, so its generation cannot be told");
+    if (files != AdafactorFiles::kDivided) return fine();
+    const uint64_t n = std::min<uint64_t>(layout.count, static_cast<uint64_t>(layout.block));
+    std::vector<uint8_t> first(n);
+    RETURN_IF_ERROR(q.source->read(0, n, first.data()));
+    const auto full = static_cast<uint64_t>(std::count(first.begin(), first.end(), 255));
+    const auto zero = static_cast<uint64_t>(std::count(first.begin(), first.end(), 0));
+    if (full > 1 && full + zero == n)
+      return bad(
+          what(x + "_q") + ": " + guess +
+          ", written by its fallback without CUDA, which divides by 255 twice: every code is "
+          "255, only the largest value of a block is left, and the state cannot be recovered");
+    return fine();
+  }
+};
+
+}  // namespace
+
+Result<const Leaf*> AdafactorEntry::intact(const std::string& name, const char* dtype,
+                                           const char* other) const {
+  const Leaf* leaf = tensor_in(entry, name);
+  if (leaf == nullptr) return bad(what(name) + ": is missing");
+  const std::string_view found = leaf->dtype->name;
+  if (found != dtype && found != other)
+    return bad(what(name) + ": is " + std::string(found) + ", not " + dtype +
+               ": torch's load_state_dict has cast it to the weight's type, which adafactor-8bit "
+               "before 0.4.5 lets it; the state cannot be recovered");
+  return leaf;
+}
+
+Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
+                                 const OptimizerTree& tree) {
+  Model model = model_of(tree, "adafactor8bit", document);
+  const std::vector<const Group*> group_of = groups_by_param(model);
+  bool seed_counter = false;
+  for (const Leaf& leaf : model.rest)
+    seed_counter |= !leaf.path.empty() && leaf.path.back().text() == "_apollo_seed_counter";
+  for (size_t i = 0; i < model.params.size(); ++i) {
+    const Entry& entry = tree.params[i];
+    Param& param = model.params[i];
+    const Leaf* weight = weight_of(model, param);
+    param.known_shape = weight != nullptr;
+    if (weight != nullptr) param.shape = weight->shape;
+    for (const auto& [name, leaf] : entry.leaves) {
+      if (name.starts_with("apollo_seed") || name.find("_low") != std::string::npos)
+        return bad(
+            shown(param) + ", " + printable(name) +
+            ": adafactor-8bit's low-rank state cannot be recovered: its moments are of gradients "
+            "projected by torch's random numbers, which differ between devices; start that "
+            "optimizer anew");
+      if (name.starts_with("lag_") || name == "fira_prev_norm")
+        model.warnings.push_back(shown(param) + ": " + printable(name) + " is left out");
+    }
+    const Group& group = *group_of[i];
+    Reader reader{{entry, param, group, seed_counter}};
+    const bool momentum = entry.find("m") != nullptr || entry.find("m_q") != nullptr;
+    const bool confidence =
+        entry.find("conf_row") != nullptr || entry.find("conf_row_q") != nullptr;
+    const bool factored = entry.find("row_var") != nullptr || entry.find("row_var_q") != nullptr;
+    const Value* relative = setting(group, "relative_step");
+    // A second moment by elements beside momentum and fixed steps is its AdamW.
+    const bool adam =
+        momentum && !factored && !confidence && (relative == nullptr || relative->integer == 0);
+    const std::string second = adam || confidence ? "exp_avg_sq" : "variance";
+    RETURN_IF_ERROR(reader.second("row_var", second + "_row"));
+    RETURN_IF_ERROR(reader.second("col_var", second + "_col"));
+    RETURN_IF_ERROR(reader.second("variance", second));
+    RETURN_IF_ERROR(reader.second("conf_row", "exp_avg_res_row"));
+    RETURN_IF_ERROR(reader.second("conf_col", "exp_avg_res_col"));
+    if (factored && param.states.size() >= 2) {
+      Shape shape = param.states[0].shape;
+      if (!param.states[1].shape.empty()) shape.push_back(param.states[1].shape.back());
+      param.shape = std::move(shape);
+      param.known_shape = true;
+    }
+    RETURN_IF_ERROR(read_momentum(reader, "exp_avg"));
+    if (momentum) std::rotate(param.states.begin(), param.states.end() - 1, param.states.end());
+    RETURN_IF_ERROR(read_step(entry, param));
+  }
+  model.algorithm = algorithm_of(model);
+  return model;
+}
+
+extern const Dialect kAdafactor8bit;
+const Dialect kAdafactor8bit = {"adafactor8bit", "adafactor-8bit: logarithmic 8-bit second moments",
+                                recognize, read_adafactor8bit, write_adafactor8bit};
+
+}  // namespace lowbit::ckpt

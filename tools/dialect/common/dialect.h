@@ -1,0 +1,63 @@
+// Who wrote an optimizer's state, and how it says things. One folder for each; dialects.cpp lists them.
+#pragma once
+
+#include <deque>
+#include <span>
+#include <string>
+
+#include "dialect/common/model.h"
+#include "dialect/common/optimizer_tree.h"
+
+namespace lowbit::ckpt {
+
+/// How one state shall be kept, for dialects that can keep it in more than one way.
+struct Wanted {
+  std::string state_format;  // lowbit's presets or formats: "8bit", "4bit", "fp8", "log8",
+                             // "dynamic8", "float32", ...; "" the dialect's own default
+  int64_t block = 0;         // 0: the format's
+  bool keep = false;         // never requantize: an error where the bits cannot stay
+  bool lossy = false;        // what the target cannot keep may be left out, with a warning
+  std::vector<std::string> full_precision;  // patterns of names that stay float32
+};
+
+/// What happened to one state on the way.
+struct StateReport {
+  std::string param, state, from, to;
+  bool exact = true;                    // relabelled or copied; else:
+  double max_error = 0;                 // largest difference to the dequantized source
+  double relative_error = 0;            // 2-norm of the difference over the 2-norm of the source
+  double squares = 0, differences = 0;  // what that is made of, over all that was read so far
+};
+
+struct DialectReport {
+  std::deque<StateReport> states;  // errors are filled while the document is written, so they stay
+                                   // where they are
+  std::vector<std::string> warnings;
+};
+
+struct Dialect {
+  const char* name;   // on the command line
+  const char* about;  // one line for --help
+  /// How sure this dialect is that the optimizer state is its own, 0 to 3 (a class name or a marker
+  /// of its own is 3, key names 2, shapes 1). Looks at names and small values only. `tree` is the
+  /// document's, here and for `read`.
+  Result<int> (*recognize)(const Document& document, const OptimizerTree& tree);
+  Result<Model> (*read)(std::shared_ptr<const Document> document, const OptimizerTree& tree);
+  /// Null where this version does not write it. `report` must outlive the document.
+  Result<Document> (*write)(const Model& model, const Wanted& wanted, DialectReport& report);
+};
+
+std::span<const Dialect* const> dialects();
+const Dialect* find_dialect(const std::string& name);
+
+/// Whose a document's optimizer state is, and its tree, which `dialect->read` takes.
+struct Recognized {
+  const Dialect* dialect;
+  OptimizerTree tree;
+};
+/// The dialect that is surest; an error where none is sure at all, or two are equally.
+Result<Recognized> recognize(const Document& document);
+/// The same where the tree is known already.
+Result<const Dialect*> recognize(const Document& document, const OptimizerTree& tree);
+
+}  // namespace lowbit::ckpt

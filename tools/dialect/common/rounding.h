@@ -1,0 +1,22 @@
+// Rounds the float32 weights of a checkpoint to 16 bits, as a run without master weights stores
+// them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dialect/common/dialect.h"
+
+namespace lowbit::ckpt {
+
+/// The names that `--weights` accepts: lowbit's 16-bit parameter formats.
+std::vector<std::string> weight_formats();
+
+/// Rounds float32 weights to a format: those that the optimizer's parameters name, or all of the
+/// model's if parameters have no names. The format's compensation goes into lowbit's state. Weights
+/// of norms with running statistics stay float32, as in lowbit.to_master_free. Random bits are
+/// lowbit's (docs/formats.md), of step 0 and the stream of the parameter's name.
+Result<Document> with_weights(Document document, const std::string& format, uint64_t seed,
+                              DialectReport& report);
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,25 @@
+// FlashOptim's dialect: its reader, its writer, and the codes of its blocks.
+#pragma once
+
+#include <memory>
+
+#include "dialect/common/blocks.h"
+#include "dialect/common/dialect.h"
+
+namespace lowbit::ckpt {
+
+inline constexpr int64_t kFlashBlock = 32;
+inline constexpr const char* kFlashMoments[] = {"exp_avg", "exp_avg_sq", "momentum_buffer"};
+
+/// The two generations of its scales.
+enum class FlashFiles : uint8_t { kOld, kNew };
+const char* versions_of(FlashFiles files);
+
+/// The rule of a block. Codes count from 0 here, from -127 in FlashOptim's int8.
+std::shared_ptr<const BlockRule> flash_rule(bool is_signed);
+BlockLayout flash_layout(uint64_t count, bool is_signed);
+
+Result<Model> read_flashoptim(std::shared_ptr<const Document> document, const OptimizerTree& tree);
+Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, DialectReport& report);
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,58 @@
+// The settings of a parameter group as lowbit's optimizers have them.
+#include <algorithm>
+
+#include "dialect/common/algorithm.h"
+#include "dialect/common/optimizer_tree.h"
+#include "dialect/common/weights.h"
+#include "dialect/lowbit/lowbit.h"
+#include "policy/names.h"
+
+namespace lowbit::ckpt {
+
+Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Group& group,
+                              const std::map<std::string, StateSpec>& used) {
+  const bool keeps_formats = wanted.state_format.empty();
+  const bool own = model.dialect == "lowbit";
+  const auto kept = [&](const char* name, Value otherwise) {
+    const Value* said = own ? setting(group, name) : nullptr;
+    return said == nullptr ? otherwise : *said;
+  };
+  Value format = Value::words(keeps_formats ? "8bit" : wanted.state_format);
+  if (own && keeps_formats && wanted.block == 0) {
+    format = kept("state_format", format);
+  } else if (keeps_formats || wanted.block != 0) {
+    bool plain = wanted.block == 0;  // whether it is what the preset says anyway
+    Value each{.kind = Value::Kind::kDict};
+    for (const auto& [name, spec] : used) {
+      ASSIGN_OR_RETURN(usual, spec_of("8bit", is_signed_state(name), 0));
+      plain = plain && spec == usual;
+      each.set(name, value_of(spec));
+    }
+    if (!plain && !used.empty()) format = std::move(each);
+  }
+  Value wide = Value::tuple({});
+  for (const std::string& pattern : wanted.full_precision)
+    wide.items.push_back(Value::words(pattern));
+  if (wanted.full_precision.empty()) wide = kept("full_precision", wide);
+  Settings out = settings_of(group, lowbit_settings(model.algorithm));
+  out.emplace_back("state_format", std::move(format));
+  out.emplace_back("param_format", kept("param_format", Value::words("auto")));
+  out.emplace_back("full_precision", std::move(wide));
+  out.emplace_back("seed", kept("seed", Value::number(0)));
+  out.emplace_back("lowbit_version", Value::number(1));
+  for (const char* name : {"overrides", "min_numel"}) {
+    if (own && setting(group, name) != nullptr) out.emplace_back(name, *setting(group, name));
+  }
+  // Parameters that are known by name have it here too, as where an optimizer was given names.
+  const bool named = std::all_of(group.params.begin(), group.params.end(),
+                                 [&](size_t p) { return !model.params[p].name.empty(); });
+  if (named && !model.flattened && setting(group, "param_names") == nullptr) {
+    Value names = Value::list({});
+    for (const size_t p : group.params)
+      names.items.push_back(Value::words(clean_name(model.params[p].name)));
+    out.emplace_back("param_names", std::move(names));
+  }
+  return out;
+}
+
+}  // namespace lowbit::ckpt

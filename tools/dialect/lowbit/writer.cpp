@@ -1,0 +1,336 @@
+// Writing lowbit's state: what lowbit.load_optimizer would make of the source, bit for bit.
+
+#include <algorithm>
+#include <map>
+
+#include "core/layout.h"
+#include "dialect/common/algorithm.h"
+#include "dialect/common/cross_tile_quantize.h"
+#include "dialect/common/dequantize.h"
+#include "dialect/common/document_leaves.h"
+#include "dialect/common/floats.h"
+#include "dialect/common/formats.h"
+#include "dialect/common/means.h"
+#include "dialect/common/numbers.h"
+#include "dialect/common/optimizer_tree.h"
+#include "dialect/common/presets.h"
+#include "dialect/common/quantize.h"
+#include "dialect/common/weights.h"
+#include "dialect/lowbit/lowbit.h"
+#include "io/text.h"
+#include "policy/full_precision.h"
+#include "policy/names.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+class Writer {
+ public:
+  Writer(const Model& model, const Wanted& wanted, DialectReport& report)
+      : model_(model), wanted_(wanted), report_(report) {
+    keeps_formats_ = wanted.state_format.empty();
+    group_of_.assign(model.params.size(), nullptr);
+    for (const Group& group : model.groups) {
+      for (const size_t p : group.params) group_of_[p] = &group;
+    }
+  }
+
+  Result<Document> write() {
+    if (lowbit_settings(model_.algorithm).empty()) return no_optimizer(model_, "lowbit");
+    out_ = begun(model_);
+    out_.leaves = model_.rest;
+    for (size_t i = 0; i < model_.params.size(); ++i)
+      RETURN_IF_ERROR(param(model_.params[i], group_of_[i]));
+    const auto settings = [&](const Group& group) {
+      return lowbit_group(model_, wanted_, group, used_);
+    };
+    RETURN_IF_ERROR(add_groups(model_, settings, out_.leaves));
+    return std::move(out_);
+  }
+
+ private:
+  bool named_wide(const Param& p, const Group* group) const {
+    std::vector<std::string> patterns = wanted_.full_precision;
+    if (const Value* said = group == nullptr || model_.dialect != "lowbit"
+                                ? nullptr
+                                : setting(*group, "full_precision")) {
+      if (said->is(Value::Kind::kBool) && said->integer != 0) return true;
+      for (const Value& pattern : said->items) patterns.push_back(pattern.text);
+    }
+    return name_fits(p.name, patterns);
+  }
+
+  bool is_wide(const Param& p, const Group* group) const {
+    return is_full_precision(p.shape) || named_wide(p, group);
+  }
+
+  Status param(const Param& p, const Group* group) {
+    const auto at = [&](const std::string& name) { return state_path(model_, p, name); };
+    if (p.states.empty() && p.numbers.empty()) return fine();  // it never was stepped
+    const Value* step = number_in(p, "step");
+    double steps = model_.algorithm == "sgd" && !p.states.empty() ? 1 : 0;  // SGD counts none
+    if (step != nullptr) {
+      ASSIGN_OR_RETURN(real, real_of(*step, shown(p) + ": step"));
+      steps = real;
+    } else if (model_.algorithm != "sgd") {
+      return bad(shown(p) + ": has no step");
+    }
+    out_.leaves.push_back(scalar_leaf(at("step"), static_cast<float>(steps)));
+    int64_t stream = p.name.empty() ? p.index : int64_t{stream_of(p.name)};
+    if (const Value* said = number_in(p, "stream"); said != nullptr && model_.dialect == "lowbit")
+      stream = said->integer;
+    out_.leaves.push_back(scalar_leaf(at("stream"), stream));
+    coded_ = false;
+    for (const State& s : p.states) {
+      RETURN_IF_ERROR(state(p, s, group));
+    }
+    if (coded_) put_shape(p);
+    if (model_.algorithm == "adafactor") {
+      float norm = 0;
+      if (const Value* said = number_in(p, "update_norm")) {
+        ASSIGN_OR_RETURN(real, real_of(*said, shown(p) + ": update_norm"));
+        norm = static_cast<float>(real);
+      }
+      out_.leaves.push_back(scalar_leaf(at("update_norm"), norm));
+    }
+    return fine();
+  }
+
+  /// What the state shall be; codes that are there stay where nothing else was asked for.
+  Result<StateSpec> spec_for(const Param& p, const State& s, const Group* group) {
+    if (is_wide(p, group)) {
+      if (keeps_formats_) return StateSpec{"float32"};
+      ASSIGN_OR_RETURN(wide, spec_of(wanted_.state_format, s.is_signed, wanted_.block));
+      return wide.coded() || wide.factored() ? StateSpec{"float32"} : wide;
+    }
+    if (keeps_formats_ && wanted_.block == 0) {
+      const bool fits = s.codes && s.codes->block >= kMinBlock && s.codes->block <= kMaxBlock &&
+                        (s.codes->block & (s.codes->block - 1)) == 0;
+      if (fits) return StateSpec{s.codes->format, "block", s.codes->block};
+      if (s.stored_as == "bfloat16" && model_.dialect == "lowbit") return StateSpec{"bfloat16"};
+      if (model_.dialect == "lowbit" && s.stored_as == "float32") return StateSpec{"float32"};
+    }
+    ASSIGN_OR_RETURN(
+        spec, spec_of(keeps_formats_ ? "8bit" : wanted_.state_format, s.is_signed, wanted_.block));
+    if (spec.factored() && p.shape.size() < 2) return StateSpec{"float32"};
+    return spec;
+  }
+
+  StateReport& note(const Param& p, const State& s, const std::string& to) {
+    report_.states.push_back({shown(p), s.name, s.stored_as, to});
+    return report_.states.back();
+  }
+
+  /// Leaves of the source under the same keys, as they are.
+  void copy(const Param& p, const State& s) {
+    for (const Leaf* leaf : s.leaves) {
+      Leaf same = *leaf;
+      // The key is what the path ends with, or what follows the parameter's name in a flat one.
+      std::string key = leaf->path.back().text();
+      if (leaf->path.size() <= model_.root.size() + 1) key = key.substr(key.rfind('.') + 1);
+      same.path = state_path(model_, p, key);
+      out_.leaves.push_back(std::move(same));
+    }
+    note(p, s, s.stored_as);
+  }
+
+  Status state(const Param& p, const State& s, const Group* group) {
+    const bool factor = s.name.ends_with("_row") || s.name.ends_with("_col");
+    if (s.values == nullptr || (!is_moment(s.name) && !factor)) return put_raw(p, s);
+    if (factor) {
+      put_float32(p, s, s.shape);
+      return fine();
+    }
+    if (!p.known_shape && !(s.codes && keeps_formats_ && wanted_.block == 0))
+      return bad(shown(p) +
+                 ": the checkpoint does not tell its shape; give the one with its weights as "
+                 "--model PATH");
+    ASSIGN_OR_RETURN(spec, spec_for(p, s, group));
+    if (spec.factored()) {
+      put_means(p, s);
+      return fine();
+    }
+    if (!spec.coded()) return put_plain(p, s, spec);
+    used_.emplace(s.name, spec);
+    coded_ = true;
+    return spec.scale == "rank1" ? put_rank_one(p, s, spec) : put_blocks(p, s, spec);
+  }
+
+  /// A state without values: the compensation of a weight, as its key in lowbit holds it.
+  Status put_raw(const Param& p, const State& s) {
+    const bool compensation = s.name.starts_with("param_");
+    if (s.raw && compensation) {
+      Leaf leaf = *s.raw;
+      leaf.path = state_path(model_, p, s.name);
+      out_.leaves.push_back(std::move(leaf));
+      note(p, s, s.name);
+      return fine();
+    }
+    if (model_.dialect == "lowbit" && compensation) {
+      copy(p, s);
+      return fine();
+    }
+    return bad(shown(p) + ": " + printable(s.name) + " is " + s.stored_as +
+               ", whose values cannot be recovered");
+  }
+
+  /// A state in float32 or bfloat16.
+  Status put_plain(const Param& p, const State& s, const StateSpec& spec) {
+    if (spec.format == "float32") {
+      put_float32(p, s, p.shape);
+      return fine();
+    }
+    const std::string key = s.name + "_bfloat16";
+    if (s.stored_as == "bfloat16" && s.leaves.size() == 1) {
+      put(p, key, *s.leaves[0]);
+      note(p, s, "bfloat16");
+      return fine();
+    }
+    RETURN_IF_ERROR(check_keep(p, s));
+    StateReport& report = note(p, s, "bfloat16");
+    out_.leaves.push_back(tensor_leaf(state_path(model_, p, key), find_dtype("bfloat16"), p.shape,
+                                      bfloat16_source(s.values, &report)));
+    return fine();
+  }
+
+  /// A quantized state with an absmax along each dimension.
+  Status put_rank_one(const Param& p, const State& s, const StateSpec& spec) {
+    RETURN_IF_ERROR(check_keep(p, s));
+    StateReport& report = note(p, s, spec.format + ", rank 1");
+    const FormatInfo& info = *find_format(spec.format);
+    const auto [rows, cols] = matrix_of(p.shape);
+    const std::string key = s.name + "_" + spec.format;
+    std::vector<int> dims;
+    for (size_t d = 0; d < p.shape.size(); ++d) dims.push_back(static_cast<int>(d));
+    std::vector<CrossTileScale> scales;
+    const Codes codes = quantized_cross_tile(s.values, p.shape, spec.format, dims, scales, &report);
+    out_.leaves.push_back(tensor_leaf(state_path(model_, p, key), info.dtype,
+                                      {rows, code_bytes(cols, info.bits)}, codes.codes));
+    for (size_t d = 0; d < scales.size(); ++d)
+      out_.leaves.push_back(
+          tensor_leaf(state_path(model_, p, key + "_scale_rank1_" + std::to_string(d)),
+                      find_dtype("float32"), {p.shape[d]}, scales[d].absmax));
+    return fine();
+  }
+
+  /// A quantized state with a scale for each block: the codes of the source if they are the ones
+  /// that are wanted, new ones else.
+  Status put_blocks(const Param& p, const State& s, const StateSpec& spec) {
+    const FormatInfo& info = *find_format(spec.format);
+    const auto [rows, cols] = matrix_of(p.shape);
+    const std::string key = s.name + "_" + spec.format;
+    const std::string to = spec.format + ", blocks of " + std::to_string(spec.block);
+    Codes codes;
+    if (same_codes(s, spec, rows, cols)) {
+      codes = *s.codes;
+      note(p, s, to);
+    } else {
+      RETURN_IF_ERROR(check_keep(p, s));
+      codes = quantized(s.values, p.shape, spec.format, spec.block, &note(p, s, to));
+    }
+    Leaf values = tensor_leaf(state_path(model_, p, key), info.dtype,
+                              {rows, code_bytes(cols, info.bits)}, codes.codes);
+    Leaf scales =
+        tensor_leaf(state_path(model_, p, key + "_scale"), info.scale_dtype,
+                    {rows, info.scale_numbers * ceil_div(cols, spec.block)}, codes.scales);
+    if (s.codes && codes.codes == s.codes->codes) {
+      stored_as_it_is(s, values);
+      stored_as_it_is(s, scales);
+    }
+    out_.leaves.push_back(std::move(values));
+    out_.leaves.push_back(std::move(scales));
+    return fine();
+  }
+
+  /// What codes do not tell.
+  void put_shape(const Param& p) {
+    Shape shape = p.shape;
+    if (const Value* said =
+            number_in(p, "shape")) {  // of a low-rank state, whose codes have another
+      shape.clear();
+      for (const Value& size : said->items) shape.push_back(size.integer);
+    } else if (!p.known_shape) {
+      return;
+    }
+    std::string bytes(reinterpret_cast<const char*>(shape.data()), shape.size() * sizeof(int64_t));
+    out_.leaves.push_back(tensor_leaf(state_path(model_, p, "shape"), find_dtype("int64"),
+                                      {static_cast<int64_t>(shape.size())},
+                                      constant_source(std::move(bytes), sizeof(int64_t))));
+  }
+
+  /// Whether the codes there are those that are wanted: rows may be cut out of one long one where
+  /// blocks do not cross them.
+  static bool same_codes(const State& s, const StateSpec& spec, int64_t rows, int64_t cols) {
+    if (!s.codes || s.codes->format != spec.format || s.codes->block != spec.block) return false;
+    if (s.codes->rows == rows && s.codes->cols == cols) return true;
+    return s.codes->rows * s.codes->cols == rows * cols && cols % spec.block == 0 &&
+           s.codes->cols % spec.block == 0;
+  }
+
+  /// Says that a leaf's bytes are those of a tensor in the file, where they are.
+  static void stored_as_it_is(const State& s, Leaf& leaf) {
+    for (const Leaf* from : s.leaves) {
+      if (from->source == leaf.source && from->shape == leaf.shape && from->dtype == leaf.dtype)
+        leaf.stored = from->stored;
+    }
+  }
+
+  Status check_keep(const Param& p, const State& s) const {
+    if (!wanted_.keep) return fine();
+    return mismatch(shown(p) + ": " + s.name + " (" + s.stored_as +
+                    ") would be rounded; leave --keep out, or take another --state-format");
+  }
+
+  void put(const Param& p, const std::string& key, const Leaf& from) {
+    Leaf leaf = tensor_leaf(state_path(model_, p, key), from.dtype, from.shape, from.source);
+    leaf.stored = from.stored;
+    out_.leaves.push_back(std::move(leaf));
+  }
+
+  void put_float32(const Param& p, const State& s, const Shape& shape) {
+    out_.leaves.push_back(float32_leaf(state_path(model_, p, s.name), s, shape));
+    note(p, s, "float32");
+  }
+
+  void put_means(const Param& p, const State& s) {
+    if (!warned_means_)
+      report_.warnings.push_back(s.name +
+                                 " is kept as means of rows and columns: single values are gone");
+    warned_means_ = true;
+    const auto values = locked(s.values);
+    for (const bool rows : {true, false}) {
+      Shape shape = p.shape;
+      shape.erase(shape.end() - (rows ? 1 : 2));
+      out_.leaves.push_back(tensor_leaf(state_path(model_, p, s.name + (rows ? "_row" : "_col")),
+                                        find_dtype("float32"), shape,
+                                        float32_source(means_of(values, p.shape, rows))));
+    }
+    note(p, s, "means of rows and columns").exact = false;
+  }
+
+  const Model& model_;
+  const Wanted& wanted_;
+  DialectReport& report_;
+  Document out_;
+  bool keeps_formats_, warned_means_ = false;
+  std::vector<const Group*> group_of_;
+  std::map<std::string, StateSpec> used_;
+  bool coded_ = false;  // a state of the parameter at hand
+};
+
+}  // namespace
+
+Result<Document> write_lowbit(const Model& model, const Wanted& wanted, DialectReport& report) {
+  if (!wanted.state_format.empty()) {
+    // Before anything else, so that a typing mistake is one.
+    ASSIGN_OR_RETURN(
+        spec,
+        spec_of(wanted.state_format,
+                wanted.state_format.ends_with("_unsigned") ? false : model.algorithm != "adagrad",
+                wanted.block));
+    (void)spec;
+  }
+  return Writer(model, wanted, report).write();
+}
+
+}  // namespace lowbit::ckpt

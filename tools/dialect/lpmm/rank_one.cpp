@@ -1,0 +1,194 @@
+#include "dialect/lpmm/rank_one.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+#include "dialect/common/floats.h"
+#include "io/scratch_buffer.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// Dequantized values: the scale of an element is the least of those that cover it.
+class RankOne : public Floats {
+ public:
+  RankOne(std::vector<float> map, const BlockLayout& layout, std::shared_ptr<Source> codes,
+          Shape shape, std::vector<CrossTileScale> scales)
+      : map_(std::move(map)),
+        codes_(std::move(codes), layout),
+        shape_(std::move(shape)),
+        scales_(std::move(scales)),
+        absmax_(scales_.size()) {}
+
+  Status read(uint64_t first, uint64_t count, float* out) override {
+    for (size_t k = 0; k < scales_.size(); ++k) {
+      if (!absmax_[k].empty()) continue;
+      absmax_[k].resize(scales_[k].dim < 0
+                            ? 1
+                            : static_cast<size_t>(shape_[static_cast<size_t>(scales_[k].dim)]));
+      RETURN_IF_ERROR(scales_[k].absmax->read(0, absmax_[k].size(), absmax_[k].data()));
+    }
+    while (count > 0) {
+      const uint64_t n = std::min<uint64_t>(count, 1u << 15);
+      const ScratchBuffer memory(buffer_);
+      buffer_.resize(n);
+      RETURN_IF_ERROR(codes_.read(first, n, buffer_.data()));
+      for (uint64_t i = 0; i < n; ++i) {
+        float scale = std::numeric_limits<float>::infinity();
+        for (size_t k = 0; k < scales_.size(); ++k)
+          scale = std::min(scale, absmax_[k][place(k, first + i)]);
+        out[i] = map_[std::min<size_t>(buffer_[i], map_.size() - 1)] * scale;
+      }
+      first += n, count -= n, out += n;
+    }
+    return fine();
+  }
+
+ private:
+  size_t place(size_t k, uint64_t element) const {
+    if (scales_[k].dim < 0) return 0;
+    uint64_t stride = 1;
+    for (size_t d = static_cast<size_t>(scales_[k].dim) + 1; d < shape_.size(); ++d)
+      stride *= static_cast<uint64_t>(shape_[d]);
+    return element / stride % absmax_[k].size();
+  }
+
+  const std::vector<float> map_;
+  CodeReader codes_;
+  const Shape shape_;
+  const std::vector<CrossTileScale> scales_;
+  std::vector<std::vector<float>> absmax_;
+  std::vector<uint16_t> buffer_;
+};
+
+/// The absmax along each dimension, measured once for the sources that need it.
+class Measured {
+ public:
+  Measured(std::shared_ptr<Floats> values, Shape shape)
+      : values_(std::move(values)), shape_(std::move(shape)) {}
+
+  Status measure() {
+    const std::lock_guard lock(mutex_);
+    if (!absmax.empty()) return fine();
+    std::vector<std::vector<float>> found(shape_.size());
+    for (size_t d = 0; d < shape_.size(); ++d)
+      found[d].assign(static_cast<size_t>(shape_[d]), 0.0f);
+    std::vector<float> x;
+    const uint64_t n = volume(shape_);
+    for (uint64_t at = 0; at < n;) {
+      x.resize(std::min<uint64_t>(n - at, 1u << 15));
+      RETURN_IF_ERROR(values_->read(at, x.size(), x.data()));
+      for (size_t i = 0; i < x.size(); ++i) {
+        for (size_t d = 0; d < shape_.size(); ++d) {
+          float& m = found[d][place(d, at + i)];
+          m = std::max(m, std::fabs(x[i]));
+        }
+      }
+      at += x.size();
+    }
+    absmax = std::move(found);
+    return fine();
+  }
+  size_t place(size_t d, uint64_t element) const {
+    uint64_t stride = 1;
+    for (size_t k = d + 1; k < shape_.size(); ++k) stride *= static_cast<uint64_t>(shape_[k]);
+    return element / stride % static_cast<uint64_t>(shape_[d]);
+  }
+  float scale(uint64_t element) const {
+    float least = absmax[0][place(0, element)];
+    for (size_t d = 1; d < shape_.size(); ++d)
+      least = std::min(least, absmax[d][place(d, element)]);
+    return least;
+  }
+  Floats& values() { return *values_; }
+
+  std::vector<std::vector<float>> absmax;
+
+ private:
+  const std::shared_ptr<Floats> values_;
+  const Shape shape_;
+  std::mutex mutex_;
+};
+
+class AbsmaxSource : public Source {
+ public:
+  AbsmaxSource(std::shared_ptr<Measured> measured, size_t dim)
+      : measured_(std::move(measured)), dim_(dim) {}
+  Status read(uint64_t first, uint64_t count, void* out) override {
+    RETURN_IF_ERROR(measured_->measure());
+    std::memcpy(out, measured_->absmax[dim_].data() + first, count * sizeof(float));
+    return fine();
+  }
+
+ private:
+  const std::shared_ptr<Measured> measured_;
+  const size_t dim_;
+};
+
+/// The codes of values divided by their scales.
+class RankOneCodes : public Source {
+ public:
+  RankOneCodes(std::shared_ptr<Measured> measured, std::vector<float> map,
+               const BlockLayout& layout, StateReport* report)
+      : measured_(std::move(measured)), rule_(std::move(map)), layout_(layout), errors_(report) {}
+
+  Status read(uint64_t first, uint64_t count, void* out) override {
+    RETURN_IF_ERROR(measured_->measure());
+    const uint64_t per = layout_.per_element();
+    auto* to = static_cast<uint8_t*>(out);
+    while (count > 0) {
+      const uint64_t n = std::min<uint64_t>(count, 1u << 14), begin = first * per;
+      const uint64_t end = std::min((first + n) * per, layout_.count);
+      const ScratchBuffer memory(x_, back_);
+      x_.resize(end > begin ? end - begin : 0), back_.resize(x_.size());
+      if (!x_.empty()) RETURN_IF_ERROR(measured_->values().read(begin, x_.size(), x_.data()));
+      std::memset(to, 0, n);
+      for (uint64_t i = 0; i < n * per; ++i) {
+        uint16_t code = rule_.nearest(0.0f);  // what lpmm fills its last pack with
+        if (i < x_.size()) {
+          const float scale = measured_->scale(begin + i);
+          code = scale > 0 ? rule_.nearest(x_[i] / scale)
+                           : static_cast<uint16_t>(rule_.table().size() - 1);
+          back_[i] = rule_.table()[code] * scale;
+        }
+        to[i / per] |=
+            static_cast<uint8_t>(code << (i % per * static_cast<uint64_t>(layout_.bits)));
+      }
+      errors_.add(x_.data(), back_.data(), x_.size());
+      first += n, count -= n, to += n;
+    }
+    return fine();
+  }
+
+ private:
+  const std::shared_ptr<Measured> measured_;
+  const TableRule rule_;
+  const BlockLayout layout_;
+  ErrorSum errors_;
+  std::vector<float> x_, back_;
+};
+
+}  // namespace
+
+std::shared_ptr<Floats> rank_one_floats(std::vector<float> map, const BlockLayout& layout,
+                                        std::shared_ptr<Source> codes, Shape shape,
+                                        std::vector<CrossTileScale> scales) {
+  return std::make_shared<RankOne>(std::move(map), layout, std::move(codes), std::move(shape),
+                                   std::move(scales));
+}
+
+std::pair<std::shared_ptr<Source>, std::vector<std::shared_ptr<Source>>> rank_one_codes(
+    std::shared_ptr<Floats> values, const Shape& shape, std::vector<float> map,
+    const BlockLayout& layout, StateReport* report) {
+  const auto measured = std::make_shared<Measured>(std::move(values), shape);
+  std::vector<std::shared_ptr<Source>> scales;
+  for (size_t d = 0; d < shape.size(); ++d)
+    scales.push_back(std::make_shared<AbsmaxSource>(measured, d));
+  return {std::make_shared<RankOneCodes>(measured, std::move(map), layout, report),
+          std::move(scales)};
+}
+
+}  // namespace lowbit::ckpt

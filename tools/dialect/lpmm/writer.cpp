@@ -1,0 +1,207 @@
+// Writing state as lpmm keeps it: 4 bits by groups of the flattened tensor, or with scales of rank
+// 1, and its settings beside them.
+#include <algorithm>
+
+#include "dialect/common/adapters.h"
+#include "dialect/common/floats.h"
+#include "dialect/common/formats.h"
+#include "dialect/common/nearest.h"
+#include "dialect/common/other_libraries.h"
+#include "dialect/lpmm/config.h"
+#include "dialect/lpmm/lpmm.h"
+#include "dialect/lpmm/rank_one.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr int64_t kThreshold = 4096;  // larger tensors are quantized
+
+struct Writer {
+  const Model& model;
+  const Param& param;
+  const LpmmConfig& config;
+  const Wanted& wanted;
+  DialectReport& report;
+  std::vector<Leaf>& leaves;
+
+  Path at(const std::string& key) const { return state_path(model, param, key); }
+  static Path below(Path path, std::initializer_list<Key> keys) {
+    path.insert(path.end(), keys);
+    return path;
+  }
+
+  Status state(const State& s) {
+    if (s.name == "exp_avg_sq_row" || s.name == "exp_avg_sq_col") {
+      plain(s);
+      if (s.name.ends_with("col")) qstate("exp_avg_sq", false);
+      return fine();
+    }
+    if (std::find(std::begin(kLpmmStates), std::end(kLpmmStates), s.name) == std::end(kLpmmStates))
+      return leave_out(param, s, "lpmm", wanted, report);
+    const auto n = volume(s.shape);
+    const bool enable = config.quantized && n > static_cast<uint64_t>(kThreshold) &&
+                        !stays_full_precision(param, wanted);
+    if (!enable) {
+      plain(s);
+      qstate(s.name, false);
+      return fine();
+    }
+    return config.rank1 && !is_signed_state(s.name) && s.shape.size() > 1 ? rank_one(s) : groups(s);
+  }
+
+  void plain(const State& s) {
+    report_of(report, param, s, "float32", true);
+    leaves.push_back(
+        tensor_leaf(at(s.name), find_dtype("float32"), s.shape, float32_source(s.values)));
+  }
+
+  Path qstate(const std::string& name, bool enable) {
+    const Path path = at(name + "_qstate");
+    leaves.push_back(value_leaf(below(path, {"enable"}), Value::boolean(enable)));
+    if (!enable)
+      leaves.push_back(value_leaf(below(path, {"overhead"}), Value{.kind = Value::Kind::kDict}));
+    const std::vector<float> map = codebook_of(LpmmConfig::format(is_signed_state(name)));
+    leaves.push_back(tensor_leaf(below(path, {"qmap"}), find_dtype("float32"),
+                                 {static_cast<int64_t>(map.size())}, held_floats(map)));
+    return below(path, {"overhead"});
+  }
+
+  void common(const Path& overhead, const State& s) {
+    Value stride = Value::tuple({});
+    for (const int64_t n : row_major(s.shape)) stride.items.push_back(Value::number(n));
+    leaves.push_back(value_leaf(below(overhead, {"dtype"}),
+                                Value{.kind = Value::Kind::kGlobal, .text = "torch float32"}));
+    leaves.push_back(value_leaf(below(overhead, {"stride"}), std::move(stride)));
+  }
+  void scaled_shape(const Path& overhead, const Shape& shape) {
+    leaves.push_back(value_leaf(below(overhead, {"scaled_shape"}), size_value(shape)));
+  }
+  /// With the byte behind them, which means nothing.
+  void codes_leaf(const State& s, const BlockLayout& layout, std::shared_ptr<Source> codes) {
+    const auto bytes = static_cast<int64_t>(layout.elements());
+    leaves.push_back(tensor_leaf(at(s.name), find_dtype("int8"), {bytes + 1},
+                                 filled_up(std::move(codes), layout.elements(), 0)));
+  }
+
+  Status groups(const State& s) {
+    const std::string format = LpmmConfig::format(s.is_signed);
+    const auto rule = std::make_shared<TableRule>(codebook_of(format));
+    const uint64_t n = volume(s.shape);
+    BlockLayout layout{.count = n, .block = kLpmmGroup, .bits = LpmmConfig::kBits};
+    layout.coded = layout.blocks() * kLpmmGroup;
+    layout.stored = (layout.coded + kLpmmPack - 1) / kLpmmPack * kLpmmPack;
+    layout.filler = rule->nearest(0.0f);
+    const bool own = flat_codes(s, format, kLpmmGroup) && n % kLpmmGroup == 0;
+    if (wanted.keep && !own) return would_round(param, s, "lpmm's");
+    StateReport* entry =
+        report_of(report, param, s, "lpmm 4-bit " + format + ", groups of 128", own);
+    const auto groups = static_cast<int64_t>(layout.blocks());
+    std::shared_ptr<Source> codes, scales;
+    if (own) {
+      // Codes of lowbit's, with what lpmm puts behind them.
+      codes = filled_up(s.codes->codes, n / 2,
+                        static_cast<uint8_t>(layout.filler | layout.filler << 4));
+      scales = s.codes->scales;
+    } else {
+      const auto values = locked(s.values);
+      codes = block_codes(rule, layout, values, entry);
+      scales = float32_source(block_scales(rule, layout, values, 0));
+    }
+    codes_leaf(s, layout, std::move(codes));
+    const Path overhead = qstate(s.name, true);
+    common(overhead, s);
+    leaves.push_back(tensor_leaf(below(overhead, {"max1"}), find_dtype("float32"), {groups, 1},
+                                 std::move(scales)));
+    scaled_shape(overhead, {groups, kLpmmGroup});
+    return fine();
+  }
+
+  Status rank_one(const State& s) {
+    const std::string format = LpmmConfig::format(s.is_signed);
+    if (wanted.keep) return would_round(param, s, "lpmm's");
+    StateReport* entry =
+        report_of(report, param, s, "lpmm 4-bit " + format + ", rank-1 scales", false);
+    BlockLayout layout{.count = volume(s.shape), .bits = LpmmConfig::kBits};
+    layout.coded = layout.count;
+    layout.stored = (layout.count + kLpmmPack - 1) / kLpmmPack * kLpmmPack;
+    // One row: lpmm's codes know nothing of rows.
+    auto [codes, limit] =
+        rank_one_codes(locked(s.values), s.shape, codebook_of(format), layout, entry);
+    codes_leaf(s, layout, std::move(codes));
+    const Path overhead = qstate(s.name, true);
+    common(overhead, s);
+    leaves.push_back(
+        value_leaf(below(overhead, {"dim"}), Value::number(static_cast<int64_t>(s.shape.size()))));
+    for (size_t d = 0; d < s.shape.size(); ++d) {
+      Shape shape(s.shape.size(), 1);
+      shape[d] = s.shape[d];
+      leaves.push_back(tensor_leaf(
+          below(overhead, {"max_dims", Key(Key::Kind::kIndex, static_cast<int64_t>(d))}),
+          find_dtype("float32"), shape, limit[d]));
+    }
+    leaves.push_back(value_leaf(below(overhead, {"max1"}), Value::none()));
+    scaled_shape(overhead, s.shape);
+    return fine();
+  }
+};
+
+Settings settings_for(const Model& model, const Group& group) {
+  if (model.dialect == "lpmm") return group.settings;
+  Settings s = settings_elsewhere(group);
+  if (model.algorithm != "adam") return s;
+  set_in(s, "fused", Value::boolean(false));
+  set_in(s, "use_first_moment", Value::boolean(true));
+  bool factored = false;
+  for (const size_t p : group.params) {
+    for (const State& state : model.params[p].states) factored |= state.name == "exp_avg_sq_row";
+  }
+  set_in(s, "factor_second_moment", Value::boolean(factored));
+  return s;
+}
+
+}  // namespace
+
+Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectReport& report) {
+  if (model.flattened) return bad("lpmm's states cannot be flattened");
+  const bool copied = model.dialect == "lpmm" && wanted.state_format.empty();
+  ASSIGN_OR_RETURN(config, LpmmConfig::of(wanted));
+  RETURN_IF_ERROR(check_algorithm(model, "lpmm"));
+  Document out = begun(model);
+  for (const Param& param : model.params) {
+    if (const State* beside = beside_of(param))
+      return bad(shown(param) + ": lpmm keeps nothing beside a weight, and here is " +
+                 printable(beside->name) + "; convert the weights to float32 first");
+    Writer writer{model, param, config, wanted, report, out.leaves};
+    if (const Value* said = number_in(param, "step")) {
+      ASSIGN_OR_RETURN(step, real_of(*said, shown(param) + ", step"));
+      out.leaves.push_back(scalar_leaf(writer.at("step"), static_cast<float>(step)));
+    }
+    for (const State& s : param.states) {
+      if (!param.known_shape && !copied) return no_shape(param);
+      if (copied) {
+        report_of(report, param, s, s.stored_as, true);
+        for (const Leaf* leaf : s.leaves) out.leaves.push_back(*leaf);
+      } else {
+        RETURN_IF_ERROR(writer.state(s));
+      }
+    }
+  }
+  RETURN_IF_ERROR(add_groups(
+      model, [&](const Group& group) { return settings_for(model, group); }, out.leaves));
+  if (copied) {
+    for (const Leaf& leaf : model.document->leaves) {
+      if (is_lpmm_config(model, leaf)) out.leaves.push_back(leaf);
+    }
+  } else {
+    Path qconfig = model.root;
+    qconfig.emplace_back("qconfig");
+    out.leaves.push_back(value_leaf(std::move(qconfig), config.value()));
+  }
+  for (const Leaf& leaf : model.rest) {
+    if (!is_lpmm_config(model, leaf)) out.leaves.push_back(leaf);
+  }
+  return out;
+}
+
+}  // namespace lowbit::ckpt

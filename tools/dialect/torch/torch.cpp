@@ -1,0 +1,170 @@
+// The dialect of torch's own optimizers: float state, into which every other dialect can be
+// converted.
+#include <algorithm>
+
+#include "dialect/common/algorithm.h"
+#include "dialect/common/dialect.h"
+#include "dialect/common/document_leaves.h"
+#include "dialect/common/floats.h"
+#include "dialect/common/numbers.h"
+#include "dialect/common/optimizer_tree.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+bool is_float(const Leaf& leaf) {
+  if (leaf.kind != Leaf::Kind::kTensor || leaf.source == nullptr) return false;
+  const std::string_view dtype = leaf.dtype->name;
+  return dtype == "float32" || dtype == "bfloat16" || dtype == "float16" || dtype == "float64";
+}
+
+/// Whether a tensor of that name is state of a torch optimizer: a moment, or one that lowbit lacks.
+bool is_torch_state(const std::string& name) {
+  for (const char* known :
+       {"row_var", "col_var", "exp_inf", "prev", "step_size", "acc_delta", "ax"}) {
+    if (name == known) return true;
+  }
+  return is_moment(name);
+}
+
+Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
+  bool any = false;
+  for (const Entry& entry : tree.params) {
+    for (const auto& [name, leaf] : entry.leaves) {
+      if (!is_torch_state(name)) continue;
+      if (leaf->kind == Leaf::Kind::kValue && leaf->value.is(Value::Kind::kNone)) continue;
+      if (!is_float(*leaf)) return 0;
+      any = true;
+    }
+  }
+  if (any) return 2;
+  return tree.groups.empty() ? 0 : 1;  // a plain SGD keeps nothing
+}
+
+Result<Model> read(std::shared_ptr<const Document> document, const OptimizerTree& tree) {
+  Model out = model_of(tree, "torch", document);
+  for (size_t i = 0; i < out.params.size(); ++i) {
+    Param& p = out.params[i];
+    for (const auto& [name, leaf] : tree.params[i].leaves) {
+      if (leaf->kind == Leaf::Kind::kValue) {
+        if (!leaf->value.is(Value::Kind::kNone)) p.numbers.emplace_back(name, leaf->value);
+        continue;
+      }
+      const bool counts = name == "step" ? volume(leaf->shape) == 1 : leaf->shape.empty();
+      if (!is_torch_state(name) && leaf->kind == Leaf::Kind::kTensor && counts) {
+        ASSIGN_OR_RETURN(number, number_of(*leaf));
+        p.numbers.emplace_back(name, std::move(number));
+        continue;
+      }
+      if (!is_float(*leaf))
+        return bad(printable(leaf->name()) +
+                   ": is no tensor of floating-point numbers, so it is not "
+                   "torch's; convert --from says whose it is");
+      State s;
+      s.name = name;
+      s.shape = leaf->shape;
+      if (name == "row_var" || name == "col_var") {
+        s.name = name == "row_var" ? "variance_row" : "variance_col";
+        const size_t extra = s.shape.size() - (name == "row_var" ? 1 : 2);
+        if (s.shape.size() < 2 || s.shape[extra] != 1)
+          return bad(printable(leaf->name()) + ": has shape " + shape_text(s.shape) +
+                     ", which is none of Adafactor's");
+        s.shape.erase(s.shape.begin() + static_cast<std::ptrdiff_t>(extra));
+      } else if (is_moment(name)) {
+        if (p.known_shape && p.shape != s.shape)
+          return bad(printable(leaf->name()) + ": has shape " + shape_text(s.shape) +
+                     ", another state of its parameter " + shape_text(p.shape));
+        p.shape = s.shape;
+        p.known_shape = true;
+      }
+      s.is_signed = is_signed_state(s.name);
+      s.stored_as = leaf->dtype->name;
+      s.bytes = leaf->bytes();
+      s.values = floats_of(*leaf);
+      s.leaves = {leaf};
+      if (is_float32(*leaf) && s.name == name) s.own = {{name, *leaf}};
+      p.states.push_back(std::move(s));
+    }
+    const auto named = [&](const char* name) {
+      return std::find_if(p.states.begin(), p.states.end(),
+                          [&](const State& s) { return s.name == name; });
+    };
+    const auto row = named("variance_row"), col = named("variance_col");
+    if (!p.known_shape && row != p.states.end() && col != p.states.end()) {
+      p.shape = row->shape;
+      p.shape.push_back(col->shape.back());
+      p.known_shape = true;
+    }
+  }
+  out.algorithm = algorithm_of(out);
+  return out;
+}
+
+/// The leaf of a state under torch's name, shape and dtype.
+Leaf state_leaf(const Model& model, const Param& p, const State& s) {
+  std::string name = s.name;
+  Shape shape = s.shape;
+  if (name == "variance_row") {
+    name = "row_var";
+    shape.push_back(1);
+  } else if (name == "variance_col") {
+    name = "col_var";
+    shape.insert(shape.end() - 1, 1);
+  }
+  return float32_leaf(state_path(model, p, name), s, shape);
+}
+
+Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& report) {
+  if ((!wanted.state_format.empty() && wanted.state_format != "float32") || wanted.block != 0)
+    return Error{
+        Exit::kUsage,
+        "torch's optimizers keep state in float32 without blocks; leave --state-format and "
+        "--block out, or take another --to"};
+  Document out = begun(model);
+  out.leaves = model.rest;
+  const Settings& table = torch_settings(model.algorithm);
+  if (table.empty() && model.dialect != "torch")
+    report.warnings.push_back(
+        "torch has no optimizer with these states: they are kept in float32 under "
+        "their names, and settings as they are");
+  for (const Param& p : model.params) {
+    if (const Value* step = number_in(p, "step"); step != nullptr && model.algorithm != "sgd") {
+      ASSIGN_OR_RETURN(count, real_of(*step, shown(p) + ": step"));
+      out.leaves.push_back(scalar_leaf(state_path(model, p, "step"), static_cast<float>(count)));
+    }
+    for (const auto& [name, value] : p.numbers) {
+      if (name == "step" || !table.empty() || model.dialect != "torch") continue;
+      const auto real = real_of(value, name);
+      out.leaves.push_back(
+          real.ok() ? scalar_leaf(state_path(model, p, name), static_cast<float>(real.value()))
+                    : value_leaf(state_path(model, p, name), value));
+    }
+    for (const State& s : p.states) {
+      if (s.values == nullptr)
+        return bad(shown(p) + ": " + s.name + " is " + s.stored_as +
+                   ", whose values cannot be recovered");
+      if (!p.known_shape && s.codes)
+        return bad(shown(p) + ": the checkpoint does not tell its shape; give the one with its " +
+                   "weights as --model PATH");
+      if (model.algorithm == "adam" && (s.name.ends_with("_row") || s.name.ends_with("_col")))
+        return bad(shown(p) + ": " + s.name + " is a mean of rows or columns, from which torch's " +
+                   s.name.substr(0, s.name.size() - 4) + " cannot be made");
+      out.leaves.push_back(state_leaf(model, p, s));
+      report.states.push_back({shown(p), s.name, s.stored_as, "float32"});
+    }
+  }
+  const auto settings_for = [&](const Group& group) {
+    return table.empty() ? group.settings : settings_of(group, table);
+  };
+  RETURN_IF_ERROR(add_groups(model, settings_for, out.leaves));
+  return out;
+}
+
+}  // namespace
+
+extern const Dialect kTorchDialect = {
+    "torch", "torch.optim's Adam, AdamW, SGD, Adafactor, RMSprop and Adagrad, in float32",
+    recognize, read, write};
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,73 @@
+#include "io/partial_name.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr std::string_view kPartial = ".partial-";
+constexpr std::string_view kUnique = "XXXXXX";  // what mkstemp and mkdtemp fill in
+
+}  // namespace
+
+std::string parent_of(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash + 1);
+}
+
+Status sync_folder(const std::string& given) {
+  const std::string path = given.empty() ? "." : given;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return failed("cannot open " + printable(path) + ": " + std::strerror(errno));
+  const bool done = ::fsync(fd) == 0;
+  const int why = errno;
+  ::close(fd);
+  return done ? fine()
+              : Status(failed("cannot sync " + printable(path) + ": " + std::strerror(why)));
+}
+
+std::string partial_name(const std::string& name) {
+  return "." + name + std::string(kPartial) + std::string(kUnique);
+}
+
+bool is_partial(const std::string& path) {
+  const size_t end = path.find_last_not_of('/') + 1;
+  const std::string whole = path.substr(0, end);
+  const std::string name = whole.substr(whole.find_last_of('/') + 1);
+  const size_t mark = name.rfind(kPartial);
+  return name.starts_with('.') && mark != std::string::npos &&
+         name.size() == mark + kPartial.size() + kUnique.size();
+}
+
+std::string final_path(const std::string& path) {
+  for (size_t mark = path.rfind(kPartial); mark != std::string::npos && mark > 0;
+       mark = path.rfind(kPartial, mark - 1)) {
+    const size_t end = mark + kPartial.size() + kUnique.size();
+    const std::string temporary = path.substr(0, end);
+    if (!is_partial(temporary) || (end < path.size() && path[end] != '/')) continue;
+    const std::string parent = parent_of(temporary);
+    const size_t name = parent.size() + 1;  // behind the dot
+    return parent + path.substr(name, mark - name) + path.substr(end);
+  }
+  return path;
+}
+
+Error unwritten(const std::string& path) {
+  const int why = errno;
+  const std::string name = printable(final_path(path));
+  if (why == ENOSPC || why == EDQUOT)
+    return failed("the disk is full while " + name + " is written; nothing was left behind");
+  if (why == EFBIG)
+    return failed(name +
+                  " grows beyond the largest file that is allowed here; nothing was left behind");
+  return failed(name + ": cannot write: " + std::strerror(why));
+}
+
+}  // namespace lowbit::ckpt

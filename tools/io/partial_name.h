@@ -1,0 +1,25 @@
+// Temporary names: what is being written is called .NAME.partial-XXXXXX until it is complete.
+#pragma once
+
+#include <string>
+
+#include "io/status.h"
+
+namespace lowbit::ckpt {
+
+/// The parent folder of `path`, with its final '/'; empty for the current folder.
+std::string parent_of(const std::string& path);
+/// Waits until the folder's entries are on the disk; an empty path is the current folder.
+Status sync_folder(const std::string& path);
+
+/// The template of the temporary name for NAME: .NAME.partial-XXXXXX.
+std::string partial_name(const std::string& name);
+/// Whether the last name of a path is temporary: the program that wrote it was killed.
+bool is_partial(const std::string& path);
+/// The path with temporary names replaced by final ones, in its last name and in its folders.
+std::string final_path(const std::string& path);
+
+/// The error for a `path` that cannot be written, by errno. It shows the final name.
+Error unwritten(const std::string& path);
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,130 @@
+#include "pipeline/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kPiece = 1u << 18;  // elements
+
+/// 3 and 3.0 and True are not told apart: containers and dialects disagree about them.
+bool same_number(const Value& a, const Value& b) {
+  const auto number = [](const Value& v) {
+    return v.is(Value::Kind::kFloat) ? v.real : static_cast<double>(v.integer);
+  };
+  const auto is_number = [](const Value& v) {
+    return v.is(Value::Kind::kFloat) || v.is(Value::Kind::kInt) || v.is(Value::Kind::kBool);
+  };
+  const auto is_row = [](const Value& v) {
+    return v.is(Value::Kind::kList) || v.is(Value::Kind::kTuple) || v.is(Value::Kind::kSize);
+  };
+  if (is_number(a) && is_number(b)) return number(a) == number(b);
+  if (!is_row(a) || !is_row(b) || a.items.size() != b.items.size()) return false;
+  for (size_t i = 0; i < a.items.size(); ++i) {
+    if (!(a.items[i] == b.items[i]) && !same_number(a.items[i], b.items[i])) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool Comparison::wants(const std::vector<std::string>& names) {
+  if (!options_.select.include.empty()) met_.insert(met_.end(), names.begin(), names.end());
+  return selected(options_.select, names);
+}
+
+void Comparison::differ(const std::string& name, std::string what) {
+  out_.push_back({{"name", printable(name)}, {"what", std::move(what)}});
+}
+
+Status Comparison::bytes(const std::string& name, const Leaf& a, const Leaf& b) {
+  if (!alike(name, a.shape, b.shape)) return fine();
+  if (a.dtype != b.dtype) {
+    differ(name, std::string("is ") + a.dtype->name + " in the first, " + b.dtype->name +
+                     " in the second");
+    return fine();
+  }
+  const auto width = static_cast<uint64_t>(a.dtype->bytes);
+  const uint64_t n = volume(a.shape);
+  std::string x, y;
+  Tally tally;
+  for (uint64_t at = 0; at < n; at += kPiece) {
+    const uint64_t count = std::min(kPiece, n - at);
+    x.resize(count * width);
+    y.resize(count * width);
+    RETURN_IF_ERROR(a.source->read(at, count, x.data()));
+    RETURN_IF_ERROR(b.source->read(at, count, y.data()));
+    for (uint64_t i = 0; x != y && i < count; ++i) {
+      if (std::memcmp(&x[i * width], &y[i * width], width) != 0) tally.take(at + i, 0);
+    }
+    RETURN_IF_ERROR(advance(count * width));
+  }
+  if (tally.count > 0) report(name, a.shape, tally, nullptr);
+  return fine();
+}
+
+Status Comparison::numbers(const std::string& name, const Shape& shape, Floats& a, Floats& b) {
+  const uint64_t n = volume(shape);
+  std::vector<float> x(std::min(kPiece, n)), y(x.size());
+  Tally tally;
+  double difference = 0, norm_a = 0, norm_b = 0;
+  for (uint64_t at = 0; at < n; at += kPiece) {
+    const uint64_t count = std::min(kPiece, n - at);
+    RETURN_IF_ERROR(a.read(at, count, x.data()));
+    RETURN_IF_ERROR(b.read(at, count, y.data()));
+    for (uint64_t i = 0; i < count; ++i) {
+      const double p = x[i], q = y[i];
+      norm_a += p * p;
+      norm_b += q * q;
+      if (p == q || (std::isnan(p) && std::isnan(q))) continue;
+      difference += (p - q) * (p - q);
+      tally.take(at + i, std::abs(p - q));
+    }
+    RETURN_IF_ERROR(advance(count * sizeof(float)));
+  }
+  const double relative = std::sqrt(difference / std::max(norm_a, norm_b));
+  if (tally.count > 0 && !(relative <= options_.tolerance)) report(name, shape, tally, &relative);
+  return fine();
+}
+
+void Comparison::value(const std::string& name, const Value& a, const Value& b) {
+  if (wants({name}) && !(a == b) && !same_number(a, b)) differ(name, "has another value");
+}
+
+bool Comparison::alike(const std::string& name, const Shape& a, const Shape& b) {
+  if (a == b) return true;
+  differ(name,
+         "has the shape " + shape_text(a) + " in the first, " + shape_text(b) + " in the second");
+  return false;
+}
+
+void Comparison::report(const std::string& name, const Shape& shape, const Tally& tally,
+                        const double* relative) {
+  Shape at;
+  uint64_t element = tally.first;
+  for (const int64_t stride : row_major(shape)) {
+    at.push_back(static_cast<int64_t>(element / static_cast<uint64_t>(stride)));
+    element %= static_cast<uint64_t>(stride);
+  }
+  Json entry{{"name", printable(name)},
+             {"what", std::to_string(tally.count) + " of " + std::to_string(volume(shape)) +
+                          " elements differ, the first at " + shape_text(at)},
+             {"first", at},
+             {"count", tally.count}};
+  if (relative != nullptr) {
+    entry["max"] = tally.limit;
+    entry["relative"] = *relative;
+  }
+  out_.push_back(std::move(entry));
+}
+
+Status Comparison::advance(uint64_t bytes) {
+  done_ += bytes;
+  return options_.progress(std::min(done_, total_), total_) ? fine() : Status(interrupted());
+}
+
+}  // namespace lowbit::ckpt
