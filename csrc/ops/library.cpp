@@ -8,9 +8,7 @@
 
 #include "catalog/json.h"
 #include "cpu/step.h"
-#include "policy/plan.h"
 #include "policy/published.h"
-#include "policy/workspace.h"
 
 namespace lowbit {
 namespace {
@@ -21,8 +19,6 @@ std::string catalog() {
                   ": this processor runs ", cpu::usable_isas());
   json::Fields all = catalog_fields();
   for (auto& field : policy_fields()) all.push_back(std::move(field));
-  all.emplace_back("plan", plan_json());
-  all.emplace_back("workspace", workspace_json());
   std::vector<std::string> isas;
   std::istringstream names(cpu::usable_isas());
   for (std::string name; names >> name;) isas.push_back(json::text(name));

@@ -198,6 +198,12 @@ void read_param(Job& job, const PlanRow& row, const Tensor& param, size_t i, con
   check_tensor(param, {"the value", dtype, here(job)}, i, device);
 }
 
+void set_pair(Job& job, const Tensor& param, const Tensor& grad, int grad_format) {
+  job.param = param.mutable_data_ptr();
+  job.grad = grad.const_data_ptr();
+  job.grad_format = grad_format;
+}
+
 float* checked_step(const Tensor& step, size_t i, const Device& device) {
   STD_TORCH_CHECK(step.scalar_type() == ScalarType::Float && step.numel() == 1, kOp,
                   ": the step of parameter ", i, " must be one float32");
@@ -267,20 +273,17 @@ bool is_current(const Plan& plan, const Tensors& state, const Tensors& steps) {
   return true;
 }
 
-bool fits(const Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {
-  const Job& job = plan.jobs[i];
-  const int64_t numel = here(job);
-  return param.is_contiguous() && grad.is_contiguous() && param.numel() == numel &&
-         grad.numel() == numel && grad_format(grad) >= 0 &&
-         param.scalar_type() == scalar_type(param_info(job.param_format).dtype) &&
-         plan.device.has(param) && plan.device.has(grad);
-}
-
-void bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {
+bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {
   Job& job = plan.jobs[i];
-  job.param = param.mutable_data_ptr();
-  job.grad = grad.const_data_ptr();
-  job.grad_format = grad_format(grad);
+  const int64_t numel = here(job);
+  const int format = grad_format(grad);
+  if (format < 0 || !param.is_contiguous() || !grad.is_contiguous() || param.numel() != numel ||
+      grad.numel() != numel ||
+      param.scalar_type() != scalar_type(param_info(job.param_format).dtype) ||
+      !plan.device.has(param) || !plan.device.has(grad))
+    return false;
+  set_pair(job, param, grad, format);
+  return true;
 }
 
 void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads) {
@@ -288,11 +291,12 @@ void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads) {
                   grads.size(), " gradients");
   for (size_t i = 0; i < grads.size(); ++i) {
     touch_ahead(grads, i);
-    STD_TORCH_CHECK(grad_format(grads[i]) >= 0, kOp, ": the gradient of parameter ", i,
+    const int format = grad_format(grads[i]);
+    STD_TORCH_CHECK(format >= 0, kOp, ": the gradient of parameter ", i,
                     " must be float32, bfloat16 or float16");
     check_tensor(grads[i], {"the gradient", grads[i].scalar_type(), here(plan.jobs[i])}, i,
                  plan.device);
-    bind_pair(plan, i, params[i], grads[i]);
+    set_pair(plan.jobs[i], params[i], grads[i], format);
   }
 }
 

@@ -53,15 +53,13 @@ Plan make_plan(const StepTensors& tensors);
 /// Whether the tensors of state are as they were when the plan was made.
 bool is_current(const Plan& plan, const Tensors& state, const Tensors& steps);
 
-/// Whether parameter and gradient i fit the plan, and are where it is.
-bool fits(const Plan& plan, size_t i, const Tensor& param, const Tensor& grad);
-
 /// Gives the jobs their parameters and gradients.
 ///
 /// Raises: a tensor that does not fit.
 void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads);
-/// The same for job i, whose tensors fit.
-void bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad);
+/// The same for job i. Returns false, and changes nothing, where a tensor does not fit or is not where
+/// the plan is.
+bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad);
 
 /// Raises where the rule takes another number of hyperparameters.
 void check_hyper(const RuleInfo& rule, const std::vector<double>& hyper);

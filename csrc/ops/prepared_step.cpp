@@ -69,8 +69,7 @@ bool step_take(int64_t id, Tensors params, Tensors grads) {
   if (params.size() != p->plan.jobs.size() || grads.size() != params.size()) return false;
   for (size_t i = 0; i < grads.size(); ++i) {
     touch_ahead(params, i), touch_ahead(grads, i);
-    if (!fits(p->plan, i, params[i], grads[i])) return false;
-    bind_pair(p->plan, i, params[i], grads[i]);
+    if (!bind_pair(p->plan, i, params[i], grads[i])) return false;
   }
   if (!is_current(p->plan, p->state, p->steps)) return false;
   p->params = std::move(params), p->grads = std::move(grads);

@@ -1,7 +1,10 @@
 #include "policy/plan.h"
 
 #include <array>
-#include <iterator>
+#include <string>
+#include <vector>
+
+#include "catalog/json.h"
 
 namespace lowbit {
 namespace {
@@ -32,18 +35,20 @@ std::array<std::string, kPlanColumns> column_names() {
 }
 
 template <class Names>
-std::string quoted(const Names& names) {
-  std::string all;
-  for (const auto& name : names) all += (all.empty() ? "\"" : ", \"") + std::string(name) + '"';
-  return '[' + all + ']';
+std::string texts(const Names& names) {
+  std::vector<std::string> all;
+  for (const auto& name : names) all.push_back(json::text(name));
+  return json::array(all);
 }
 
 }  // namespace
 
 std::string plan_json() {
-  return "{\"columns\": " + quoted(column_names()) + ", \"slots\": " + std::to_string(kMaxSlots) +
-         ", \"dims\": " + std::to_string(PlanRow::kMaxDims) +
-         ", \"scales\": " + quoted(kScaleNames) + ", \"cuts\": " + quoted(kCutNames) + "}";
+  return json::object({{"columns", texts(column_names())},
+                       {"slots", std::to_string(kMaxSlots)},
+                       {"dims", std::to_string(PlanRow::kMaxDims)},
+                       {"scales", texts(kScaleNames)},
+                       {"cuts", texts(kCutNames)}});
 }
 
 }  // namespace lowbit

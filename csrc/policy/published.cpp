@@ -2,8 +2,10 @@
 
 #include "core/layout.h"
 #include "policy/names.h"
+#include "policy/plan.h"
 #include "policy/presets.h"
 #include "policy/thresholds.h"
+#include "policy/workspace.h"
 
 namespace lowbit {
 namespace {
@@ -33,7 +35,9 @@ json::Fields policy_fields() {
                                        {"min_numel", std::to_string(kMinNumel)},
                                        {"min_cols", std::to_string(kMinCols)}})},
           {"blocks", json::array(blocks)},
-          {"wrapper_prefixes", json::array(prefixes)}};
+          {"wrapper_prefixes", json::array(prefixes)},
+          {"plan", plan_json()},
+          {"workspace", workspace_json()}};
 }
 
 }  // namespace lowbit

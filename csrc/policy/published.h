@@ -6,7 +6,8 @@
 namespace lowbit {
 
 /// "presets": [{"name", "signed", "unsigned"}, ...], "thresholds": {...}, "blocks": [...],
-/// "wrapper_prefixes": [...]. What a preset leaves to the format is left out.
+/// "wrapper_prefixes": [...], "plan": {...}, "workspace": {...}. What a preset leaves to the format is
+/// left out.
 json::Fields policy_fields();
 
 }  // namespace lowbit

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "catalog/json.h"
+
 namespace lowbit {
 
 std::vector<Region> round_regions(const PlanRow& row, int round, bool grid) {
@@ -45,16 +47,16 @@ std::vector<Region> scale_regions(const PlanRow& row, int slots) {
 }
 
 std::string workspace_json() {
-  std::string tensors;
+  std::vector<std::string> tensors, rows;
   for (const WorkspaceInfo& info : kWorkspace) {
-    tensors += (tensors.empty() ? "{\"name\": \"" : ", {\"name\": \"") + std::string(info.name) +
-               "\", \"dtype\": \"" + info.dtype + "\", \"reduction\": \"" + info.reduction + "\"}";
+    tensors.push_back(json::object({{"name", json::text(info.name)},
+                                    {"dtype", json::text(info.dtype)},
+                                    {"reduction", json::text(info.reduction)}}));
   }
-  std::string rows;
-  for (const char* name : kRegionRows)
-    rows += (rows.empty() ? "\"" : ", \"") + std::string(name) + '"';
-  return "{\"tensors\": [" + tensors + "], \"rows\": [" + rows +
-         "], \"sum_words\": " + std::to_string(ExactSum::kWords) + "}";
+  for (const char* name : kRegionRows) rows.push_back(json::text(name));
+  return json::object({{"tensors", json::array(tensors)},
+                       {"rows", json::array(rows)},
+                       {"sum_words", std::to_string(ExactSum::kWords)}});
 }
 
 }  // namespace lowbit

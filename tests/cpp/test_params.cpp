@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/registry.h"
-#include "usable.h"
+#include "usable_main.h"
 
 namespace {
 
@@ -354,11 +354,7 @@ void of_all(Types<Float32Param, F...>) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (!usable()) {
-    std::printf("0 passed, 0 failed: not this processor's instruction set\n");
-    return 0;
-  }
+int run_tests() {
   names(ParamFormats{});
   of_all(ParamFormats{});
   is_nearest<BFloat16Nearest>();
@@ -381,7 +377,7 @@ int main(int argc, char** argv) {
   accumulates<Float16Split16>(0);
   is_the_papers<BFloat16Kahan, BFloat16Nearest>();
   is_the_papers<Float16Kahan, Float16Nearest>();
-  std::ifstream file(argc > 1 ? argv[1] : LOWBIT_GOLDEN "/flashoptim_split.json");
+  std::ifstream file(LOWBIT_GOLDEN "/flashoptim_split.json");
   std::stringstream text;
   text << file.rdbuf();
   is_flashoptims<BFloat16Split8>(text.str());

@@ -102,7 +102,7 @@ def test_accumulation():
 
     with pytest.raises(RuntimeError, match="buffer 0 is on cuda:0 and its gradient on cuda:1"):
         add(0, 1)
-    with pytest.raises(RuntimeError, match="beside buffer 0, on its device"):
+    with pytest.raises(RuntimeError, match="compensation of buffer 0, on its device"):
         add(1, 0)
 
 

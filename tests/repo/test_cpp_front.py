@@ -28,7 +28,7 @@ def run(*command):
 def trained(tmp_path_factory):
     """What the example wrote: its optimizer's file, and a record of its weights and gradients."""
     cmake = shutil.which("cmake", path=str(pathlib.Path(sys.executable).parent)) or shutil.which("cmake")  # fmt: skip
-    installed = BUILD / "cpp" / "cmake_install.cmake"
+    installed = BUILD / "csrc" / "libtorch" / "cmake_install.cmake"
     hint = "the C++ front end is not built: make test configures it with LOWBIT_CPP=ON"
     need("cpp", cmake is not None and installed.exists(), hint)
     toolkit = torch.version.cuda is None or shutil.which("nvcc") is not None

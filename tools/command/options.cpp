@@ -11,8 +11,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-Error usage(std::string text) { return {Exit::kUsage, std::move(text)}; }
-
 /// The natural number at the start of `text`, which is moved behind it.
 bool take_number(std::string_view& text, uint64_t& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -18,8 +18,6 @@ namespace {
 
 constexpr size_t kMaxOpen = 64, kMaxMade = 32;
 
-std::string reason() { return std::strerror(errno); }
-
 bool plain(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;

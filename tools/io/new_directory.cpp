@@ -17,10 +17,8 @@
 namespace lowbit::ckpt {
 namespace {
 
-std::string reason() { return std::strerror(errno); }
-
 /// Whether a folder may be replaced: it is empty, or a checkpoint or what is left of one.
-bool replaceable(const std::string& path) {
+bool replaceable_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::directory_iterator entries(path, error);
   if (error) return false;
@@ -62,7 +60,7 @@ Status NewDirectory::check(const std::string& given, bool replace,
     return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
   if (exists && !S_ISDIR(info.st_mode))
     return Error{Exit::kUsage, printable(path) + " exists and is not a folder"};
-  if (exists && !replaceable(path))
+  if (exists && !replaceable_folder(path))
     return Error{Exit::kUsage, printable(path) +
                                    " exists and holds something else than a checkpoint, which "
                                    "--force does not replace"};

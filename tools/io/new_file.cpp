@@ -17,11 +17,9 @@
 namespace lowbit::ckpt {
 namespace {
 
-std::string reason() { return std::strerror(errno); }
-
 /// Whether a file may be replaced: it is empty, or starts like what is read or written here: a zip,
 /// a pickle, the length and the JSON of safetensors, a page.
-bool replaceable(const std::string& path) {
+bool replaceable_file(const std::string& path) {
   const std::string parent = parent_of(path);
   const auto folder = Directory::open(parent.empty() ? "." : parent);
   if (!folder.ok()) return false;
@@ -49,7 +47,7 @@ Status NewFile::check(const std::string& path, bool replace,
     return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
   if (exists && !S_ISREG(info.st_mode))
     return Error{Exit::kUsage, printable(path) + " exists and is not a regular file"};
-  if (exists && !replaceable(path))
+  if (exists && !replaceable_file(path))
     return Error{Exit::kUsage, printable(path) +
                                    " exists and is neither a checkpoint nor a page, "
                                    "which --force does not replace"};

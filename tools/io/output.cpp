@@ -13,7 +13,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMaxOpen = 200;
+constexpr size_t kMaxOpenOutputs = 200;
 constexpr uint64_t kBegin = 32u << 20;  // bytes that are written before the disk is told to begin
 
 }  // namespace
@@ -41,7 +41,7 @@ Result<std::shared_ptr<OutputFile::Handle>> OutputFile::handle() {
     }
     created_ = true;
     handle_ = std::make_shared<Handle>(fd);
-    if (pool_->open.size() >= kMaxOpen) {
+    if (pool_->open.size() >= kMaxOpenOutputs) {
       pool_->open.back()->handle_ = nullptr;  // who writes to it at this moment holds it
       pool_->open.pop_back();
     }

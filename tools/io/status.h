@@ -1,6 +1,8 @@
 // Errors as values: one sentence about what went wrong, and the exit code of the program.
 #pragma once
 
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <variant>
@@ -30,8 +32,12 @@ struct Error {
 inline Error bad(std::string text) { return {Exit::kBadInput, std::move(text)}; }
 /// Two things that must be equal are not: exit code 4.
 inline Error mismatch(std::string text) { return {Exit::kMismatch, std::move(text)}; }
+/// A request that cannot be followed: exit code 2.
+inline Error usage(std::string text) { return {Exit::kUsage, std::move(text)}; }
 /// I/O error (disk full, permission denied, interrupted): exit code 1.
 inline Error failed(std::string text) { return {Exit::kRuntime, std::move(text)}; }
+/// What the system says of its last error, for the text of such an Error.
+inline std::string reason() { return std::strerror(errno); }
 
 template <class T>
 class [[nodiscard]] Result {

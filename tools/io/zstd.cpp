@@ -12,10 +12,10 @@ constexpr int kMaxWindow = 23;  // bits; what RFC 8878 asks of every decoder, an
 
 using Context = std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)>;
 /// Takes a piece of content; false: enough of it.
-using Take = std::function<Result<bool>(const char*, size_t)>;
+using TakeBlock = std::function<Result<bool>(const char*, size_t)>;
 
 Status unpack(const File& file, uint64_t offset, uint64_t length, const std::string& what,
-              const Take& take) {
+              const TakeBlock& take) {
   const Context context(ZSTD_createDCtx(), ZSTD_freeDCtx);
   if (context == nullptr) return failed("not enough memory");
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, kMaxWindow);

@@ -6,10 +6,10 @@
 namespace lowbit::ckpt {
 namespace {
 
-class Reader {
+class PickleReader {
  public:
-  Reader(std::string bytes, const Allowlist& allowed, const std::string& what,
-         const PickleLimits& limits)
+  PickleReader(std::string bytes, const Allowlist& allowed, const std::string& what,
+               const PickleLimits& limits)
       : allowed_(allowed), what_(what), limits_(limits) {
     out_.bytes = std::move(bytes);
     out_.rules = allowed.globals;
@@ -302,7 +302,7 @@ class Reader {
 
 Result<Pickle> read_pickle(std::string bytes, const Allowlist& allowed, const std::string& what,
                            const PickleLimits& limits) {
-  return Reader(std::move(bytes), allowed, what, limits).read();
+  return PickleReader(std::move(bytes), allowed, what, limits).read();
 }
 
 }  // namespace lowbit::ckpt

@@ -9,7 +9,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 18;  // elements
+constexpr uint64_t kComparisonPiece = 1u << 18;  // elements
 
 /// 3 and 3.0 and True are not told apart: containers and dialects disagree about them.
 bool same_number(const Value& a, const Value& b) {
@@ -52,8 +52,8 @@ Status Comparison::bytes(const std::string& name, const Leaf& a, const Leaf& b) 
   const uint64_t n = volume(a.shape);
   std::string x, y;
   Tally tally;
-  for (uint64_t at = 0; at < n; at += kPiece) {
-    const uint64_t count = std::min(kPiece, n - at);
+  for (uint64_t at = 0; at < n; at += kComparisonPiece) {
+    const uint64_t count = std::min(kComparisonPiece, n - at);
     x.resize(count * width);
     y.resize(count * width);
     RETURN_IF_ERROR(a.source->read(at, count, x.data()));
@@ -69,11 +69,11 @@ Status Comparison::bytes(const std::string& name, const Leaf& a, const Leaf& b) 
 
 Status Comparison::numbers(const std::string& name, const Shape& shape, Floats& a, Floats& b) {
   const uint64_t n = volume(shape);
-  std::vector<float> x(std::min(kPiece, n)), y(x.size());
+  std::vector<float> x(std::min(kComparisonPiece, n)), y(x.size());
   Tally tally;
   double difference = 0, norm_a = 0, norm_b = 0;
-  for (uint64_t at = 0; at < n; at += kPiece) {
-    const uint64_t count = std::min(kPiece, n - at);
+  for (uint64_t at = 0; at < n; at += kComparisonPiece) {
+    const uint64_t count = std::min(kComparisonPiece, n - at);
     RETURN_IF_ERROR(a.read(at, count, x.data()));
     RETURN_IF_ERROR(b.read(at, count, y.data()));
     for (uint64_t i = 0; i < count; ++i) {

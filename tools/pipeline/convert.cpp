@@ -20,8 +20,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-Error usage(std::string text) { return {Exit::kUsage, std::move(text)}; }
-
 /// What can be written.
 constexpr ContainerKind kContainers[] = {ContainerKind::kDcp, ContainerKind::kTorch,
                                          ContainerKind::kSafetensors};

@@ -187,7 +187,7 @@ Result<Model> model_of(const Document& document) {
   return found.dialect->read(shared, found.tree);
 }
 
-uint64_t bytes_of(const Document& document) {
+uint64_t data_bytes(const Document& document) {
   uint64_t bytes = 0;
   for (const Leaf& leaf : document.leaves) {
     if (leaf.kind == Leaf::Kind::kTensor) bytes += leaf.bytes();
@@ -200,7 +200,7 @@ uint64_t bytes_of(const Document& document) {
 Result<Json> diff(const std::string& first, const std::string& second, const DiffOptions& options) {
   ASSIGN_OR_RETURN(a, open_checkpoint(first));
   ASSIGN_OR_RETURN(b, open_checkpoint(second));
-  Comparison comparison(options, std::max(bytes_of(a), bytes_of(b)));
+  Comparison comparison(options, std::max(data_bytes(a), data_bytes(b)));
   Json out{{"first", printable(first)}, {"second", printable(second)}, {"by", "bytes"}};
   auto x = options.bytes ? Result<Model>(bad("")) : model_of(a);
   auto y = options.bytes ? Result<Model>(bad("")) : model_of(b);

@@ -9,22 +9,22 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 20;
+constexpr uint64_t kDigestPiece = 1u << 20;
 
 /// Bytes that are hashed of a leaf, a piece at a time.
-using Take = std::function<Status(const char*, uint64_t)>;
+using TakeBytes = std::function<Status(const char*, uint64_t)>;
 
-Status bytes_of(const Leaf& leaf, const Take& take) {
-  return for_elements(leaf, 0, volume(leaf.shape), kPiece,
+Status bytes_of(const Leaf& leaf, const TakeBytes& take) {
+  return for_elements(leaf, 0, volume(leaf.shape), kDigestPiece,
                       [&](const char* data, uint64_t, uint64_t count) {
                         return take(data, count * static_cast<uint64_t>(leaf.dtype->bytes));
                       });
 }
 
 /// Of a quantized tensor the values: where its blocks begin depends on how it is cut.
-Status values_of(const Document& document, const Leaf& leaf, const Take& take) {
+Status values_of(const Document& document, const Leaf& leaf, const TakeBytes& take) {
   ASSIGN_OR_RETURN(read, torchao_state(document, leaf));
-  std::vector<float> values(kPiece / sizeof(float));
+  std::vector<float> values(kDigestPiece / sizeof(float));
   const uint64_t n = volume(leaf.shape);
   for (uint64_t at = 0; at < n; at += values.size()) {
     const uint64_t count = std::min<uint64_t>(values.size(), n - at);
@@ -50,7 +50,7 @@ Result<std::string> digest(const Document& document, const Progress& progress) {
   for (const Leaf* leaf : tensors) {
     const std::string head = leaf->name() + '\0' + leaf->dtype->name + shape_text(leaf->shape);
     hash.add(head.data(), head.size() + 1);
-    const Take take = [&](const char* data, uint64_t bytes) -> Status {
+    const TakeBytes take = [&](const char* data, uint64_t bytes) -> Status {
       hash.add(data, bytes);
       done += bytes;
       return progress(std::min(done, total), total) ? fine() : Status(interrupted());

@@ -13,7 +13,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 16;
+constexpr uint64_t kHealthPiece = 1u << 16;
 
 class Listed : public Floats {
  public:
@@ -130,7 +130,7 @@ Result<Health> health_of(const State& state) {
   Cells cells(state.shape, h);
   h.minimum = std::numeric_limits<double>::infinity();
   double squares = 0;
-  std::vector<float> values(std::min(kPiece, h.elements));
+  std::vector<float> values(std::min(kHealthPiece, h.elements));
   std::vector<uint16_t> codes(h.coded ? values.size() : 0);
   std::optional<Unpacker> unpacker;
   if (h.coded) unpacker.emplace(*state.codes);

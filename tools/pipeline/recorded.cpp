@@ -11,12 +11,11 @@
 namespace lowbit::ckpt {
 namespace {
 
-using Json = nlohmann::json;
 constexpr uint64_t kMost = 32u << 20;  // some 400,000 chunks
 constexpr const char* kName = "lowbit.json";
 
 /// {"name": "digest", ...}
-std::optional<std::map<std::string, std::string>> texts(const Json& object) {
+std::optional<std::map<std::string, std::string>> texts(const nlohmann::json& object) {
   if (!object.is_object()) return std::nullopt;
   std::map<std::string, std::string> out;
   for (const auto& [key, value] : object.items()) {
@@ -26,13 +25,13 @@ std::optional<std::map<std::string, std::string>> texts(const Json& object) {
   return out;
 }
 
-std::optional<Recorded::Entry> entry_of(const Json& j) {
+std::optional<Recorded::Entry> entry_of(const nlohmann::json& j) {
   if (!j.is_object() || !j.contains("dtype") || !j["dtype"].is_string() || !j.contains("shape") ||
       !j["shape"].is_array() || !j.contains("chunks"))
     return std::nullopt;
   Recorded::Entry out;
   out.dtype = j["dtype"].get<std::string>();
-  for (const Json& size : j["shape"]) {
+  for (const nlohmann::json& size : j["shape"]) {
     if (!size.is_number_integer()) return std::nullopt;
     out.shape.push_back(size.get<int64_t>());
   }
@@ -64,11 +63,11 @@ Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   if (!folder->has(kName)) return out;
   const std::string what = printable(manifest.path + "/" + kName);
   ASSIGN_OR_RETURN(text, folder->content(kName, kMost));
-  const Json j = Json::parse(text, nullptr, false);
+  const nlohmann::json j = nlohmann::json::parse(text, nullptr, false);
   const auto unknown = [&] {
     return bad(what + ": is not laid out as lowbit-ckpt does; remove it to verify without digests");
   };
-  if (!j.is_object() || j.value("version", Json()) != 1 || !j.contains("tensors") ||
+  if (!j.is_object() || j.value("version", nlohmann::json()) != 1 || !j.contains("tensors") ||
       !j["tensors"].is_object())
     return unknown();
   out.emplace();

@@ -17,7 +17,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 20;
+constexpr uint64_t kVerifyPiece = 1u << 20;
 
 /// One tensor: all of its values are read once, for the checksums of their records, for what is
 /// recorded of them, and for what they are.
@@ -51,7 +51,7 @@ class TensorCheck {
  private:
   Status dense(const Leaf& leaf, const std::string& name) {
     ValueStats value_stats;
-    RETURN_IF_ERROR(for_elements(leaf, 0, volume(leaf.shape), kPiece,
+    RETURN_IF_ERROR(for_elements(leaf, 0, volume(leaf.shape), kVerifyPiece,
                                  [&](const char* values, uint64_t first, uint64_t count) {
                                    take(*leaf.dtype, values, first, count, value_stats);
                                    return fine();
@@ -93,7 +93,7 @@ class TensorCheck {
     const Shape strides = row_major(plain ? tensor.shape : payload.shape);
     const std::string what = printable(tensor.name) + " at " + shape_text(chunk.offset);
     std::string buffer;
-    return for_pieces(Box{Shape(payload.shape.size(), 0), payload.shape}, kPiece / width,
+    return for_pieces(Box{Shape(payload.shape.size(), 0), payload.shape}, kVerifyPiece / width,
                       [&](const Box& piece) -> Status {
                         const uint64_t n = volume(piece.shape);
                         buffer.resize(n * width);

@@ -11,15 +11,15 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMaxPickle = 64u << 20;
+constexpr uint64_t kMaxItemPickle = 64u << 20;
 
-struct Archive {
+struct ItemArchive {
   ZipIndex index;
   std::string pickle;
 };
 
-Result<Archive> open_item(const File& file, const FileExtent& extent, const std::string& what) {
-  Archive out;
+Result<ItemArchive> open_item(const File& file, const FileExtent& extent, const std::string& what) {
+  ItemArchive out;
   ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
   const ZipRecord* data = index.find("data.pkl");
   if (data == nullptr || index.find("version") == nullptr)
@@ -29,9 +29,9 @@ Result<Archive> open_item(const File& file, const FileExtent& extent, const std:
     RETURN_IF_ERROR(file.read(order->offset, text.data(), text.size()));
     if (text != "little") return bad(what + ": was written by a big-endian machine");
   }
-  if (data->size > kMaxPickle)
+  if (data->size > kMaxItemPickle)
     return bad(what + ": its pickle has " + std::to_string(data->size) +
-               " bytes, more than the limit of " + std::to_string(kMaxPickle));
+               " bytes, more than the limit of " + std::to_string(kMaxItemPickle));
   RETURN_IF_ERROR(check_crc(file, index, *data, what));
   out.pickle.resize(data->size);
   RETURN_IF_ERROR(file.read(data->offset, out.pickle.data(), out.pickle.size()));

@@ -8,8 +8,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-using Json = nlohmann::json;
-
 /// Builds the value as the parser goes. Where a function returns false, the parser stops.
 class Builder {
  public:
@@ -81,7 +79,7 @@ class Builder {
   std::string why_;
 };
 
-Json json_of(const Value& v) {
+nlohmann::json json_of(const Value& v) {
   switch (v.kind) {
     case Value::Kind::kNone:
       return nullptr;
@@ -126,7 +124,7 @@ Result<Value> parse_json(std::string_view text, uint64_t limit, const std::strin
   if (text.starts_with("\xef\xbb\xbf"))
     return bad(what + ": its JSON starts with a byte order mark");
   Builder builder(limit);
-  if (!Json::sax_parse(text.begin(), text.end(), &builder))
+  if (!nlohmann::json::sax_parse(text.begin(), text.end(), &builder))
     return bad(what + ": its JSON " + builder.why());
   return builder.take();
 }

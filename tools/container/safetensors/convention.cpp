@@ -10,8 +10,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMaxValues = 1u << 21;
-
 Value dict(std::initializer_list<std::pair<const char*, Value>> entries) {
   Value out{.kind = Value::Kind::kDict};
   for (const auto& [key, value] : entries) {

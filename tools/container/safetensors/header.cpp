@@ -7,8 +7,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMaxValues = 1u << 21;
-
 Result<uint64_t> natural(const Value& v, const std::string& what) {
   if (!v.is(Value::Kind::kInt) || v.integer < 0)
     return bad(what + ": has a size or place that is not a natural number");

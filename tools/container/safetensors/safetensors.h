@@ -11,6 +11,7 @@
 namespace lowbit::ckpt {
 
 constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
+constexpr uint64_t kMaxValues = 1u << 21;  // of its JSON
 /// The key of the convention in `__metadata__`.
 constexpr const char* kConvention = "lowbit";
 

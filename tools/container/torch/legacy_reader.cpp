@@ -10,7 +10,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMaxPickle = 512u << 20;
 constexpr size_t kMagicBytes = 15;  // the pickle of 0x1950a86a20f9469cfc6c in protocol 2
 
 /// The storages lie behind the pickle that names them, so this only takes the names; where they lie

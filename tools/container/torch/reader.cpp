@@ -11,8 +11,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMaxPickle = 512u << 20;
-
 class ZipStorages : public Storages {
  public:
   explicit ZipStorages(const ZipIndex& index) : has_crcs_(index.has_crcs) {

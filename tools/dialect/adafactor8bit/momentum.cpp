@@ -12,7 +12,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-struct Reader : AdafactorEntry {
+struct MomentumReader : AdafactorEntry {
   Result<AdafactorMomentum> kind_of(bool four, const Leaf& q, const BlockLayout& layout) const {
     auto type = value_in(entry, "m_quant_type");
     if (!type || !type->is(Value::Kind::kText)) {
@@ -135,7 +135,7 @@ struct Reader : AdafactorEntry {
 }  // namespace
 
 Status read_momentum(const AdafactorEntry& from, const std::string& name) {
-  return Reader{from}.read(name);
+  return MomentumReader{from}.read(name);
 }
 
 }  // namespace lowbit::ckpt

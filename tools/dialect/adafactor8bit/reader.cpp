@@ -25,7 +25,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
+Result<int> recognize_adafactor8bit(const Document& /*document*/, const OptimizerTree& tree) {
   for (const Entry& e : tree.params) {
     for (const char* mark : {"row_var_q", "variance_q", "v_low_q", "m_q", "is_quantized"}) {
       if (e.find(mark) != nullptr) return 3;
@@ -37,7 +37,7 @@ Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
   return 0;
 }
 
-struct Reader : AdafactorEntry {
+struct Adafactor8bitReader : AdafactorEntry {
   Result<AdafactorFiles> files() const {
     for (const char* x : {"row_var", "col_var", "variance"}) {
       if (tensor_in(entry, std::string(x) + "_min_log") == nullptr) continue;
@@ -198,7 +198,7 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
         model.warnings.push_back(shown(param) + ": " + printable(name) + " is left out");
     }
     const Group& group = *group_of[i];
-    Reader reader{{entry, param, group, seed_counter}};
+    Adafactor8bitReader reader{{entry, param, group, seed_counter}};
     const bool momentum = entry.find("m") != nullptr || entry.find("m_q") != nullptr;
     const bool confidence =
         entry.find("conf_row") != nullptr || entry.find("conf_row_q") != nullptr;
@@ -229,6 +229,6 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
 
 extern const Dialect kAdafactor8bit;
 const Dialect kAdafactor8bit = {"adafactor8bit", "adafactor-8bit: logarithmic 8-bit second moments",
-                                recognize, read_adafactor8bit, write_adafactor8bit};
+                                recognize_adafactor8bit, read_adafactor8bit, write_adafactor8bit};
 
 }  // namespace lowbit::ckpt

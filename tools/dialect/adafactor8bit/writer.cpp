@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kBlock = 2048, kMomentumBlock = 256;
 constexpr int64_t kMinQuantized = 4096;
 
-struct Writer {
+struct Adafactor8bitWriter {
   const Model& model;
   const Param& param;
   const Wanted& wanted;
@@ -153,7 +153,7 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
                  printable(beside->name));
     if (!param.known_shape) return no_shape(param);
     const uint64_t n = volume(param.shape);
-    Writer writer{
+    Adafactor8bitWriter writer{
         model,      param,
         wanted,     report,
         out.leaves, f != "float32" && n >= kMinQuantized && !stays_full_precision(param, wanted)};

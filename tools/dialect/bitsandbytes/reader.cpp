@@ -27,7 +27,7 @@ const Leaf* bnb_tensor(const Entry& entry, const std::string& name) {
   return leaf != nullptr && leaf->kind == Leaf::Kind::kTensor ? leaf : nullptr;
 }
 
-Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
+Result<int> recognize_bitsandbytes(const Document& /*document*/, const OptimizerTree& tree) {
   for (const Entry& entry : tree.params) {
     for (const auto& [name, leaf] : entry.leaves) {
       if (name.starts_with(kBnbWrapper)) return 3;
@@ -76,7 +76,7 @@ void add_settings(Group& group, const std::string& algorithm) {
   }
 }
 
-struct Reader {
+struct BitsandbytesReader {
   const Entry& entry;
   Param& param;
   const std::string& algorithm;
@@ -292,13 +292,13 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document,
   }
   for (Group& group : out.groups) add_settings(group, out.algorithm);
   for (size_t i = 0; i < out.params.size(); ++i)
-    RETURN_IF_ERROR((Reader{tree.params[i], out.params[i], out.algorithm}.read()));
+    RETURN_IF_ERROR((BitsandbytesReader{tree.params[i], out.params[i], out.algorithm}.read()));
   return out;
 }
 
 extern const Dialect kBitsandbytes = {
     "bitsandbytes",
-    "bitsandbytes' 8-bit Adam, AdamW, AdEMAMix, Lion, SGD, LARS, RMSprop and Adagrad", recognize,
-    read_bitsandbytes, write_bitsandbytes};
+    "bitsandbytes' 8-bit Adam, AdamW, AdEMAMix, Lion, SGD, LARS, RMSprop and Adagrad",
+    recognize_bitsandbytes, read_bitsandbytes, write_bitsandbytes};
 
 }  // namespace lowbit::ckpt

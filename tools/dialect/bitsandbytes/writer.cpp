@@ -35,9 +35,10 @@ bool is_float(const State& s) {
          s.stored_as == "float64";
 }
 
-class Writer {
+class BitsandbytesWriter {
  public:
-  Writer(const Model& model, const Wanted& wanted, Keeping keeping, DialectReport& report)
+  BitsandbytesWriter(const Model& model, const Wanted& wanted, Keeping keeping,
+                     DialectReport& report)
       : model_(model),
         wanted_(wanted),
         keeping_(keeping),
@@ -289,7 +290,7 @@ Result<Document> write_bitsandbytes(const Model& model, const Wanted& wanted,
                                     DialectReport& report) {
   ASSIGN_OR_RETURN(keeping, keeping_of(wanted));
   if (model.flattened) return bad("bitsandbytes loads no flattened state");
-  return Writer(model, wanted, keeping, report).write();
+  return BitsandbytesWriter(model, wanted, keeping, report).write();
 }
 
 }  // namespace lowbit::ckpt

@@ -113,9 +113,9 @@ class EveryOther : public Source {
   std::vector<float> both_;
 };
 
-class Bytes : public Source {
+class BytesOfWords : public Source {
  public:
-  explicit Bytes(std::shared_ptr<Source> words) : source_(std::move(words)) {}
+  explicit BytesOfWords(std::shared_ptr<Source> words) : source_(std::move(words)) {}
   Status read(uint64_t first, uint64_t count, void* out) override {
     const uint64_t begin = first / 2, end = (first + count + 1) / 2;
     const ScratchBuffer memory(words_);
@@ -227,7 +227,7 @@ std::shared_ptr<Source> every_other(std::shared_ptr<Source> source, uint64_t k) 
   return std::make_shared<EveryOther>(std::move(source), k);
 }
 std::shared_ptr<Source> bytes_of_words(std::shared_ptr<Source> source) {
-  return std::make_shared<Bytes>(std::move(source));
+  return std::make_shared<BytesOfWords>(std::move(source));
 }
 std::shared_ptr<Source> words_of_bytes(std::shared_ptr<Source> source) {
   return std::make_shared<Words>(std::move(source));

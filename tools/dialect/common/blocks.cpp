@@ -10,12 +10,12 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 15;  // values at a time
+constexpr uint64_t kBlocksPiece = 1u << 15;  // values at a time
 
 /// Blocks that are read together: as many as make a piece, at least one.
 uint64_t piece_of(const BlockLayout& layout) {
   const auto block = static_cast<uint64_t>(layout.block);
-  return std::max<uint64_t>(1, kPiece / block) * block;
+  return std::max<uint64_t>(1, kBlocksPiece / block) * block;
 }
 
 class Dequantized : public Floats {

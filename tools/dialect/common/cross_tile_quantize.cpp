@@ -14,7 +14,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr int64_t kPiece = 1 << 16;  // values at a time
+constexpr int64_t kCrossTilePiece = 1 << 16;  // values at a time
 
 /// Measures the scales with the first read, and quantizes by them with each. The sources of codes
 /// and of scales share one.
@@ -85,9 +85,9 @@ class CrossTileQuantizer {
 
   Status measure() {
     if (measured_) return fine();
-    std::vector<float> x(kPiece);
-    for (int64_t at = 0; at < rows_ * cols_; at += kPiece) {
-      const int64_t n = std::min(kPiece, rows_ * cols_ - at);
+    std::vector<float> x(kCrossTilePiece);
+    for (int64_t at = 0; at < rows_ * cols_; at += kCrossTilePiece) {
+      const int64_t n = std::min(kCrossTilePiece, rows_ * cols_ - at);
       RETURN_IF_ERROR(values_->read(static_cast<uint64_t>(at), static_cast<uint64_t>(n), x.data()));
       for (Axis& axis : axes_) {
         const auto size = static_cast<int64_t>(axis.absmax.size());

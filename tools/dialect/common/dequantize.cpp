@@ -10,7 +10,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 16;  // values at a time
+constexpr uint64_t kDequantizePiece = 1u << 16;  // values at a time
 
 /// Dequantizes codes [rows, row_bytes] tile by tile. A tile holds whole blocks, or a part of a
 /// block that is longer than the kernels take.
@@ -28,7 +28,7 @@ class Dequantizer : public Floats {
       return bad("blocks of " + std::to_string(codes_.block) + " codes of " +
                  std::to_string(codes_.bits) + " bits do not begin on a byte");
     while (count > 0) {
-      const uint64_t n = std::min(count, kPiece);
+      const uint64_t n = std::min(count, kDequantizePiece);
       RETURN_IF_ERROR(
           read_piece(static_cast<int64_t>(first), static_cast<int64_t>(first + n), out));
       first += n, count -= n, out += n;

@@ -13,7 +13,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 16;  // values at a time
+constexpr uint64_t kFloatsPiece = 1u << 16;  // values at a time
 
 class LeafFloats : public Floats {
  public:
@@ -26,7 +26,7 @@ class LeafFloats : public Floats {
     const auto width = static_cast<uint64_t>(dtype_->bytes);
     const ScratchBuffer memory(bytes_);
     while (count > 0) {
-      const uint64_t n = std::min(count, kPiece);
+      const uint64_t n = std::min(count, kFloatsPiece);
       bytes_.resize(n * width);
       RETURN_IF_ERROR(source_->read(first, n, bytes_.data()));
       if (dtype == "bfloat16") {
@@ -93,7 +93,7 @@ class BFloat16Source : public Source {
     auto* to = static_cast<char*>(out);
     const ScratchBuffer memory(before_, after_);
     while (count > 0) {
-      const uint64_t n = std::min(count, kPiece);
+      const uint64_t n = std::min(count, kFloatsPiece);
       before_.resize(n), after_.resize(n);
       RETURN_IF_ERROR(values_->read(first, n, before_.data()));
       for (uint64_t i = 0; i < n; ++i) {

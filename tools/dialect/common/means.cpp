@@ -5,7 +5,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr int64_t kPiece = 1 << 16;  // values at a time
+constexpr int64_t kMeansPiece = 1 << 16;  // values at a time
 
 /// Means over the last, or over the last but one dimension, of [batches, rows, cols].
 class MeanFloats : public Floats {
@@ -33,10 +33,10 @@ class MeanFloats : public Floats {
     const int64_t from = row < 0 ? 0 : row, to = row < 0 ? rows_ : row + 1;
     std::vector<double> sums(static_cast<size_t>(row < 0 ? cols_ : 0));
     double all = 0;
-    std::vector<float> x(static_cast<size_t>(std::min(kPiece, std::max<int64_t>(cols_, 1))));
+    std::vector<float> x(static_cast<size_t>(std::min(kMeansPiece, std::max<int64_t>(cols_, 1))));
     for (int64_t r = from; r < to; ++r) {
-      for (int64_t c = 0; c < cols_; c += kPiece) {
-        const int64_t n = std::min(kPiece, cols_ - c);
+      for (int64_t c = 0; c < cols_; c += kMeansPiece) {
+        const int64_t n = std::min(kMeansPiece, cols_ - c);
         RETURN_IF_ERROR(values_->read(static_cast<uint64_t>((batch * rows_ + r) * cols_ + c),
                                       static_cast<uint64_t>(n), x.data()));
         for (int64_t i = 0; i < n; ++i) {

@@ -25,12 +25,12 @@ bool is_below(const Path& path, const Path& root) {
 }
 
 /// Parameters of one dict of tensors, in its order; a tied one by its first name.
-struct Weights {
+struct ModuleWeights {
   Path path;
   std::vector<const Leaf*> params;
 };
 
-std::vector<Weights> weights_of(const Document& model) {
+std::vector<ModuleWeights> weights_of(const Document& model) {
   std::vector<Path> roots;
   for (const OptimizerRoot& root : optimizer_roots(model)) {
     for (const char* part : {"state", "param_groups"}) {
@@ -38,15 +38,15 @@ std::vector<Weights> weights_of(const Document& model) {
       roots.back().emplace_back(part);
     }
   }
-  std::vector<Weights> out;
+  std::vector<ModuleWeights> out;
   for (const Leaf& leaf : model.leaves) {
     if (leaf.kind != Leaf::Kind::kTensor || leaf.path.empty() || is_buffer(leaf)) continue;
     if (std::any_of(roots.begin(), roots.end(),
                     [&](const Path& root) { return is_below(leaf.path, root); }))
       continue;
     const Path above(leaf.path.begin(), leaf.path.end() - 1);
-    auto at =
-        std::find_if(out.begin(), out.end(), [&](const Weights& w) { return w.path == above; });
+    auto at = std::find_if(out.begin(), out.end(),
+                           [&](const ModuleWeights& w) { return w.path == above; });
     if (at == out.end()) at = out.insert(out.end(), {above, {}});
     const std::optional<Alias> alias = leaf.stored == nullptr ? std::nullopt : leaf.stored->alias;
     const bool tied =
@@ -83,10 +83,10 @@ Status name_by_model(const Document& document, OptimizerTree& tree) {
                ") does not keep the order of the model; give its state dict as a file of "
                "torch.save" +
                advice);
-  const std::vector<Weights> all = weights_of(*document.model);
-  const Weights* found = nullptr;
+  const std::vector<ModuleWeights> all = weights_of(*document.model);
+  const ModuleWeights* found = nullptr;
   std::string said;
-  for (const Weights& weights : all) {
+  for (const ModuleWeights& weights : all) {
     said += (said.empty() ? "" : ", ") + std::to_string(weights.params.size()) + " under '" +
             printable(flat_name(weights.path)) + "'";
     if (weights.params.size() != count) continue;

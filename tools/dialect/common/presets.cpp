@@ -6,11 +6,7 @@
 #include "policy/presets.h"
 
 namespace lowbit::ckpt {
-namespace {
-
-Error usage(std::string text) { return {Exit::kUsage, std::move(text)}; }
-
-}  // namespace
+namespace {}  // namespace
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;

@@ -16,7 +16,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr int64_t kPiece = 1 << 16;                   // values at a time
+constexpr int64_t kQuantizePiece = 1 << 16;           // values at a time
 std::atomic<int64_t> scales_room{int64_t{16} << 20};  // bytes for scales that wait to be read
 
 /// Quantizes the ranges that a writer asks for. The sources of codes and of scales share one, and
@@ -105,7 +105,7 @@ class Quantizer {
   }
   /// The block behind a piece that begins at block b.
   int64_t piece_end(int64_t b, int64_t last) const {
-    const int64_t e = element_at(b) + kPiece, rows = e / cols_;
+    const int64_t e = element_at(b) + kQuantizePiece, rows = e / cols_;
     return std::min(last, std::max(b + 1, rows * blocks_ + e % cols_ / block_));
   }
 

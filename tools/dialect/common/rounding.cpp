@@ -20,7 +20,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 14;
+constexpr uint64_t kRoundingPiece = 1u << 14;
 
 /// The rounding that gives a weight and its compensation.
 struct Rounding {
@@ -46,7 +46,7 @@ class Rounded : public Source {
     const ScratchBuffer memory(x_, back_, random_, stored_, compensation_);
     while (count > 0) {
       const uint64_t begin = first / parts_;
-      const uint64_t end = std::min((first + count + parts_ - 1) / parts_, begin + kPiece);
+      const uint64_t end = std::min((first + count + parts_ - 1) / parts_, begin + kRoundingPiece);
       RETURN_IF_ERROR(round(begin, end - begin));
       const uint64_t skip = first % parts_, n = std::min(count, (end - begin) * parts_ - skip);
       const uint64_t each = width_ / parts_;

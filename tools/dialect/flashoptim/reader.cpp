@@ -22,7 +22,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
+Result<int> recognize_flashoptim(const Document& /*document*/, const OptimizerTree& tree) {
   for (const Group& g : tree.groups) {
     if (has_setting(g, "master_bytewidth") && has_setting(g, "quantize")) return 3;
   }
@@ -34,7 +34,7 @@ Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
   return 0;
 }
 
-struct Reader {
+struct FlashOptimReader {
   const Entry& entry;
   Param& param;
   const Group& group;
@@ -204,7 +204,7 @@ Result<Model> read_flashoptim(std::shared_ptr<const Document> document, const Op
   const std::vector<const Group*> group_of = groups_by_param(model);
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    Reader reader{entry, model.params[i], *group_of[i]};
+    FlashOptimReader reader{entry, model.params[i], *group_of[i]};
     for (const char* name : kFlashMoments) RETURN_IF_ERROR(reader.moment(name));
     RETURN_IF_ERROR(reader.error_bits());
     for (const auto& [name, leaf] : entry.leaves) {
@@ -230,6 +230,6 @@ Result<Model> read_flashoptim(std::shared_ptr<const Document> document, const Op
 extern const Dialect kFlashOptim;
 const Dialect kFlashOptim = {
     "flashoptim", "FlashOptim: 8-bit moments, split weights; files of 0.1.3 and of 0.1.4",
-    recognize, read_flashoptim, write_flashoptim};
+    recognize_flashoptim, read_flashoptim, write_flashoptim};
 
 }  // namespace lowbit::ckpt

@@ -51,7 +51,7 @@ const Dtype* dtype_of(const Model& model, const Param& param) {
   return nullptr;
 }
 
-struct Writer {
+struct FlashOptimWriter {
   const Model& model;
   const Param& param;
   const Form& form;
@@ -209,7 +209,7 @@ Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, Dial
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Param& param = model.params[i];
     if (!param.known_shape && !param.states.empty()) return no_shape(param);
-    Writer writer{model, param, form, wanted, report, out.leaves};
+    FlashOptimWriter writer{model, param, form, wanted, report, out.leaves};
     bool adam = false;
     for (const State& s : param.states) adam |= s.name == "exp_avg_sq";
     // Only its Adam counts steps.

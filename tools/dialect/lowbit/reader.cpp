@@ -16,7 +16,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
+Result<int> recognize_lowbit(const Document& /*document*/, const OptimizerTree& tree) {
   for (const Group& group : tree.groups) {
     if (setting(group, "lowbit_version") != nullptr) return 3;
   }
@@ -30,9 +30,9 @@ Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
 }
 
 /// Reads the states of one parameter from its leaves.
-class Reader {
+class LowbitReader {
  public:
-  Reader(const Entry& entry, const Leaf* weight, Param& out)
+  LowbitReader(const Entry& entry, const Leaf* weight, Param& out)
       : entry_(entry), weight_(weight), out_(out) {}
 
   Status run() {
@@ -261,14 +261,14 @@ Result<Model> read_lowbit(std::shared_ptr<const Document> document, const Optimi
   const Weights weights(*document, tree);
   for (size_t i = 0; i < out.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    RETURN_IF_ERROR(Reader(entry, weights.find(entry), out.params[i]).run());
+    RETURN_IF_ERROR(LowbitReader(entry, weights.find(entry), out.params[i]).run());
   }
   out.algorithm = algorithm_of(out);
   return out;
 }
 
 extern const Dialect kLowbitDialect = {
-    "lowbit", "lowbit's optimizers, in any of its formats (--state-format)", recognize, read_lowbit,
-    write_lowbit};
+    "lowbit", "lowbit's optimizers, in any of its formats (--state-format)", recognize_lowbit,
+    read_lowbit, write_lowbit};
 
 }  // namespace lowbit::ckpt

@@ -24,9 +24,9 @@
 namespace lowbit::ckpt {
 namespace {
 
-class Writer {
+class LowbitWriter {
  public:
-  Writer(const Model& model, const Wanted& wanted, DialectReport& report)
+  LowbitWriter(const Model& model, const Wanted& wanted, DialectReport& report)
       : model_(model), wanted_(wanted), report_(report) {
     keeps_formats_ = wanted.state_format.empty();
     group_of_.assign(model.params.size(), nullptr);
@@ -330,7 +330,7 @@ Result<Document> write_lowbit(const Model& model, const Wanted& wanted, DialectR
                 wanted.block));
     (void)spec;
   }
-  return Writer(model, wanted, report).write();
+  return LowbitWriter(model, wanted, report).write();
 }
 
 }  // namespace lowbit::ckpt

@@ -21,7 +21,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
+Result<int> recognize_lpmm(const Document& /*document*/, const OptimizerTree& tree) {
   for (const Entry& e : tree.params) {
     for (const auto& [name, leaf] : e.leaves) {
       if (name.find("_qstate") != std::string::npos) return 3;
@@ -45,7 +45,7 @@ std::string format_of(const std::vector<float>& map, int bits, bool is_signed) {
   return "";
 }
 
-struct Reader {
+struct LpmmReader {
   const Entry& entry;
   Param& param;
   std::string what(const std::string& key) const { return shown(param) + ", " + key; }
@@ -307,7 +307,7 @@ Result<Model> read_lpmm(std::shared_ptr<const Document> document, const Optimize
   for (size_t i = 0; i < model.params.size(); ++i) {
     Param& param = model.params[i];
     const Entry& entry = tree.params[i];
-    Reader reader{entry, param};
+    LpmmReader reader{entry, param};
     param.known_shape = false;
     if (const Leaf* weight = weight_of(model, param)) {
       param.shape = weight->shape;
@@ -332,7 +332,7 @@ Result<Model> read_lpmm(std::shared_ptr<const Document> document, const Optimize
 }
 
 extern const Dialect kLpmm;
-const Dialect kLpmm = {"lpmm", "lpmm: 4-bit states by groups or of rank 1", recognize, read_lpmm,
-                       write_lpmm};
+const Dialect kLpmm = {"lpmm", "lpmm: 4-bit states by groups or of rank 1", recognize_lpmm,
+                       read_lpmm, write_lpmm};
 
 }  // namespace lowbit::ckpt

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kThreshold = 4096;  // larger tensors are quantized
 
-struct Writer {
+struct LpmmWriter {
   const Model& model;
   const Param& param;
   const LpmmConfig& config;
@@ -172,7 +172,7 @@ Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectRep
     if (const State* beside = beside_of(param))
       return bad(shown(param) + ": lpmm keeps nothing beside a weight, and here is " +
                  printable(beside->name) + "; convert the weights to float32 first");
-    Writer writer{model, param, config, wanted, report, out.leaves};
+    LpmmWriter writer{model, param, config, wanted, report, out.leaves};
     if (const Value* said = number_in(param, "step")) {
       ASSIGN_OR_RETURN(step, real_of(*said, shown(param) + ", step"));
       out.leaves.push_back(scalar_leaf(writer.at("step"), static_cast<float>(step)));

@@ -28,7 +28,7 @@ bool is_torch_state(const std::string& name) {
   return is_moment(name);
 }
 
-Result<int> recognize(const Document& /*document*/, const OptimizerTree& tree) {
+Result<int> recognize_torch(const Document& /*document*/, const OptimizerTree& tree) {
   bool any = false;
   for (const Entry& entry : tree.params) {
     for (const auto& [name, leaf] : entry.leaves) {
@@ -165,6 +165,6 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
 
 extern const Dialect kTorchDialect = {
     "torch", "torch.optim's Adam, AdamW, SGD, Adafactor, RMSprop and Adagrad, in float32",
-    recognize, read, write};
+    recognize_torch, read, write};
 
 }  // namespace lowbit::ckpt

@@ -32,7 +32,7 @@ Result<std::string> class_of(const Document& document, const Leaf& leaf) {
   return std::string();
 }
 
-Result<int> recognize(const Document& document, const OptimizerTree& tree) {
+Result<int> recognize_torchao(const Document& document, const OptimizerTree& tree) {
   for (const Entry& entry : tree.params) {
     for (const auto& [name, leaf] : entry.leaves) {
       ASSIGN_OR_RETURN(cls, class_of(document, *leaf));
@@ -92,6 +92,6 @@ Result<Model> read_torchao(std::shared_ptr<const Document> document, const Optim
 
 extern const Dialect kTorchao = {"torchao",
                                  "torchao's AdamW8bit, AdamW4bit, AdamWFp8 and their Adam",
-                                 recognize, read_torchao, write_torchao};
+                                 recognize_torchao, read_torchao, write_torchao};
 
 }  // namespace lowbit::ckpt

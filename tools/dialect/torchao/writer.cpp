@@ -45,9 +45,10 @@ Result<const TorchaoKind*> kind_of(const Model& model, const std::string& said) 
                "torchao keeps state as 8bit, 4bit, fp8 or float32, not as " + printable(said)};
 }
 
-class Writer {
+class TorchaoWriter {
  public:
-  Writer(const Model& model, const Wanted& wanted, const TorchaoKind* kind, DialectReport& report)
+  TorchaoWriter(const Model& model, const Wanted& wanted, const TorchaoKind* kind,
+                DialectReport& report)
       : model_(model), wanted_(wanted), kind_(kind), report_(report) {}
 
   Result<Document> write() {
@@ -180,7 +181,7 @@ Result<Document> write_torchao(const Model& model, const Wanted& wanted, Dialect
     return Error{Exit::kUsage, "torchao's blocks have an even number of values, not " +
                                    std::to_string(wanted.block)};
   ASSIGN_OR_RETURN(kind, kind_of(model, wanted.state_format));
-  return Writer(model, wanted, kind, report).write();
+  return TorchaoWriter(model, wanted, kind, report).write();
 }
 
 }  // namespace lowbit::ckpt
