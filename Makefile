@@ -3,7 +3,7 @@
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
 .DEFAULT_GOAL := help
-.PHONY: help run check test programs wheel sanitize races gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries FORCE
+.PHONY: help run check test frameworks programs wheel sanitize races gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -13,9 +13,11 @@ PYTHON := $(BIN)/python
 CMAKE_BUILD := build/lowbit
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
-# What the package has; `make test` adds the rest to the same folder. CUDA_ARCHS: GPU architectures ("90-real 100-real", "release"), else this machine's.
+# What the package has; `make test` adds the rest to the same folder. CUDA_ARCHS: GPU architectures ("90-real 100-real", "release"), else this machine's;
+# a machine without a GPU compiles no kernels unless CUDA_ARCHS asks.
 CUDA_ARCHS ?=
-PACKAGE = $(foreach o,TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF $(if $(CUDA_ARCHS),CUDA_ARCHS=$(subst $(SPACE),;,$(CUDA_ARCHS))),-C "cmake.define.LOWBIT_$(o)")
+CUDA = $(if $(CUDA_ARCHS)$(shell command -v nvidia-smi),AUTO,OFF)
+PACKAGE = $(foreach o,CUDA=$(CUDA) TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF $(if $(CUDA_ARCHS),CUDA_ARCHS=$(subst $(SPACE),;,$(CUDA_ARCHS))),-C "cmake.define.LOWBIT_$(o)")
 
 # Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests, zstd.
 LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev libzstd-dev
@@ -25,6 +27,9 @@ HAVE_LIBRARIES = $(shell for h in $(HEADERS); do printf '$(HASH)if !__has_includ
 # $(call debian,PACKAGES): installs them where that asks for no password, else fails.
 debian = { sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; command -v apt-get >/dev/null && $$sudo true 2>/dev/null && echo "installing $(1)" && \
   $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }
+
+# $(call shown,LOG,COMMAND): how far the command is; what it prints goes to LOG.
+shown = $(PYTHON) .ci/progress.py $(VENV)/$(1) $(2)
 
 SOURCES := CMakeLists.txt $(shell find csrc tools -type f 2>/dev/null)
 
@@ -44,7 +49,7 @@ check: setup lint  ## before a commit: format, lint, types, layering, the fast t
 # make test T=tests/optim/test_update.py::test_x runs a file or a test of it, make test T=test_io those C++ tests that have such a name;
 # make test MARK=slow what `make check` leaves out.
 ifeq ($(T),)
-test: programs $(VENV)/frameworks  ## builds and runs all tests; T=FILE[::NAME] or T=C++_TEST: some
+test: programs  ## builds and runs all tests; T=FILE[::NAME] or T=C++_TEST: some
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2
 	@$(PYTEST) $(TWO_AT_A_TIME) $(if $(MARK),-m "$(MARK)")
 else ifneq ($(wildcard $(firstword $(subst ::, ,$(T)))),)
@@ -58,16 +63,20 @@ test: programs
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2 --no-tests=error --tests-regex "$(T)"
 endif
 
+# 220 MB of transformers, accelerate, lightning, torchtitan and torchtune; without them their tests say so and are skipped.
+frameworks: setup $(VENV)/frameworks  ## the tests through transformers, lightning, torchtitan, torchtune
+	@LOWBIT_REQUIRE=frameworks $(PYTEST) tests/frameworks
+
 # The C++ tests and the C++ front end, beside the package.
 programs: setup  ## the C++ tests and the C++ front end, built
 	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DLOWBIT_CPP=ON -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
-	@$(BIN)/cmake --build $(CMAKE_BUILD)
+	@$(call shown,build.log,$(BIN)/cmake --build $(CMAKE_BUILD))
 
 # The C++ tests under address and undefined-behaviour sanitizers.
 sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitizers
 	@$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
 	  -DLOWBIT_OPS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_SANITIZE=address,undefined >$(VENV)/cmake-sanitize.log || { cat $(VENV)/cmake-sanitize.log; exit 1; }
-	@$(BIN)/cmake --build build/sanitize --target cpp_tests
+	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
 # The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
@@ -149,7 +158,8 @@ $(VENV)/torch:
 	  echo "$$site" > $$($(PYTHON) -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")/parent.pth; \
 	else \
 	  echo "installing $(TORCH)"; \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check "$(TORCH)"; \
+	  quiet=--quiet; [ ! -t 1 ] || quiet=; \
+	  $(PYTHON) -m pip install $$quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11" "pybind11>=2.13"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --ignore-installed "cmake>=3.25" "ninja>=1.11"  # also where PY has them: $(BIN)/cmake is called
@@ -160,16 +170,16 @@ $(VENV)/modules: FORCE
 	@mkdir -p $(VENV) && find lowbit -name '*.py' | LC_ALL=C sort >$@.$$$$ && if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
 
 $(VENV)/installed: $(VENV)/torch $(VENV)/modules pyproject.toml
-	@echo "building lowbit: minutes the first time"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[test]"
+	@echo "installing what the tests need, and building lowbit: minutes the first time"
+	@$(call shown,build.log,$(PYTHON) -m pip install --verbose --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[test]")
 	@touch $@ $(VENV)/built
 
 # An edited source: what depends on it is compiled in the same folder, and copied to where pip has put it. pip names a folder of its own at every turn.
 $(VENV)/built: $(VENV)/installed $(SOURCES)
 	@echo "building what changed"
 	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DSKBUILD_SCRIPTS_DIR=$(CURDIR)/$(BIN) -DSKBUILD_DATA_DIR=$(CURDIR)/$(VENV) >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
-	@$(BIN)/cmake --build $(CMAKE_BUILD) --target package_files >$(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
-	@$(BIN)/cmake --install $(CMAKE_BUILD) --component package --strip --prefix $$($(PYTHON) -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")/lowbit >$(VENV)/build.log
+	@$(call shown,build.log,$(BIN)/cmake --build $(CMAKE_BUILD) --target package_files)
+	@$(BIN)/cmake --install $(CMAKE_BUILD) --component package --strip --prefix $$($(PYTHON) -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")/lowbit >$(VENV)/install.log
 	@touch $@
 
 # `lowbit[...]`: it is installed, so that only what it names is, and nothing is built again.

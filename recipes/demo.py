@@ -17,7 +17,26 @@ OUT = pathlib.Path("out")
 STEPS, MORE = 240, 40  # steps on 2 ranks, then more after the reshard
 
 
-def say(text: str) -> None:
+class Stages:
+    """Headings, and the seconds that each stage took."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+        self.number = 0
+
+    def begin(self, text: str) -> None:
+        self.end()
+        self.number += 1
+        heading(f"{self.number}. {text}")
+
+    def end(self) -> None:
+        now = time.perf_counter()
+        if self.number:
+            print(f"   {now - self.last:.0f} s", flush=True)
+        self.last = now
+
+
+def heading(text: str) -> None:
     print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}", flush=True)
 
 
@@ -68,9 +87,13 @@ def draw(path: pathlib.Path) -> None:
         (
             "lowbit",
             "lowbit AdamW, bfloat16 weights without a master copy, 8-bit state",
-            {"color": "#c2410c", "lw": 1.3},
+            {"color": "#c2410c", "lw": 1.6},
         ),
-        ("resumed", "resharded from 2 to 3 ranks and resumed", {"color": "#1d4ed8", "lw": 1.3}),
+        (
+            "resumed",
+            f"the same, resharded from 2 to 3 ranks at step {STEPS} and resumed",
+            {"color": "#1d4ed8", "lw": 1, "ls": "--"},
+        ),
     ):
         lines = losses(OUT / f"{name}.jsonl")
         axes.plot(
@@ -86,7 +109,7 @@ def draw(path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    start = time.perf_counter()
+    stages = Stages()
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     tool = shutil.which("lowbit-ckpt")
@@ -94,71 +117,56 @@ def main() -> None:
         sys.exit(
             "lowbit-ckpt is not built: the output of `make run` above names the libraries it needs"
         )
+    # The learning rate falls until step STEPS, where the checkpoint is written; then a run that goes on is compared with one that was resumed.
+    whole = ("--steps", str(STEPS + MORE), "--schedule", str(STEPS))
 
-    say("1. Float32 AdamW on 2 ranks, for comparison")
-    plain = train(2, "--optimizer", "torch", "--steps", str(STEPS), "--metrics", "out/torch.jsonl")
-    say("2. lowbit on 2 ranks: 8-bit state, bfloat16 weights without a master copy")
-    schedule = ("--schedule", str(STEPS))
-    ours = train(
-        2, "--steps", str(STEPS), "--metrics", "out/lowbit.jsonl", "--save", "out/two", *schedule
-    )
-    say("3. The contents of the checkpoint")
+    stages.begin("Float32 AdamW on 2 ranks, for comparison")
+    plain = train(2, "--optimizer", "torch", "--metrics", "out/torch.jsonl", *whole)
+    stages.begin("lowbit on 2 ranks: 8-bit state, bfloat16 weights without a master copy")
+    saved = ("--save", "out/two", "--save-step", str(STEPS))
+    ours = train(2, "--metrics", "out/lowbit.jsonl", *saved, *whole)
+    stages.begin("The contents of the checkpoint")
     lines = run([tool, "inspect", "out/two"]).rstrip().splitlines()
-    print(
-        "\n".join(
-            lines
-            if len(lines) <= 40
-            else [*lines[:22], f"    ... {len(lines) - 34} more lines ...", *lines[-12:]]
-        )
-    )
-    say("4. Reshard from 2 ranks to 3 without converting values")
+    left = f"    ... {len(lines) - 34} more lines ..."
+    print("\n".join(lines if len(lines) <= 40 else [*lines[:22], left, *lines[-12:]]))
+    stages.begin("Reshard from 2 ranks to 3 without converting values")
     print(run([tool, "reshard", "out/two", "out/three", "--world-size", "3"]), end="")
-    before, after = (
+    files = [
         json.loads(run([tool, "inspect", path, "--json", "--digest"]))["digest"]
         for path in ("out/two", "out/three")
-    )
-    say("5. Resume on 3 ranks, and load on 1 and on 2")
-    more = ("--steps", str(STEPS + MORE), *schedule)
-    three = train(3, "--resume", "out/three", "--metrics", "out/resumed.jsonl", *more)
-    again = ("--resume", "out/three", "--steps", str(STEPS), *schedule)
-    one, two = train(1, *again), train(2, *again)
+    ]
+    stages.begin("Resume on 3 ranks, and load on 1 and on 2")
+    three = train(3, "--resume", "out/three", "--metrics", "out/resumed.jsonl", *whole)
+    again = ("--resume", "out/three", "--steps", str(STEPS), "--schedule", str(STEPS))
+    loaded = [three, train(1, *again), train(2, *again)]
     draw(OUT / "loss.png")
+    stages.end()
 
-    bytes_of = {
-        "float32 AdamW": plain["bytes_per_parameter"],
-        "lowbit": ours["bytes_per_parameter"],
-    }
-    say(
-        f"{ours['parameters']:,} parameters, {STEPS} steps, {time.perf_counter() - start:.0f} s in total"
+    heading(
+        f"{ours['parameters']:,} parameters, {time.perf_counter() - stages.start:.0f} s in total"
     )
     print(f"{'bytes per parameter':<22}{'weights':>9}{'gradient':>10}{'state':>8}{'sum':>8}")
-    for name, b in bytes_of.items():
+    for name, summary in {"float32 AdamW": plain, "lowbit": ours}.items():
+        b = summary["bytes_per_parameter"]
         print(
             f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}{sum(b.values()):>8.2f}"
         )
     print(
         "  (lowbit keeps the state of embeddings and head in float32: a large share of a small model)"
     )
-    print(f"{'loss':<22}{'last 20':>9}{'held out':>10}")
-    print(f"  {'float32 AdamW':<20}{plain['train_loss']:>9.4f}{plain['held_out_loss']:>10.4f}")
-    print(f"  {'lowbit':<20}{ours['train_loss']:>9.4f}{ours['held_out_loss']:>10.4f}")
-    print(
-        f"  {f'resumed, {MORE} more':<20}{three['train_loss']:>9.4f}{three['held_out_loss']:>10.4f}"
-    )
-    print("digest of weights and state")
-    rows = {
-        "2 ranks, trained": ours["digest"],
-        "3 ranks, loaded": three["digest_loaded"],
-        "1 rank, loaded": one["digest_loaded"],
-        "2 ranks, loaded": two["digest_loaded"],
-    }
-    for name, digest in rows.items():
-        print(f"  {name:<20}{digest}")
-    print("digest of the files, by lowbit-ckpt")
-    print(f"  {'2 ranks':<20}{before}\n  {'3 ranks':<20}{after}")
+    print(f"{f'loss, {STEPS + MORE} steps':<22}{'last 20':>9}{'held out':>10}")
+    resumed = f"resumed at {STEPS}"
+    for name, summary in {"float32 AdamW": plain, "lowbit": ours, resumed: three}.items():
+        print(f"  {name:<20}{summary['train_loss']:>9.4f}{summary['held_out_loss']:>10.4f}")
     print("picture: out/loss.png")
-    if len(set(rows.values())) != 1 or before != after:
-        sys.exit("the digests differ: this must not happen, please report it")
+    digests = [ours["digest_saved"], *(summary["digest_loaded"] for summary in loaded)]
+    print(f"SHA-256 of weights and state {digests[0][:12]}..., of the files {files[0][:12]}...")
+    if len(set(digests)) != 1 or len(set(files)) != 1:
+        print(
+            f"  2 ranks saved, 3, 1 and 2 loaded: {', '.join(digests)}; files: {', '.join(files)}"
+        )
+        sys.exit("the bits differ: this must not happen, please report it")
+    heading("Weights and state: identical on 1, 2 and 3 ranks, and in both files.")
 
 
 if __name__ == "__main__":

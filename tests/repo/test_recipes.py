@@ -1,6 +1,7 @@
 """Every recipe runs on the CPU as its first lines say, learns, and goes on from what it saved."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -16,13 +17,13 @@ COVERED = {
     "elastic",
     "toy",
     "train_gpt",
-}  # make run, test_elastic, the helper, and the regression tests
+}  # make run, test_elastic, the helper, and below
 
 
-def run(name, ranks, folder):
-    """The recipe on so many ranks (0: without torchrun); returns the losses that it printed."""
+def output(name, ranks, folder, *options):
+    """What the recipe printed on so many ranks (0: without torchrun)."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *(launch if ranks else []), str(RECIPES / f"{name}.py")]
+    command = [sys.executable, *(launch if ranks else []), str(RECIPES / f"{name}.py"), *options]
     root = str(RECIPES.parent)
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
@@ -30,7 +31,12 @@ def run(name, ranks, folder):
     }  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=600)  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return [float(x) for x in re.findall(r"loss'?:? '?(\d+\.\d+)", done.stdout)]
+    return done.stdout
+
+
+def run(name, ranks, folder):
+    """The losses that the recipe printed."""
+    return [float(x) for x in re.findall(r"loss'?:? '?(\d+\.\d+)", output(name, ranks, folder))]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,36 @@ def test_recipe(name, ranks, again, tmp_path):
     if again is not None:
         second = run(name, again, tmp_path)
         assert second[0] < first[0] - 1.0 and second[-1] < first[-1], (first, second)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_weights_in_bfloat16_are_multiplied_in_either(ranks, tmp_path):
+    """In float32 where a processor has no instructions for bfloat16; what is learned is the same but for the rounding of products."""
+    sizes = ("--steps", "4", "--width", "64", "--depth", "1", "--context", "32", "--batch", "8")
+    bfloat16, float32 = (
+        json.loads(output("train_gpt", ranks, tmp_path, "--compute", compute, *sizes).splitlines()[-1])
+        for compute in ("bfloat16", "float32")
+    )  # fmt: skip
+    assert bfloat16["bytes_per_parameter"] == float32["bytes_per_parameter"]
+    assert bfloat16["train_loss"] != float32["train_loss"]
+    assert abs(bfloat16["held_out_loss"] - float32["held_out_loss"]) < 0.01
+
+
+def test_a_processor_that_must_not_use_its_bfloat16_has_none(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    import train_gpt
+
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    for has in (True, False):
+        monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has)  # noqa: B023
+        monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+        assert train_gpt.multiplies_bfloat16("cpu") is has
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: True)
+    assert train_gpt.multiplies_bfloat16("cpu")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert not train_gpt.multiplies_bfloat16("cpu") and train_gpt.multiplies_bfloat16("cuda")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    assert train_gpt.multiplies_bfloat16("cpu")
 
 
 def test_every_recipe_is_run():
