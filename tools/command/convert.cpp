@@ -88,7 +88,7 @@ Status run(ConvertArguments& given) {
   return fine();
 }
 
-/// Whose state it is, whose it becomes, and how that is kept.
+/// The dialect of the source, that of the target, and the target's format.
 void add_state(CLI::App& command, ConvertOptions& options) {
   command
       .add_option(

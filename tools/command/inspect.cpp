@@ -41,7 +41,7 @@ void print_health(const Json& out) {
   }
 }
 
-/// What it is as a whole.
+/// The summary of the whole checkpoint.
 void print_summary(const Json& out) {
   if (out["dialect"].is_string())
     fmt::print("  {} {}\n", out["dialect"].get<std::string>(),

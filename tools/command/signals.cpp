@@ -17,7 +17,7 @@ void watch_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction now = {}, before = {};
     now.sa_handler = request;
-    // The second one ends the program, whatever it is doing.
+    // The second signal ends the program at once.
     now.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
     if (sigaction(number, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
       sigaction(number, &now, nullptr);

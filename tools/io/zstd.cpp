@@ -11,7 +11,7 @@ namespace {
 constexpr int kMaxWindow = 23;  // bits; what RFC 8878 asks of every decoder, and levels up to 19
 
 using Context = std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)>;
-/// Takes a piece of content; false: enough of it.
+/// Takes a piece of content. Returns false when it needs no more.
 using TakeBlock = std::function<Result<bool>(const char*, size_t)>;
 
 Status unpack(const File& file, uint64_t offset, uint64_t length, const std::string& what,

@@ -170,7 +170,7 @@ void write_entries(PickleWriter& to, size_t count, bool ordered,
     return;
   }
   for (size_t i = 0; i < count;) {
-    // Of an OrderedDict, Python looks one ahead and so sets a last entry by itself.
+    // In an OrderedDict, Python's pickler looks one item ahead, so it sets a single last entry alone.
     const bool alone = ordered && i + 1 == count;
     const size_t end = std::min(count, i + kBatch);
     const bool full = end - i == kBatch;
@@ -181,7 +181,7 @@ void write_entries(PickleWriter& to, size_t count, bool ordered,
     } else {
       to.set_items();
     }
-    // Of a dict it only sees that it is at the end when it looks for more.
+    // In a dict it learns that it is at the end only when it asks for more.
     if (!ordered && full && i == count) to.mark().set_items();
   }
 }

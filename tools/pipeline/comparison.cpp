@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kComparisonPiece = 1u << 18;  // elements
 
-/// 3 and 3.0 and True are not told apart: containers and dialects disagree about them.
+/// 3, 3.0 and True count as equal: containers and dialects disagree about them.
 bool same_number(const Value& a, const Value& b) {
   const auto number = [](const Value& v) {
     return v.is(Value::Kind::kFloat) ? v.real : static_cast<double>(v.integer);

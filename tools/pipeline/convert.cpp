@@ -80,7 +80,7 @@ Status check_full_precision(const Model& model, const std::vector<std::string>& 
   return fine();
 }
 
-/// A path twice would be one leaf over the other.
+/// Refuses a path that occurs twice: one leaf would replace the other.
 Status check_paths(const Document& document) {
   std::set<std::string> names;
   for (const Leaf& leaf : document.leaves) {
@@ -112,7 +112,7 @@ Status check_options(const ConvertOptions& options, const Dialect* from, const D
   return fine();
 }
 
-/// A conversion on its way.
+/// A conversion in progress.
 struct Conversion {
   std::string source;
   const Dialect *from = nullptr, *to = nullptr;  // null: to be found out; the source's own
@@ -151,7 +151,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
   return check_paths(at.out);
 }
 
-/// What is read, before anything is asked of it.
+/// Opens the source.
 Status open_source(Conversion& at, const Selection& selection) {
   ASSIGN_OR_RETURN(whole, open_checkpoint(at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
@@ -251,7 +251,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
   if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*at.document->manifest)}, {0}};
   ASSIGN_OR_RETURN(report, options.dry_run ? plan(kind, at.out, target, write)
                                            : write_container(kind, at.out, target, write));
-  // Of the writing too: values are rounded as they are written.
+  // The writing may stop it too: values are rounded as they are written.
   at.warnings.insert(at.warnings.end(), at.changes.warnings.begin(), at.changes.warnings.end());
   ASSIGN_OR_RETURN(source_bytes, bytes_of(*at.document));
   return Json{{"source", printable(source)},

@@ -11,7 +11,7 @@ namespace lowbit::ckpt {
 
 namespace {
 
-/// An error where a dimension of the mesh cuts one that no tensor has.
+/// An error if a dimension of the mesh shards a tensor dimension that no tensor has.
 Status check_mesh(const Document& document, const Mesh& mesh) {
   size_t limit = 0;
   for (const Leaf& leaf : document.leaves) limit = std::max(limit, leaf.shape.size());

@@ -1,5 +1,5 @@
 // lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint/commands.py and lowbit/checkpoint/reader.py
-// are its face and say what everything means; here are no defaults.
+// document it and have the defaults.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

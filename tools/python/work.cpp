@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetween(100);
 
-/// What the two threads tell each other.
+/// What the two threads share.
 struct Desk {
   std::mutex lock;
   std::condition_variable changed;

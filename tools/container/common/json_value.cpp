@@ -16,7 +16,7 @@ class Builder {
   bool null() { return add(Value::none()); }
   bool boolean(bool b) { return add(Value::boolean(b)); }
   bool number_integer(int64_t n) {
-    // "-0" is a number to JSON and no size to anybody.
+    // JSON accepts "-0" as a number, but it is no size.
     return n < 0 ? add(Value::number(n)) : no("has a number written as -0");
   }
   bool number_unsigned(uint64_t n) {
@@ -119,7 +119,7 @@ void append(std::string& out, const Value& v) {
 }  // namespace
 
 Result<Value> parse_json(std::string_view text, uint64_t limit, const std::string& what) {
-  // What the parser would take for the end, or skip.
+  // Bytes that the parser would take for the end of the text, or skip.
   if (text.find('\0') != std::string_view::npos) return bad(what + ": has a zero byte in its JSON");
   if (text.starts_with("\xef\xbb\xbf"))
     return bad(what + ": its JSON starts with a byte order mark");

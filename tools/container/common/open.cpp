@@ -12,7 +12,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// The pickle of torch's magic number, which files of old start with.
+/// The pickle of torch's magic number, with which files of the old format start.
 constexpr std::string_view kLegacyMagic("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", 15);
 
 Result<Manifest> read_file(const std::string& path) {

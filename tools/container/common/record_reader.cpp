@@ -125,7 +125,7 @@ Status RecordReader::finish() {
   }
   for (const auto& p : open) {
     const std::lock_guard held(p->lock);
-    // One that was found wrong before is wrong still.
+    // A record that failed its check before fails it again.
     RETURN_IF_ERROR(p->done ? compare(*p) : add_rest(*p));
   }
   return files_.check_unchanged();

@@ -46,7 +46,7 @@ Status check_strides(const Payload& t, uint64_t held, const std::string& what) {
 Result<StorageName> storage_name(const Pickle& p, NodeId persistent, const std::string& what) {
   const NodeId id = p.item(persistent, 0);
   const auto parts = p.items(id);
-  // Files of old have a sixth item: a view into another storage, or None.
+  // Old files have a sixth item: a view into another storage, or None.
   const bool fits = p.is(id, Kind::kTuple) && (parts.size() == 5 || parts.size() == 6) &&
                     p.is(parts[0], Kind::kString) && p.text(parts[0]) == "storage" &&
                     p.is(parts[1], Kind::kGlobal) && p.is(parts[2], Kind::kString) &&

@@ -205,7 +205,7 @@ class Parser : MetadataPickle {
     return fine();
   }
 
-  /// Where leaves hang in the tree; without planner data a leaf's path is its name.
+  /// The path of each leaf in the tree. Without planner data it is the leaf's name.
   Status read_paths(NodeId planner) {
     std::unordered_map<std::string_view, NodeId> paths;
     out_.has_paths = p_.is(planner, Kind::kDict);
@@ -240,7 +240,7 @@ class Parser : MetadataPickle {
     return fine();
   }
 
-  /// What torch does not write, or does not look at either.
+  /// Refuses what torch neither writes nor reads.
   Status note_oddities(NodeId state) {
     const auto items = p_.items(state);
     for (size_t i = 0; i + 1 < items.size(); i += 2) {
@@ -261,7 +261,7 @@ class Parser : MetadataPickle {
     return fine();
   }
 
-  /// Which torch lays its metadata out like this.
+  /// The version of torch that writes this layout of the metadata.
   void note_writer(NodeId state) {
     const NodeId meta = p_.find(state, "storage_meta"), version = p_.find(state, "version");
     const NodeId fields = p_.item(meta, 2);

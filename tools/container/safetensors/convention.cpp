@@ -1,4 +1,4 @@
-// How a tree is told in one text (docs/ckpt.md): {"version":1,"leaves":[...],"holders":[...]}.
+// A tree as one text (docs/ckpt.md): {"version":1,"leaves":[...],"holders":[...]}.
 #include <bit>
 #include <charconv>
 #include <cmath>

@@ -80,7 +80,7 @@ class SafetensorsPlan {
     if (leaf.dtype->name == std::string_view("float4_e2m1fn_x2") && leaf.shape.empty())
       return bad(what +
                  ": is a float4_e2m1fn_x2 without dimensions, which safetensors does not have");
-    // A name that is no text, or is the format's own, is told by its path.
+    // A name that is not text, or that the format reserves, is written as its path.
     std::string name = is_utf8(wanted, false) ? wanted : printable(wanted);
     if (name.empty() || name == "__metadata__") name = "tensor" + name;
     if (!names_.insert(name).second)

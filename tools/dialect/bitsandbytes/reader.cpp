@@ -2,8 +2,8 @@
 //
 // A parameter has `step` and, since 0.49.2 in a dict of their own, state1 and state2 (float32, or
 // bytes by the table qmap1, qmap2), and scales: absmax1, absmax2 of blocks of the flattened
-// parameter (256 elements, 2048 before 0.44), or one number max1, max2. Which optimizer it is says
-// nothing but the number of states and the settings.
+// parameter (256 elements, 2048 before 0.44), or one number max1, max2. Only
+// the number of states and the settings tell which optimizer it is.
 #include "dialect/bitsandbytes/bitsandbytes.h"
 
 #include <algorithm>
@@ -69,7 +69,7 @@ void add_settings(Group& group, const std::string& algorithm) {
   if (algorithm == "adam") {
     set_in(group.settings, "decoupled_weight_decay", Value::boolean(true));
   } else if ((algorithm == "sgd" || algorithm == "lars") && !betas.empty()) {
-    // bitsandbytes knows dampening and nesterov, and does nothing with them.
+    // bitsandbytes accepts dampening and nesterov, and ignores them.
     set_in(group.settings, "momentum", Value::floating(betas[0]));
   } else if (algorithm == "rmsprop" && !betas.empty()) {
     set_in(group.settings, "alpha", Value::floating(betas[0]));

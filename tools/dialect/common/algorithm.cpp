@@ -155,7 +155,7 @@ const std::map<std::string, Settings>& lowbit_tables() {
   return all;
 }
 
-/// Settings by which a library says how it keeps state: they are nothing to another one.
+/// Settings in which a library says how it keeps state. They mean nothing to another library.
 const std::set<std::string>& keeping_settings() {
   static const std::set<std::string> all = {
       // lowbit

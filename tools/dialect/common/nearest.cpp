@@ -93,7 +93,7 @@ NearestRule::Scale NearestRule::scale(const float* x, int64_t n, uint16_t*) cons
 
 NearestRule::Scale NearestRule::quantize(const float* x, int64_t n, uint16_t* codes) const {
   const Scale scale = this->scale(x, n, codes);
-  // Without branches, which nobody could foretell.
+  // Without branches: the processor could not predict them.
   for (int64_t i = 0; i < n; ++i) {
     const float z = x[i] / scale[0];
     size_t code = start_[ordered(z) >> kDropped];
@@ -120,7 +120,7 @@ std::shared_ptr<const BlockRule> torchao_rule(std::vector<float> table) {
   std::vector<float> boundaries;
   for (size_t c = 0; c + 1 < table.size(); ++c) {
     const float low = table[c], high = table[c + 1], half = (high - low) * 0.5f;
-    // z - low is rounded, so the least z for which it is half the way is looked for.
+    // z - low is rounded, so this searches for the least z at which it is half the way.
     uint32_t below = ordered(low), above = ordered(high);
     while (above - below > 1) {
       const uint32_t middle = below + (above - below) / 2;

@@ -21,7 +21,7 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
   if (own && keeps_formats && wanted.block == 0) {
     format = kept("state_format", format);
   } else if (keeps_formats || wanted.block != 0) {
-    bool plain = wanted.block == 0;  // whether it is what the preset says anyway
+    bool plain = wanted.block == 0;  // whether the preset says the same
     Value each{.kind = Value::Kind::kDict};
     for (const auto& [name, spec] : used) {
       ASSIGN_OR_RETURN(usual, spec_of("8bit", is_signed_state(name), 0));

@@ -54,7 +54,7 @@ class LowbitReader {
       } else {
         add(name, *leaf, leaf->shape);
         const std::string_view dtype = leaf->dtype->name;
-        // The compensation of a weight is no number by itself.
+        // The compensation of a weight is not a state by itself.
         if (!name.starts_with("param_") && (dtype == "float32" || dtype == "bfloat16"))
           out_.states.back().values = floats_of(*leaf);
       }

@@ -96,7 +96,7 @@ class LowbitWriter {
     return fine();
   }
 
-  /// What the state shall be; codes that are there stay where nothing else was asked for.
+  /// The format that the state gets. The source's codes stay where nothing else was asked for.
   Result<StateSpec> spec_for(const Param& p, const State& s, const Group* group) {
     if (is_wide(p, group)) {
       if (keeps_formats_) return StateSpec{"float32"};
@@ -242,7 +242,7 @@ class LowbitWriter {
     return fine();
   }
 
-  /// What codes do not tell.
+  /// What the codes do not say.
   void put_shape(const Param& p) {
     Shape shape = p.shape;
     if (const Value* said =
@@ -322,7 +322,7 @@ class LowbitWriter {
 
 Result<Document> write_lowbit(const Model& model, const Wanted& wanted, DialectReport& report) {
   if (!wanted.state_format.empty()) {
-    // Before anything else, so that a typing mistake is one.
+    // Checked before anything else, so that a typing mistake is reported as one.
     ASSIGN_OR_RETURN(
         spec,
         spec_of(wanted.state_format,
