@@ -18,17 +18,29 @@ def draw(result: dict, folder: pathlib.Path, name: str) -> list[str]:
     if result.get("step"):
         made.append(f"{name}-step.png")
         cases = [c for c in result["step"] if c["threads"] == result["step"][0]["threads"]]
+        cases = [cases[0], *cases[2:3]]  # one large tensor and many small ones
         figure, axes = pyplot.subplots(
-            1, len(cases), figsize=(4 * len(cases) + 2, 5), sharey=True, squeeze=False
+            1, len(cases), figsize=(5.4 * len(cases) + 2.5, 5.4), sharey=True, squeeze=False
         )
-        names = list(dict.fromkeys(r["name"] for c in cases for r in c["rows"]))[::-1]
+        times = {r["name"]: r["ns_per_parameter"] for r in cases[0]["rows"]}
+        names = sorted(times, key=times.__getitem__, reverse=True)
+        colors = ["tab:blue" if n.startswith("lowbit") else "dimgray" for n in names]
         for axis, c in zip(axes[0], cases, strict=True):
             found = {r["name"]: r["ns_per_parameter"] for r in c["rows"]}
-            colors = ["tab:blue" if n.startswith("lowbit") else "tab:gray" for n in names]
-            axis.barh(names, [found.get(n, 0) for n in names], color=colors)
-            axis.set_xscale("symlog", linthresh=1)
-            axis.set_title(c["workload"], fontsize=9)
-            axis.set_xlabel("ns per parameter")
+            shown = [found.get(n, float("nan")) for n in names]
+            axis.hlines(names, min(found.values()) / 1.6, shown, colors=colors, lw=1.5)
+            axis.scatter(shown, names, c=colors, s=36, zorder=3)
+            for n, t in zip(names, shown, strict=True):
+                axis.annotate(f"{t:.3g}", (t, n), (7, 0), textcoords="offset points", va="center")
+            axis.set_xscale("log")
+            ticks = [0.3, 0.5, 1, 2, 5, 10, 20, 50, 100]
+            axis.set_xticks(ticks, [f"{t:g}" for t in ticks], minor=False)
+            axis.set_xticks([], minor=True)
+            axis.set_xlim(min(found.values()) / 1.6, 2 * max(found.values()))
+            axis.set_title(c["workload"])
+            axis.set_xlabel(f"ns per parameter, {c['threads']} thread: less is better")
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(axis="x", alpha=0.3)
         figure.tight_layout()
         figure.savefig(folder / made[-1], dpi=90)
         pyplot.close(figure)

@@ -82,7 +82,7 @@ def page(results: dict) -> str:
         lines.append(
             f"| {name} | {statistics.fmean(losses):.3f} | {max(losses) - min(losses):.3f} | {each} | {size:.2f} |"
         )
-    return "\n".join([*lines, "", "![Training loss](quality.png)", ""])
+    return "\n".join([*lines, "", "![Held-out loss of each run](quality.png)", ""])
 
 
 def plot(results: dict, path: pathlib.Path) -> None:
@@ -91,21 +91,25 @@ def plot(results: dict, path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), width_ratios=[3, 2])
     names = [name for name in RUNS if results["runs"].get(name)]
-    for i, name in enumerate(names):
-        runs = list(results["runs"][name].values())
-        mean = [
-            statistics.fmean(values) for values in zip(*(r["curve"] for r in runs), strict=True)
-        ]
-        left.plot([10 * k + 5 for k in range(len(mean))], mean, label=name, lw=1.2)
-        losses = [r["held_out_loss"] for r in runs]
-        right.plot(losses, [i] * len(losses), "o", ms=5)
-    left.set(xlabel="step", ylabel="training loss, mean of seeds", ylim=(None, 4))
-    left.legend(fontsize=7)
-    right.set_yticks(range(len(names)), names, fontsize=7)
-    right.set(xlabel="validation loss, each seed")
-    right.invert_yaxis()
+    losses = [[r["held_out_loss"] for r in results["runs"][name].values()] for name in names]
+    order = sorted(range(len(names)), key=lambda i: statistics.fmean(losses[i]), reverse=True)
+    figure, axis = pyplot.subplots(figsize=(9, 4.8))
+    if "float32 AdamW (torch)" in names:
+        seeds = losses[names.index("float32 AdamW (torch)")]
+        axis.axvspan(min(seeds), max(seeds), color="#ddd", label="seeds of float32 AdamW")
+    for row, i in enumerate(order):
+        mean = statistics.fmean(losses[i])
+        axis.plot(losses[i], [row] * len(losses[i]), "o", ms=7, mfc="none", color="tab:blue")
+        axis.plot(mean, row, "|", ms=18, mew=2.5, color="tab:blue")
+        axis.annotate(
+            f"{mean:.3f}", (mean, row), (0, 10), textcoords="offset points", ha="center", fontsize=8
+        )
+    axis.set_yticks(range(len(order)), [names[i] for i in order])
+    axis.set_ylim(-0.6, len(order) - 0.1)
+    axis.set_xlabel("held-out loss: a circle for each seed, a bar for their mean; less is better")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(loc="lower left", frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
