@@ -139,6 +139,7 @@ clean:  ## removes .venv, build and out
 setup: libraries $(VENV)/built  ## the package and lowbit-ckpt in .venv, with what they need
 
 libraries:
+	@command -v $${CXX:-c++} >/dev/null || { echo "*** there is no C++ compiler ($${CXX:-c++}): apt-get install g++, version 12 or later, or name another by CXX=..."; exit 1; }
 	@[ "$(HAVE_LIBRARIES)" = ON ] || $(call debian,$(LIBRARIES)) || { \
 	  echo "*** lowbit-ckpt will NOT be built: it needs the libraries of"; \
 	  echo "***   sudo apt-get install $(LIBRARIES)"; \
