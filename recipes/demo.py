@@ -14,7 +14,7 @@ import time
 
 HERE = pathlib.Path(__file__).parent
 OUT = pathlib.Path("out")
-STEPS, MORE = 240, 40  # steps on 2 ranks, then more after the reshard
+STEPS, MORE = 160, 40  # steps on 2 ranks, then more after the reshard
 
 
 class Stages:
@@ -32,7 +32,7 @@ class Stages:
     def end(self) -> None:
         now = time.perf_counter()
         if self.number:
-            print(f"   {now - self.last:.0f} s", flush=True)
+            print(f"   {now - self.last:.1f} s", flush=True)
         self.last = now
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from train_gpt import GPT, Text, loss_of
+from train_gpt import GPT, Text, compute_dtype, loss_of
 
 __all__ = ["batch", "loss_of", "make_model"]
 
@@ -13,7 +13,8 @@ _text: Text | None = None
 
 def make_model(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     torch.manual_seed(0)
-    return GPT(width=64, depth=2, heads=4, context=64).to(dtype)
+    compute = compute_dtype(dtype, "cuda" if torch.cuda.is_available() else "cpu")
+    return GPT(width=64, depth=2, heads=4, context=64, compute=compute).to(dtype)
 
 
 def batch(step: int, rank: int = 0, ranks: int = 1, size: int = 16) -> torch.Tensor:

@@ -34,21 +34,56 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.func import functional_call
 from tqdm import tqdm
 
 import lowbit
+
+
+def compute_dtype(weights: torch.dtype, device: str) -> torch.dtype:
+    """What to multiply such weights in: their own dtype, but float32 for bfloat16 on a processor without matrix instructions for it.
+
+    oneDNN's product in bfloat16 takes 6 to 10 times as long as its float32 one where a processor has neither AVX512-BF16 nor AMX, or where ONEDNN_MAX_CPU_ISA
+    forbids them.
+    """
+    if weights != torch.bfloat16 or device == "cuda":
+        return weights
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+    has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if has and (allowed in ("ALL", "DEFAULT") or "BF16" in allowed or "AMX" in allowed):
+        return weights
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            "this processor has no instructions for bfloat16: weights stay bfloat16, products are float32",
+            file=sys.stderr,
+        )
+    return torch.float32
+
+
+class Linear(nn.Linear):
+    """In the dtype of its input, whatever that of its weights is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """In the dtype of its input, whatever that of its weights is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm1, self.norm2 = LayerNorm(width), LayerNorm(width)
+        self.qkv, self.proj = Linear(width, 3 * width), Linear(width, width)
+        self.up, self.down = Linear(width, 4 * width), Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
@@ -59,42 +94,26 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, width: int, depth: int, heads: int, context: int) -> None:
+    """compute: the dtype of activations and products; None is that of the weights."""
+
+    def __init__(
+        self, width: int, depth: int, heads: int, context: int, compute: torch.dtype | None = None
+    ) -> None:
         super().__init__()
+        self.compute = compute
         self.tokens, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+        self.norm, self.head = LayerNorm(width), Linear(width, 256, bias=False)
         for p in self.parameters():
             if p.ndim > 1:
                 nn.init.normal_(p, std=0.02)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        x = x if self.compute is None else x.to(self.compute)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
-
-
-class InFloat32(nn.Module):
-    """`model`, computed in float32 whatever its weights are: FSDP2's `MixedPrecisionPolicy(param_dtype=torch.float32)` for one process and DDP."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        weights = {name: p.float() for name, p in self.model.named_parameters()}
-        return functional_call(self.model, weights, (ids,))
-
-
-def multiplies_bfloat16(device: str) -> bool:
-    """Whether the device has matrix instructions for bfloat16. oneDNN's product in bfloat16 is 6 to 10 times slower than its float32 one where a processor
-    has neither AVX512-BF16 nor AMX, or where ONEDNN_MAX_CPU_ISA forbids them."""
-    if device == "cuda":
-        return True
-    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
-    has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return has and (allowed in ("ALL", "DEFAULT") or "BF16" in allowed or "AMX" in allowed)
 
 
 class Text:
@@ -199,7 +218,7 @@ def arguments() -> argparse.Namespace:
         "--compute",
         choices=["auto", "bfloat16", "float32"],
         default="auto",
-        help="what lowbit's bfloat16 weights are multiplied in; auto: float32 where the processor has no instructions for bfloat16",
+        help="the dtype of products; auto: that of the weights, or float32 where the processor has no instructions for bfloat16",
     )
     parser.add_argument(
         "--parallel", choices=["fsdp", "ddp"], default="fsdp", help="with more than one rank"
@@ -250,28 +269,22 @@ def main() -> None:
         dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     torch.manual_seed(args.seed)
     text = Text(args.files, args.context)
-    model: nn.Module = GPT(args.width, args.depth, args.heads, args.context).to(device)
-    if args.optimizer == "lowbit":
-        model.bfloat16()
-    in_float32 = args.optimizer == "lowbit" and args.compute != "bfloat16"
-    if in_float32 and args.compute == "auto":
-        in_float32 = not multiplies_bfloat16(args.device)
-        if in_float32 and rank == 0:
-            print(
-                "this processor has no instructions for bfloat16: weights are kept in it, and multiplied in float32",
-                file=sys.stderr,
-            )
+    weights = torch.bfloat16 if args.optimizer == "lowbit" else torch.float32
+    compute = (
+        compute_dtype(weights, args.device)
+        if args.compute == "auto"
+        else getattr(torch, args.compute)
+    )
+    model: nn.Module = GPT(args.width, args.depth, args.heads, args.context, compute)
+    model.to(device, weights)
     forward = model
     if ranks > 1 and args.parallel == "fsdp":
-        policy = MixedPrecisionPolicy(param_dtype=torch.float32 if in_float32 else None)
         mesh = init_device_mesh(args.device, (ranks,))
         for block in model.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-    else:
-        forward = InFloat32(model) if in_float32 else model
-        if ranks > 1:
-            forward = nn.parallel.DistributedDataParallel(forward)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif ranks > 1:
+        forward = nn.parallel.DistributedDataParallel(model)
     options = {"lr": args.lr, "weight_decay": args.weight_decay}
     if args.optimizer == "lowbit":
         if args.rule in ("Adam", "AdamW"):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from paths import RECIPES
 from require import need
 
@@ -81,17 +82,18 @@ def test_a_processor_that_must_not_use_its_bfloat16_has_none(monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
     import train_gpt
 
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    for has in (True, False):
-        monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has)  # noqa: B023
-        monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
-        assert train_gpt.multiplies_bfloat16("cpu") is has
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: True)
-    assert train_gpt.multiplies_bfloat16("cpu")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert not train_gpt.multiplies_bfloat16("cpu") and train_gpt.multiplies_bfloat16("cuda")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    assert train_gpt.multiplies_bfloat16("cpu")
+    def products(isa, avx512_bf16=False, amx=False, weights=torch.bfloat16, device="cpu"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+        monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: avx512_bf16)
+        monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: amx)
+        return train_gpt.compute_dtype(weights, device)
+
+    assert products("DEFAULT", avx512_bf16=True) == products("ALL", amx=True) == torch.bfloat16
+    assert products("DEFAULT") == torch.float32
+    assert products("AVX2", avx512_bf16=True, amx=True) == torch.float32
+    assert products("AVX512_CORE_BF16", avx512_bf16=True) == torch.bfloat16
+    assert products("DEFAULT", device="cuda") == torch.bfloat16
+    assert products("DEFAULT", weights=torch.float16) == torch.float16
 
 
 def test_every_recipe_is_run():
