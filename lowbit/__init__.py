@@ -54,6 +54,7 @@ from lowbit.optim.param_groups import param_groups
 from lowbit.optim.rmsprop import RMSprop
 from lowbit.optim.sgd import SGD
 from lowbit.optim.stats import Stats
+from lowbit.planning.estimate import estimate
 
 __version__ = _version("lowbit")
 
@@ -94,6 +95,7 @@ __all__ = [
     "clip_grad_norm_",
     "clip_scale",
     "elastic",
+    "estimate",
     "fsdp1",
     "get_fp32_model_state_dict",
     "load_optimizer",

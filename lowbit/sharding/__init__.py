@@ -5,7 +5,7 @@ from lowbit.sharding.collective import average_over, host_device, rank, reduce_o
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.fsdp1 import flat_shards_of, flattened_weights
 from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
-from lowbit.sharding.placement import follows_columns, like, part, take
+from lowbit.sharding.placement import follows_columns, like, part, row_range, row_shards, take
 from lowbit.sharding.tensor import (
     dense_gradient,
     gradient,
@@ -54,6 +54,8 @@ __all__ = [
     "reduce_over",
     "reset_fully_sharded",
     "reset_reducer",
+    "row_range",
+    "row_shards",
     "take",
     "to_chunks",
     "whole",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -57,6 +57,13 @@ class Part:
     @property
     def whole_rows(self) -> bool:
         return self.local[1:] == self.shape[1:]
+
+    def take_rows(self, begin: int, end: int) -> Part:
+        """Rows [begin, end) of the local part; all of a part without dimensions."""
+        if not self.local:
+            return self
+        offset = (self.offset[0] + begin, *self.offset[1:])
+        return replace(self, local=(end - begin, *self.local[1:]), offset=offset)
 
     def with_room(self, here: Tensor) -> Tensor:
         """Local elements as rows of the box, in its shape; zeros where other ranks have the elements."""

@@ -99,6 +99,31 @@ def follows_columns(p: Any, width: Callable[[int], int]) -> bool:
     return _parts(p, 1, width(p.shape[1] * inner))[0] == wanted
 
 
+def row_range(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The rows [begin, end) of a rank where `fully_shard` splits so many rows over `ranks`."""
+    mine = _chunks([(0, rows)], ranks)[rank]
+    return mine[0] if mine else (rows, rows)
+
+
+def row_shards(p: Any, what: str) -> int:
+    """The number of parts into which placements split dimension 0: 1 for a plain tensor.
+
+    Raises:
+        ValueError: they split another dimension too, or instead.
+    """
+    if not is_dtensor(p):
+        return 1
+    count = 1
+    for i, placement in enumerate(p.placements):
+        dim, size = getattr(placement, "dim", None), p.device_mesh.size(i)
+        if dim and size > 1:
+            raise ValueError(
+                f"{what} is sharded on dimension {dim}; pass the model before it is sharded, or the number of ranks that split dimension 0"
+            )
+        count *= 1 if dim is None else size
+    return count
+
+
 def _held(p: Tensor, dim: int, what: str) -> tuple[tuple[int, int], tuple[int, ...]]:
     """The local part of a DTensor's dimension, (offset, length), and where the other parts begin, without 0."""
     assert is_dtensor(p)

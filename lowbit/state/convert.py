@@ -191,7 +191,7 @@ def _recode(
             tensor.copy_(_of(entry, made).reshape(tensor.shape))
         return
     for begin, end in _row_runs(values, to):
-        run = replace(lay, part=_cut(lay.part, begin, end))
+        run = replace(lay, part=lay.part.take_rows(begin, end))
         read = [kept.rows(begin, end).to(to[0].device) for kept in values]
         dequantized = (
             dequantize_slot(read, run, source) if source.coded else read[0].to(torch.float32)
@@ -220,11 +220,3 @@ def _whole_rows(part: sharding.Part) -> sharding.Part:
         cuts=tuple((dim, group) for dim, group in part.cuts if dim == 0),
         follows=(0, *(-1,) * (len(part.shape) - 1)), begins=(), cut=sharding.CUT_NONE,
     )  # fmt: skip
-
-
-def _cut(part: sharding.Part, begin: int, end: int) -> sharding.Part:
-    """Rows [begin, end) of the local part."""
-    if not part.local:
-        return part
-    offset = (part.offset[0] + begin, *part.offset[1:])
-    return replace(part, local=(end - begin, *part.local[1:]), offset=offset)

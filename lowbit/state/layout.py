@@ -109,6 +109,10 @@ class Layout:
             made += self.of_slots[slot.name]
         return made + self.auxiliary
 
+    def at_rows(self, begin: int, end: int) -> Layout:
+        """The layout of these rows of the parameter alone, as a rank has it that holds no others."""
+        return replace(self, part=self.part.take_rows(begin, end))
+
     def identity(self, stream: int) -> dict[str, Tensor]:
         """State about the parameter itself, int64: its stream of random bits and, if state is quantized, its shape."""
         said = {"stream": torch.tensor(stream, dtype=torch.int64, device="cpu")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,10 @@ class LowRankLayout(Layout):
     @functools.cached_property
     def tall(self) -> bool:
         return self.own.global_rows >= self.own.global_cols
+
+    def at_rows(self, begin: int, end: int) -> LowRankLayout:
+        part = self.part.take_rows(begin, end) if self.tall else self.part
+        return replace(self, part=part, own=self.own.take_rows(begin, end))
 
     @functools.cached_property
     def compensation(self) -> StateTensor | None:  # type: ignore[override]

@@ -80,6 +80,7 @@ WRITTEN = {
             "tools/pipeline/value_stats.cpp",
             # What other optimizers decide.
             "lowbit/config/qconfig.py",
+            "lowbit/planning/libraries.py",
             "tools/dialect/adafactor8bit/writer.cpp",
             "tools/dialect/bitsandbytes/bitsandbytes.h",
             "tools/dialect/bitsandbytes/reader.cpp",

@@ -1,0 +1,84 @@
+"""`python -m lowbit`: what lowbit says about a model from a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import lowbit
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0, or 2 where the arguments do not fit."""
+    given = _parser().parse_args(arguments)
+    try:
+        result = lowbit.estimate(
+            given.model,
+            given.optimizer,
+            ranks=given.ranks,
+            dtype=given.dtype and getattr(torch, given.dtype),
+            **_options(given),
+        )
+    except (TypeError, ValueError, OSError, ImportError) as error:
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"lowbit estimate: {message}\n")
+        return 2
+    text = json.dumps(result.as_dict(), indent=2) if given.json else str(result)
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m lowbit", description="Low-bit optimizers for PyTorch.")  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"lowbit {lowbit.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    estimate = commands.add_parser(
+        "estimate",
+        help="bytes of weights, gradients, state and checkpoint before training",
+        description="Bytes of weights, gradients, optimizer state and checkpoint before training, under lowbit and "
+        "other libraries. Allocates nothing, downloads nothing, and executes no code of the model's folder.",
+    )
+    add = estimate.add_argument
+    add("model", metavar="MODEL", help="a folder of transformers, or its config.json")
+    add("--optimizer", default="AdamW", metavar="NAME", help="a class of lowbit (AdamW)")
+    add("--ranks", type=int, default=1, metavar="N", help="ranks of fully_shard (1)")
+    add("--dtype", choices=DTYPES, help="of the weights (the configuration's)")
+    add("--state-format", metavar="FORMAT", help="the optimizer's state_format (8bit)")
+    add("--param-format", metavar="FORMAT", help="the optimizer's param_format (auto)")
+    add(
+        "--full-precision", action="append", metavar="PATTERN",
+        help="parameters of these names keep float32 state; repeatable, and '' is none (embeddings and output heads)",
+    )  # fmt: skip
+    add(
+        "--option", action="append", default=[], metavar="NAME=VALUE", type=_option,
+        help="another argument of the optimizer, such as rank=128 or momentum=0.9; repeatable",
+    )  # fmt: skip
+    add("--json", action="store_true", help="numbers of bytes as JSON")
+    return parser
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """A name and its value, which is JSON or else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    own = {name: getattr(given, name) for name in ("state_format", "param_format", "full_precision")}  # fmt: skip
+    return {**dict(given.option), **{k: v for k, v in own.items() if v is not None}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

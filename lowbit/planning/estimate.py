@@ -1,0 +1,261 @@
+"""Bytes of weights, gradients, state and checkpoint before training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit import sharding
+from lowbit.config.overrides import clean_name
+from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.param_groups import param_groups
+from lowbit.planning.libraries import LIBRARIES, STEP, Library
+from lowbit.planning.models import meta_model
+from lowbit.planning.report import Estimate, Footprint
+from lowbit.state.layout import Layout
+from lowbit.state.slot import StateTensor
+
+
+def estimate(
+    model: Any,
+    optimizer: str | Callable[..., LowbitOptimizer] = "AdamW",
+    *,
+    ranks: Any = None,
+    dtype: torch.dtype | None = None,
+    full_precision: bool | Sequence[str] | None = None,
+    **options: Any,
+) -> Estimate:
+    """What a run will keep in memory and write to a checkpoint, under lowbit and under other libraries.
+
+    The optimizer's own code decides each parameter's state, on the meta device: nothing is allocated or stepped, and
+    the model is left as it is. The other libraries' rows are AdamW, whatever `optimizer` is.
+
+    Several ranks are those of `fully_shard`: each parameter is split on dimension 0 as torch.chunk does, buffers and
+    parameters without dimensions are whole on every rank. A checkpoint is the tensors of the model's and the
+    optimizer's state dicts; files add some hundred bytes for each.
+
+    Args:
+        model: a module on any device, meta included, sharded by `fully_shard` or not; or a configuration of
+            transformers, or the path of a config.json or of its folder, whose model is built on the meta device. Files
+            are read locally and executed never.
+        optimizer: the name of a class of lowbit, or the class; "AdamW" by default.
+        ranks: the number of ranks, or the DeviceMesh that `fully_shard` gets; None (default) takes the model's own.
+        dtype: of the weights under lowbit, torchao and bitsandbytes, as `model.to(dtype)` casts them; None (default)
+            keeps the model's.
+        full_precision: the optimizer's; None (default) groups parameters by `lowbit.param_groups(model)`.
+        options: the optimizer's other arguments (`state_format="4bit"`, `rank=128`, `momentum=0.9`).
+
+    Returns:
+        The footprints by library: `print` it, or take `["lowbit"].state` or `as_dict()`.
+
+    Raises:
+        TypeError: the model, the optimizer or an option has a wrong type.
+        ValueError: as the optimizer's constructor raises it; or the model is wrapped in FSDP1, sharded on another
+            dimension, or trains no parameter; or a configuration's model is unknown.
+        FileNotFoundError, ModuleNotFoundError: a path leads nowhere, or transformers is not installed.
+    """
+    make = _class_of(optimizer)
+    if not isinstance(model, nn.Module):
+        model, dtype = meta_model(model, dtype), None
+    ranks = _count(ranks, model)
+    groups = _groups(model, full_precision)
+    if full_precision is not None:
+        options["full_precision"] = full_precision
+    weights = _weights(model)
+    of_parameter = {id(weight.tensor): weight for weight in weights}
+    of_stand_in: dict[nn.Parameter, _Weight] = {}
+    for group in groups:
+        chosen = [of_parameter[id(p)] for p in group["params"]]
+        group["params"] = [nn.Parameter(weight.of(dtype)) for weight in chosen]
+        of_stand_in |= zip(group["params"], chosen, strict=True)
+    opt = make(groups, **options)
+    if not isinstance(opt, LowbitOptimizer):
+        raise TypeError(f"estimate takes an optimizer of lowbit, not {type(opt).__name__}")
+    layouts = [(of_stand_in[p], lay) for _, p, lay in opt._laid_out()]
+    trained = [weight for weight, _ in layouts]
+    footprints = {"lowbit": _ours(opt, weights, layouts, dtype, ranks)}
+    for name, library in LIBRARIES.items():
+        footprints[name] = _theirs(library, weights, trained, dtype, ranks)
+    parameters = [weight for weight in weights if weight.parameter]
+    return Estimate(
+        type(opt).__name__, ranks, sum(w.values for w in parameters), sum(w.values for w in trained),
+        tuple(sorted({str(w.of(dtype).dtype).removeprefix("torch.") for w in parameters})), footprints,
+    )  # fmt: skip
+
+
+# What is estimated
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A parameter or buffer of the model; tied ones come once."""
+
+    tensor: Tensor
+    parameter: bool
+    saved: bool  # whether it is in the model's state dict
+
+    @property
+    def values(self) -> int:
+        return math.prod(self.tensor.shape)
+
+    def of(self, dtype: torch.dtype | None) -> torch.Tensor:
+        """It on the meta device, with the global shape and without memory, as `model.to(dtype)` casts it."""
+        cast = dtype if dtype is not None and self.tensor.is_floating_point() else self.tensor.dtype
+        return torch.empty(tuple(self.tensor.shape), dtype=cast, device="meta")
+
+    def rows(self, rank: int, ranks: int) -> tuple[int, int]:
+        """The rows on a rank, [begin, end); all of a buffer, and (0, 1) of a tensor without dimensions."""
+        rows = self.tensor.shape[0] if self.tensor.ndim else 1
+        whole = not self.parameter or not self.tensor.ndim
+        return (0, rows) if whole else sharding.row_range(rows, rank, ranks)
+
+    def here(self, rank: int, ranks: int) -> int:
+        """The number of values on a rank."""
+        begin, end = self.rows(rank, ranks)
+        return (end - begin) * math.prod(self.tensor.shape[1:])
+
+
+def _weights(model: nn.Module) -> list[_Weight]:
+    saved = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
+    parameters = [_Weight(p, True, id(p) in saved) for p in model.parameters()]
+    return parameters + [_Weight(b, False, id(b) in saved) for b in model.buffers()]
+
+
+def _groups(model: nn.Module, full_precision: bool | Sequence[str] | None) -> list[dict[str, Any]]:
+    """The optimizer's groups: those of `lowbit.param_groups`, or one of all parameters that are trained."""
+    for name, p in model.named_parameters():
+        if sharding.is_flat(p):
+            raise ValueError(
+                f"parameter {clean_name(name)!r} is a flat shard of FSDP1; estimate takes the model before FullyShardedDataParallel wraps it"
+            )
+    groups = param_groups(model)
+    if not groups:
+        raise ValueError("the model has no parameter that requires a gradient")
+    if full_precision is None:
+        return groups
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return [{"params": [p for _, p in named], "param_names": [name for name, _ in named]}]
+
+
+def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., Any]:
+    """The optimizer's class. Every name of `lowbit` is a class below LowbitOptimizer."""
+    if callable(optimizer):
+        return optimizer
+    known: dict[str, Callable[..., Any]] = {}
+    left = [LowbitOptimizer]
+    while left:
+        below = [c for c in left.pop().__subclasses__() if c.__module__.startswith("lowbit.")]
+        known |= {c.__name__: c for c in below}
+        left += below
+    known.pop("SubspaceOptimizer", None)
+    if not isinstance(optimizer, str) or optimizer not in known:
+        raise ValueError(
+            f"lowbit has no optimizer {optimizer!r}; it has {', '.join(sorted(known))}"
+        )
+    return known[optimizer]
+
+
+def _count(ranks: Any, model: nn.Module) -> int:
+    """The number of parts of dimension 0."""
+    if ranks is None:
+        named = ((f"parameter {clean_name(n)!r}", p) for n, p in model.named_parameters())
+        return max((sharding.row_shards(p, what) for what, p in named), default=1)
+    if isinstance(ranks, int) and not isinstance(ranks, bool):
+        if ranks < 1:
+            raise ValueError(f"ranks should be at least 1 but is: {ranks}")
+        return ranks
+    if not callable(getattr(ranks, "size", None)) or not hasattr(ranks, "mesh_dim_names"):
+        raise TypeError(f"ranks should be a number or a DeviceMesh but is: {ranks!r}")
+    if ranks.ndim > 2:
+        raise ValueError(
+            f"the mesh has {ranks.ndim} dimensions; fully_shard takes one, or two of which the last shards"
+        )
+    return int(ranks.size(ranks.ndim - 1))
+
+
+# Bytes
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _entry_bytes(shape: Sequence[int], entry: StateTensor) -> int:
+    return math.prod(shape) * entry.dtype.itemsize
+
+
+def _ours(
+    opt: LowbitOptimizer,
+    weights: Sequence[_Weight],
+    layouts: Sequence[tuple[_Weight, Layout]],
+    dtype: torch.dtype | None,
+    ranks: int,
+) -> Footprint:
+    known: dict[tuple[int, int], int] = {}  # ranks differ in few lengths
+
+    def local(number: int, weight: _Weight, lay: Layout, rank: int) -> int:
+        begin, end = weight.rows(rank, ranks)
+        if (number, end - begin) not in known:
+            here = lay.at_rows(begin, end)
+            size = sum(_entry_bytes(entry.local, entry) for entry in here.entries())
+            known[number, end - begin] = size + STEP + _nbytes(lay.identity(0).values())
+        return known[number, end - begin]
+
+    state = tuple(
+        sum(local(i, weight, lay, rank) for i, (weight, lay) in enumerate(layouts))
+        for rank in range(ranks)
+    )
+    whole = sum(
+        sum(_entry_bytes(entry.shape, entry) for entry in lay.entries())
+        + STEP
+        + _nbytes(lay.identity(0).values())
+        for _, lay in layouts
+    )
+    held, grads, saved = _model(weights, [w for w, _ in layouts], dtype, ranks)
+    formats = {str(f) for g in opt.param_groups for f in [g["state_format"]] if isinstance(f, str)}
+    title = ", ".join([f"lowbit {type(opt).__name__}", *sorted(formats)])
+    note = ""
+    if any(group["full_precision"] is True for group in opt.param_groups):
+        note = "embeddings and output heads keep float32 state; full_precision=() quantizes it"
+    return Footprint(title, held, grads, state, saved + whole, note)
+
+
+def _theirs(
+    library: Library,
+    weights: Sequence[_Weight],
+    trained: Sequence[_Weight],
+    dtype: torch.dtype | None,
+    ranks: int,
+) -> Footprint:
+    cast = library.dtype or dtype
+    bfloat16 = any(w.of(cast).dtype == torch.bfloat16 for w in trained)
+    itemsizes = [w.of(cast).element_size() for w in trained]
+    state = []
+    for rank in range(ranks):
+        sizes = [(w.here(rank, ranks), n) for w, n in zip(trained, itemsizes, strict=True)]
+        shared = library.shared if any(library.codebooks(values) for values, _ in sizes) else 0
+        state.append(sum(library.state(*size) for size in sizes) + shared)
+    replicated = (ranks - 1) * len(trained) * library.step_bytes
+    held, grads, saved = _model(weights, trained, cast, ranks)
+    note = library.note(bfloat16) if ranks > 1 else ""
+    return Footprint(
+        library.title, held, grads, tuple(state), saved + sum(state) - replicated, note
+    )
+
+
+def _model(
+    weights: Sequence[_Weight],
+    trained: Sequence[_Weight],
+    dtype: torch.dtype | None,
+    ranks: int,
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Weights and gradients of each rank, and the weights of a checkpoint."""
+    sizes: Mapping[int, int] = {id(w): w.of(dtype).element_size() for w in weights}
+    held = tuple(sum(w.here(r, ranks) * sizes[id(w)] for w in weights) for r in range(ranks))
+    grads = tuple(sum(w.here(r, ranks) * sizes[id(w)] for w in trained) for r in range(ranks))
+    return held, grads, sum(w.values * sizes[id(w)] for w in weights if w.saved)

@@ -1,0 +1,124 @@
+"""The result of `lowbit.estimate`: bytes of each library, as a table, as HTML and for JSON."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+HEAD = ("", "weights", "gradients", "state", "sum", "of float32", "checkpoint")
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one library keeps between steps, in bytes. The tuples have an element for each rank."""
+
+    title: str
+    weights: tuple[int, ...]  # parameters and buffers
+    gradients: tuple[int, ...]
+    state: tuple[int, ...]  # of the optimizer, with correction bits of the weights
+    checkpoint: int  # weights and optimizer state, on all ranks together
+    note: str = ""  # what else to know, such as what stands in the way of running it
+
+    @property
+    def total(self) -> tuple[int, ...]:
+        """Weights, gradients and state of each rank."""
+        return tuple(map(sum, zip(self.weights, self.gradients, self.state, strict=True)))
+
+    @property
+    def largest(self) -> int:
+        """The first of the ranks that hold the most."""
+        return self.total.index(max(self.total))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The footprints of a run under lowbit and under other libraries. Print it for a table."""
+
+    optimizer: str
+    ranks: int
+    parameters: int  # values in the whole model
+    trained: int  # those that require a gradient
+    dtypes: tuple[str, ...]  # of the parameters under lowbit
+    # By library: "lowbit", "torch_float32", "torch_bfloat16", "torchao_8bit", "bitsandbytes_8bit".
+    footprints: dict[str, Footprint]
+
+    def __getitem__(self, library: str) -> Footprint:
+        return self.footprints[library]
+
+    def _title(self) -> str:
+        trained = "" if self.trained == self.parameters else f" ({self.trained:,} of them trained)"
+        where = "one rank" if self.ranks == 1 else f"the largest of {self.ranks} ranks"
+        return f"{self.parameters:,} parameters{trained}, {' and '.join(self.dtypes)}; bytes on {where}"
+
+    def _table(self) -> list[tuple[str, ...]]:
+        whole = self["torch_float32"]
+        rows = []
+        for each in self.footprints.values():
+            at = each.largest
+            parts = (each.weights[at], each.gradients[at], each.state[at], each.total[at])
+            share = f"{100 * each.total[at] / max(1, whole.total[whole.largest]):.0f}%"
+            rows.append((each.title, *map(readable, parts), share, readable(each.checkpoint)))
+        return rows
+
+    def _notes(self) -> list[str]:
+        notes = [f"{each.title}: {each.note}" for each in self.footprints.values() if each.note]
+        if self.ranks > 1:
+            said = f"Assumed: fully_shard over {self.ranks} ranks; a checkpoint is that of all."
+            notes.insert(0, said)
+        said = "Not counted: activations, temporary buffers, what allocators and file formats add."
+        return [said, *notes]
+
+    def __str__(self) -> str:
+        rows = [HEAD, *self._table()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+        lines = [
+            "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            for row in rows
+        ]  # fmt: skip
+        return "\n".join([self._title(), "", *lines, "", *self._notes()])
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+
+        def cells(row: tuple[str, ...], tag: str) -> str:
+            return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+
+        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self._table())
+        notes = "".join(f"<br>{html.escape(note)}" for note in self._notes())
+        return (
+            f"<table><caption>{html.escape(self._title())}</caption><thead><tr>{cells(HEAD, 'th')}</tr></thead>"
+            f"<tbody>{body}</tbody></table><small>{notes.removeprefix('<br>')}</small>"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers in bytes for JSON; lists have an element for each rank."""
+        return {
+            "optimizer": self.optimizer,
+            "ranks": self.ranks,
+            "parameters": self.parameters,
+            "trained": self.trained,
+            "dtypes": list(self.dtypes),
+            "footprints": {
+                library: {
+                    "title": each.title,
+                    "weights": list(each.weights),
+                    "gradients": list(each.gradients),
+                    "state": list(each.state),
+                    "total": list(each.total),
+                    "largest_rank": each.largest,
+                    "checkpoint": each.checkpoint,
+                    "note": each.note,
+                }
+                for library, each in self.footprints.items()
+            },
+        }
+
+
+def readable(size: int) -> str:
+    """A number of bytes in the largest unit of which it has one: "1.50 GiB"."""
+    power = 0
+    while power + 1 < len(UNITS) and size >= 1024 ** (power + 1):
+        power += 1
+    return f"{size} bytes" if power == 0 else f"{size / 1024**power:.2f} {UNITS[power]}"
