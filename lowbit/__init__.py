@@ -22,6 +22,7 @@ from lowbit.compat.bitsandbytes import (
     RMSprop8bit,
     SGD8bit,
 )
+from lowbit.compat.names import missing as __getattr__  # noqa: F401
 from lowbit.compat.torchao import (
     Adam4bit,
     Adam8bit,

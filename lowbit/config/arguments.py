@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from lowbit.config.hints import did_you_mean, warn_once
 from lowbit.config.overrides import check as check_overrides
 from lowbit.config.overrides import check_renamed, check_together
+from lowbit.config.types import ParamFormat, StateFormat, StateMemory
 
 # Group entries that decide the layout of state. The live optimizer's count; a loaded state dict does not change them.
 STRUCTURE = (
@@ -21,15 +22,15 @@ STRUCTURE = (
 
 
 class Options(TypedDict, total=False):
-    """lowbit's own options, which every optimizer takes; `lowbit.AdamW` says what they mean."""
+    """lowbit's own options, which every optimizer takes; `help(lowbit.AdamW)` shows what they mean."""
 
-    state_format: str | Mapping[str, Any]
-    param_format: str
+    state_format: StateFormat
+    param_format: ParamFormat
     full_precision: bool | Sequence[str]
     seed: int
     overrides: Mapping[str, Mapping[str, Any]] | None
     min_numel: int | None
-    state_memory: str
+    state_memory: StateMemory
 
 
 class AllOptions(Options, total=False):
@@ -102,7 +103,7 @@ def shared(
             raise TypeError(
                 f"{type(opt).__name__}.__init__() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}"
             )
-    given = {**DEFAULTS, **options}
+    given: dict[str, Any] = {**DEFAULTS, **options}
     state_memory = given.pop("state_memory")
     if isinstance(given["full_precision"], str):
         given["full_precision"] = (given["full_precision"],)
