@@ -35,7 +35,11 @@ def _complete(cls: Any) -> bool:
     inherited = [_entries[base.__name__] for base in cls.__mro__[1:] if base.__name__ in _entries]
     inherited += [_read(base.__doc__ or "") for base in cls.__mro__[1:] if base.__name__.startswith("_")]  # fmt: skip
     made = {}
-    for name in list(inspect.signature(cls).parameters):
+    # Made already by `arguments.lists` or a peer's name; to make another takes longer than all the rest.
+    known = cls.__dict__.get("__signature__") or getattr(cls.__init__, "__signature__", None)
+    for name in (known or inspect.signature(cls)).parameters:
+        if name == "self":
+            continue
         text = own.get(name) or next((some[name] for some in inherited if name in some), None)
         if text is None:
             continue

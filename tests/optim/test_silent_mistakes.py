@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from paths import ROOT
 from torch import nn
 
 import lowbit
@@ -118,6 +119,18 @@ def test_a_mistake_says_what_to_write(mistake):
     message = said(mistake)
     assert re.search(MISTAKES[mistake][2], message), message
     assert "None" not in message
+
+
+def test_the_page_lists_every_message_once():
+    rows = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    patterns = {row: re.compile(".*".join(map(re.escape, row.split("..."))) + "$") for row in rows}
+    seen = set()
+    for mistake in MISTAKES:
+        message = said(mistake)
+        found = [row for row, pattern in patterns.items() if pattern.match(message)]
+        assert len(found) == 1, (message, found)
+        seen.update(found)
+    assert set(rows) - seen == {"lowbit has no ...: write ..."}  # tests/optim/test_compat.py
 
 
 # What is no mistake
