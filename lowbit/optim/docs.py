@@ -20,9 +20,7 @@ def complete(cls: type) -> None:
     Arguments without an entry get that of a base class. A class may name one that is defined after it.
     """
     _waiting.append(cls)
-    done = True
-    while done:
-        done = [each for each in _waiting if _complete(each)]
+    while done := [each for each in _waiting if _complete(each)]:
         for each in done:
             _waiting.remove(each)
 
@@ -35,11 +33,7 @@ def _complete(cls: Any) -> bool:
     inherited = [_entries[base.__name__] for base in cls.__mro__[1:] if base.__name__ in _entries]
     inherited += [_read(base.__doc__ or "") for base in cls.__mro__[1:] if base.__name__.startswith("_")]  # fmt: skip
     made = {}
-    # Made already by `arguments.lists` or a peer's name; to make another takes longer than all the rest.
-    known = cls.__dict__.get("__signature__") or getattr(cls.__init__, "__signature__", None)
-    for name in (known or inspect.signature(cls)).parameters:
-        if name == "self":
-            continue
+    for name in inspect.signature(cls).parameters:
         text = own.get(name) or next((some[name] for some in inherited if name in some), None)
         if text is None:
             continue
