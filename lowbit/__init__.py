@@ -22,6 +22,7 @@ from lowbit.compat.bitsandbytes import (
     RMSprop8bit,
     SGD8bit,
 )
+from lowbit.compat.names import missing as _missing
 from lowbit.compat.torchao import (
     Adam4bit,
     Adam8bit,
@@ -57,6 +58,7 @@ from lowbit.optim.stats import Stats
 from lowbit.planning.estimate import estimate
 
 __version__ = _version("lowbit")
+globals()["__getattr__"] = _missing  # a type checker that saw it would take every name for one
 
 __all__ = [
     "APOLLO",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowbit.optim.adagrad import Adagrad
 from lowbit.optim.ademamix import AdEMAMix
@@ -47,10 +47,13 @@ class _BitsandbytesName(LowbitOptimizer):
         """Sets the signature that editors, trainers and `inspect` see: the optimizer's own arguments."""
         _, *own = inspect.signature(super().__init__).parameters.values()
         cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        super().__init_subclass__()
 
-    def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        refuse_keywords(type(self).__name__, kwargs)
-        super().__init__(params, *args, **kwargs)
+    if not TYPE_CHECKING:  # a checker goes by the arguments of the optimizer itself
+
+        def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
+            refuse_keywords(type(self).__name__, kwargs)
+            super().__init__(params, *args, **kwargs)
 
 
 class Lion8bit(_BitsandbytesName, Lion):

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from lowbit.compat.bitsandbytes import refuse_keywords
+from lowbit.config.arguments import Options
 from lowbit.config.presets import choice, scaled
 from lowbit.optim.adam import Adam
 from lowbit.optim.adamw import AdamW
 from lowbit.optim.optimizer import LowbitOptimizer
 
 
-class _TorchaoOptions(LowbitOptimizer):
+class _Options(Options, total=False):
+    block_size: int | None
+    bf16_stochastic_round: bool | None
+
+
+class _TorchaoName(LowbitOptimizer):
     """torchao's two keywords for Adam and AdamW.
 
     Args:
@@ -26,34 +36,82 @@ class _TorchaoOptions(LowbitOptimizer):
     def __init_subclass__(cls) -> None:
         """Sets the signature that editors, trainers and `inspect` see: its own arguments and torchao's two."""
         _, *own = inspect.signature(super().__init__).parameters.values()
-        _, _, _, *two, _ = inspect.signature(_TorchaoOptions.__init__).parameters.values()
+        two = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=f"{kind} | None")
+            for name, kind in (("block_size", "int"), ("bf16_stochastic_round", "bool"))
+        ]  # fmt: skip
         at = [p.name for p in own].index("state_format")
         cls.__signature__ = inspect.Signature([*own[:at], *two, *own[at:]])  # type: ignore[attr-defined]
+        super().__init_subclass__()
 
-    def __init__(
-        self,
-        params: Any,
-        *args: Any,
-        block_size: int | None = None,
-        bf16_stochastic_round: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        refuse_keywords(type(self).__name__, kwargs)
-        made: dict[str, Any] = {"state_format": self._preset}
-        if block_size is not None:
-            signed, unsigned = (
-                scaled(choice(self._preset, signed=kind)["format"], block=block_size)
-                for kind in (True, False)
-            )
-            made["state_format"] = {"exp_avg": signed, "exp_avg_sq": unsigned}
-            if kwargs.get("amsgrad") or (len(args) > 4 and args[4]):
-                made["state_format"]["max_exp_avg_sq"] = unsigned
-        if bf16_stochastic_round is False:
-            made["param_format"] = "nearest"
-        super().__init__(params, *args, **{**made, **kwargs})
+    if not TYPE_CHECKING:  # a checker goes by the arguments of `_AdamW` and `_Adam`
+
+        def __init__(
+            self,
+            params: Any,
+            *args: Any,
+            block_size: int | None = None,
+            bf16_stochastic_round: bool | None = None,
+            **kwargs: Any,
+        ) -> None:
+            refuse_keywords(type(self).__name__, kwargs)
+            made: dict[str, Any] = {"state_format": self._preset}
+            if block_size is not None:
+                signed, unsigned = (
+                    scaled(choice(self._preset, signed=kind)["format"], block=block_size)
+                    for kind in (True, False)
+                )
+                made["state_format"] = {"exp_avg": signed, "exp_avg_sq": unsigned}
+                if kwargs.get("amsgrad") or (len(args) > 4 and args[4]):
+                    made["state_format"]["max_exp_avg_sq"] = unsigned
+            if bf16_stochastic_round is False:
+                made["param_format"] = "nearest"
+            super().__init__(params, *args, **{**made, **kwargs})
 
 
-class AdamW8bit(_TorchaoOptions, AdamW):
+if TYPE_CHECKING:
+
+    class _AdamW(AdamW):
+        def __init__(
+            self,
+            params: ParamsT,
+            lr: float | Tensor = 1e-3,
+            betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+            eps: float = 1e-8,
+            weight_decay: float = 1e-2,
+            amsgrad: bool = False,
+            *,
+            maximize: bool = False,
+            foreach: bool | None = None,
+            capturable: bool = False,
+            differentiable: bool = False,
+            fused: bool | None = None,
+            **options: Unpack[_Options],
+        ) -> None: ...
+
+    class _Adam(Adam):
+        def __init__(
+            self,
+            params: ParamsT,
+            lr: float | Tensor = 1e-3,
+            betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+            eps: float = 1e-8,
+            weight_decay: float = 0,
+            amsgrad: bool = False,
+            *,
+            foreach: bool | None = None,
+            maximize: bool = False,
+            capturable: bool = False,
+            differentiable: bool = False,
+            fused: bool | None = None,
+            decoupled_weight_decay: bool = False,
+            **options: Unpack[_Options],
+        ) -> None: ...
+else:
+    _AdamW, _Adam = AdamW, Adam
+
+
+class AdamW8bit(_TorchaoName, _AdamW):
     """`AdamW` with state_format="8bit", under bitsandbytes' and torchao's name.
 
     It also takes torchao's `block_size` and `bf16_stochastic_round`.
@@ -62,7 +120,7 @@ class AdamW8bit(_TorchaoOptions, AdamW):
     _preset = "8bit"
 
 
-class Adam8bit(_TorchaoOptions, Adam):
+class Adam8bit(_TorchaoName, _Adam):
     """`Adam` with state_format="8bit", under bitsandbytes' and torchao's name.
 
     It also takes torchao's `block_size` and `bf16_stochastic_round`. Its weight decay is L2; bitsandbytes' is
@@ -72,7 +130,7 @@ class Adam8bit(_TorchaoOptions, Adam):
     _preset = "8bit"
 
 
-class AdamW4bit(_TorchaoOptions, AdamW):
+class AdamW4bit(_TorchaoName, _AdamW):
     """`AdamW` with state_format="4bit", under torchao's name.
 
     It also takes torchao's `block_size` and `bf16_stochastic_round`.
@@ -81,7 +139,7 @@ class AdamW4bit(_TorchaoOptions, AdamW):
     _preset = "4bit"
 
 
-class Adam4bit(_TorchaoOptions, Adam):
+class Adam4bit(_TorchaoName, _Adam):
     """`Adam` with state_format="4bit", under torchao's name.
 
     It also takes torchao's `block_size` and `bf16_stochastic_round`.
@@ -90,7 +148,7 @@ class Adam4bit(_TorchaoOptions, Adam):
     _preset = "4bit"
 
 
-class AdamWFp8(_TorchaoOptions, AdamW):
+class AdamWFp8(_TorchaoName, _AdamW):
     """`AdamW` with state_format="fp8", under torchao's name.
 
     It also takes torchao's `block_size` and `bf16_stochastic_round`.
@@ -99,7 +157,7 @@ class AdamWFp8(_TorchaoOptions, AdamW):
     _preset = "fp8"
 
 
-class AdamFp8(_TorchaoOptions, Adam):
+class AdamFp8(_TorchaoName, _Adam):
     """`Adam` with state_format="fp8", under torchao's name.
 
     It also takes torchao's `block_size` and `bf16_stochastic_round`.

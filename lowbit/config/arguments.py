@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypedDict, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from lowbit.config.hints import did_you_mean, warn_once
 from lowbit.config.overrides import check as check_overrides
 from lowbit.config.overrides import check_renamed, check_together
+from lowbit.config.types import ParamFormat, StateFormat, StateMemory
 
 # Group entries that decide the layout of state. The live optimizer's count; a loaded state dict does not change them.
 STRUCTURE = (
@@ -20,15 +22,15 @@ STRUCTURE = (
 
 
 class Options(TypedDict, total=False):
-    """lowbit's own options, which every optimizer takes; `lowbit.AdamW` says what they mean."""
+    """lowbit's own options, which every optimizer takes; `help(lowbit.AdamW)` shows what they mean."""
 
-    state_format: str | Mapping[str, Any]
-    param_format: str
+    state_format: StateFormat
+    param_format: ParamFormat
     full_precision: bool | Sequence[str]
     seed: int
     overrides: Mapping[str, Mapping[str, Any]] | None
     min_numel: int | None
-    state_memory: str
+    state_memory: StateMemory
 
 
 class AllOptions(Options, total=False):
@@ -97,10 +99,11 @@ def shared(
     check_renamed("the optimizer", options)
     for name in options:
         if name not in DEFAULTS:
+            known = [key for key in inspect.signature(type(opt)).parameters if key != "params"]
             raise TypeError(
-                f"{type(opt).__name__}.__init__() got an unexpected keyword argument {name!r}"
+                f"{type(opt).__name__}.__init__() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}"
             )
-    given = {**DEFAULTS, **options}
+    given: dict[str, Any] = {**DEFAULTS, **options}
     state_memory = given.pop("state_memory")
     if isinstance(given["full_precision"], str):
         given["full_precision"] = (given["full_precision"],)
@@ -162,6 +165,40 @@ def check_group(what: str, group: Mapping[str, Any]) -> None:
         )
     check_overrides(group.get("overrides") or {})
     check_together(what, group)
+
+
+def check_params(name: str, params: Any) -> None:
+    """Raises TypeError if a module was given in place of its parameters; `name` is the optimizer's."""
+    if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
+        what = type(params).__name__
+        raise TypeError(
+            f"{name} takes parameters, not a model ({what}): pass lowbit.param_groups(model), model.named_parameters() or model.parameters()"
+        )
+
+
+def warn_of_typos(group: Mapping[str, Any], known: Iterable[str], warned: set[str]) -> None:
+    """Warns of an entry of a group that is nearly named as an option. Other unknown entries are the program's own.
+
+    Args:
+        group: the entries that were given.
+        known: the names of the optimizer's options; those of every optimizer count too.
+        warned: the entries that were warned of, which are not again; updated.
+    """
+    names = list({**dict.fromkeys(known), **DEFAULTS})
+    for key in group:
+        if key in names or key in ("params", "param_names", "state_memory"):
+            continue
+        parts = key.rstrip("0123456789").strip("_").split("_")
+        inside = any(_has(parts, name.split("_")) for name in names)  # such as no_weight_decay
+        meant = "" if inside else did_you_mean(key, names, cutoff=0.8)
+        if meant:
+            message = f"a parameter group has an entry {key!r}, which is no option and has no effect{meant}"
+            warn_once(warned, f"entry {key}", message)
+
+
+def _has(parts: list[str], some: list[str]) -> bool:
+    """Whether `some` is a run inside `parts`."""
+    return any(parts[i : i + len(some)] == some for i in range(len(parts)))
 
 
 def check_betas(betas: Sequence[float | Tensor], count: int = 2) -> None:

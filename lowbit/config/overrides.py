@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowbit import ops
+from lowbit.config.hints import warn_once
 from lowbit.config.presets import FACTORED, checked_numel, formats_named
 
 OPTIONS = ("state_format", "param_format", "full_precision", "min_numel")
@@ -142,17 +143,21 @@ def effective(group: Mapping[str, Any], name: str | None, index: int) -> dict[st
 
 
 def check_matched(
-    groups: Iterable[Mapping[str, Any]], named: Mapping[int, Sequence[str]] | None = None
+    groups: Iterable[Mapping[str, Any]],
+    named: Mapping[int, Sequence[str]] | None = None,
+    warned: set[str] | None = None,
 ) -> None:
-    """Raises ValueError for patterns that can match no parameter.
+    """Raises ValueError for patterns that can match no parameter, and warns of those of `full_precision` that match none here.
 
     These are patterns of `overrides` without a match, and patterns of `full_precision` if the parameters have no names.
 
     Args:
         groups: of the optimizer.
         named: group number -> names to use instead of `param_names`; they include parameters that other ranks step.
+        warned: the patterns that were warned of, which are not again; updated. None (default) warns of all.
     """
     found: dict[str, bool] = {}
+    kept: dict[str, bool] = {}  # the patterns of full_precision
     count, any_names = 0, False
     for number, group in enumerate(groups):
         names, size = (named or {}).get(number, group.get("param_names")), len(group["params"])
@@ -164,6 +169,8 @@ def check_matched(
         full_precision = group.get("full_precision") or ()
         if isinstance(full_precision, str):
             full_precision = (full_precision,)
+        for pattern in full_precision if names and not isinstance(full_precision, bool) else ():
+            kept[pattern] = kept.get(pattern, False) or bool(fnmatch.filter(known, pattern))
         if not (
             names
             or isinstance(full_precision, bool)
@@ -177,4 +184,11 @@ def check_matched(
         advice = f": there are only numbers, 0 to {count - 1}; pass the optimizer model.named_parameters()"
         raise ValueError(
             f"overrides[{unmatched[0]!r}] matches the name of no parameter{'' if any_names else advice}"
+        )
+    for pattern in (pattern for pattern, hit in kept.items() if not hit):
+        warn_once(
+            set() if warned is None else warned,
+            f"full_precision {pattern}",
+            f"full_precision={pattern!r} matches the name of no parameter, so it has no effect: a pattern is for the whole name, such as '*embed*' for "
+            "'model.embed.weight'",
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lowbit import ops
+from lowbit.config.hints import did_you_mean
 
 ROUNDINGS = ("nearest", "stochastic")
 FACTORED = "factored"
@@ -95,7 +97,7 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
     spec = {"format": said} if isinstance(said, str) else said
     if not isinstance(spec, Mapping) or "format" not in spec:
         raise ValueError(
-            f"{name!r} is no state format; pass a preset, a format or lowbit.scaled(...)"
+            f"{name!r} is no state format{_meant(name)}{' P' if _meant(name) else '; p'}ass a preset, a format or lowbit.scaled(...)"
         )
     if spec["format"] == FACTORED:
         if len(spec) > 1:
@@ -111,10 +113,28 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
             if said is name
             else f"the preset {name!r} needs the state format {spec['format']!r}, which this build does not have"
         )
+        meant = _meant(spec["format"])
         raise ValueError(
-            f"{reason}; presets are {', '.join(available())}; lowbit.catalog()['state'] lists the formats"
+            f"{reason}{meant}{' P' if meant else '; p'}resets are {', '.join(available())}; lowbit.catalog()['state'] lists the formats"
         )
     return scaled(**spec)
+
+
+# What people write for formats that have another name here.
+_OTHER_WORDS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "float8": "fp8", "nf4": "4bit", "fp4": "4bit"}  # fmt: skip
+
+
+def _meant(said: Any) -> str:
+    """The text "; did you mean 'x'?" for something that is no state format, such as 8, "int8" or torch.uint8; or ""."""
+    word = str(said).removeprefix("torch.").lower()
+    bits = re.fullmatch(r"(?:u?int|q)?[-_ ]?(\d+)[-_ ]?(?:bits?)?", word)
+    if bits:
+        word = {"16": "bfloat16", "32": "float32"}.get(bits[1], f"{bits[1]}bit")
+    word = _OTHER_WORDS.get(word, word)
+    names = available()
+    if word in names:
+        return f"; did you mean {word!r}?"
+    return did_you_mean(word, [*names, *ops.names("state")])
 
 
 def slot_formats(rule: str, state_format: str | Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -164,6 +164,7 @@ class InBackward:
             if self.scaler is not None:
                 found = self._look(p, found)
         self.opt._update([(self._groups[p], p) for p in params], self._scale(), found)
+        self.opt._stepped_early = True
         for p in params:
             p.grad = None
 

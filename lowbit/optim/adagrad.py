@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -18,9 +19,14 @@ class Adagrad(LowbitOptimizer):
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
-        lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize: as in torch.optim.Adagrad, with its
-            defaults.
-        foreach, differentiable, fused: accepted for torch's signature; differentiable=True raises.
+        lr: learning rate, a float or a tensor of one element; 1e-2 by default.
+        lr_decay: the learning rate of step t is lr / (1 + (t - 1) * lr_decay); 0 by default.
+        weight_decay: added to the gradient (L2); 0 by default.
+        initial_accumulator_value: the sum of squared gradients to begin with; 0 by default.
+        eps: added to the denominator; 1e-10 by default.
+        foreach, fused: accepted for torch's signature and ignored.
+        maximize: maximizes the objective instead; False by default.
+        differentiable: not supported; True raises.
         state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
 
     Raises:
@@ -30,7 +36,7 @@ class Adagrad(LowbitOptimizer):
     @arguments.lists(Options)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-2,
         lr_decay: float = 0,
         weight_decay: float = 0,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -13,12 +12,18 @@ from lowbit.optim.adam import Adam
 
 
 class AdamW(Adam):
-    """AdamW (arXiv:1711.05101): `Adam` with decoupled weight decay, `weight_decay=1e-2` by default."""
+    """AdamW (arXiv:1711.05101): `Adam` with decoupled weight decay.
+
+    Args:
+        weight_decay: applied to the weights before the update (decoupled); 1e-2 by default.
+        params, lr, betas, eps, amsgrad, maximize, foreach, capturable, differentiable, fused, state_format,
+            param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`, with its defaults.
+    """
 
     @arguments.lists(Options)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
         eps: float = 1e-8,

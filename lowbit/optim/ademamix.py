@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -33,7 +34,7 @@ class AdEMAMix(LowbitOptimizer):
     @arguments.lists(AllOptions)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
         alpha: float = 5.0,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -48,7 +47,7 @@ class APOLLO(SubspaceOptimizer):
     @arguments.lists(AllOptions)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -24,7 +25,7 @@ class CAME(LowbitOptimizer):
         clip_threshold: upper bound of the direction's root mean square; 1 by default.
         betas: decay of the momentum, the second moment and the confidence; (0.9, 0.999, 0.9999) by default.
         weight_decay: decoupled; 0 by default.
-        state_format: of the momentum; as in `Adam`.
+        state_format: of the momentum: "8bit" by default, another preset, a format, or a `lowbit.scaled(...)`.
         maximize, foreach, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
 
     Raises:
@@ -34,7 +35,7 @@ class CAME(LowbitOptimizer):
     @arguments.lists(AllOptions)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 2e-4,
         eps: tuple[float, float] = (1e-30, 1e-16),
         clip_threshold: float = 1.0,

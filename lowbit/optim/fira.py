@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -20,9 +19,13 @@ class Fira(SubspaceOptimizer):
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
-        lr, betas, eps, weight_decay, update_proj_gap, disable_nl, gamma: as in `APOLLO`, with its defaults; the limited
-            norm is that of the gradient outside the subspace.
-        rank: as in `APOLLO`; 128 by default.
+        lr, betas, eps, weight_decay, update_proj_gap: as in `APOLLO`, with its defaults.
+        disable_nl: True lets the norm of the gradient outside the subspace grow by more than the factor gamma per step;
+            False by default.
+        gamma: largest growth factor of that norm; 1.01 by default, at least 1.
+        rank: of the subspace; 128 by default. "quarter" is a quarter of the shorter side; None uses no subspace in
+            this group. AdamW steps parameters that are no matrices, are not larger than `rank` on both sides, or are
+            named by `full_precision`.
         alpha: the factor of the update inside the subspace; 1 by default.
         maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
             `Adam`.
@@ -36,7 +39,7 @@ class Fira(SubspaceOptimizer):
     @arguments.lists(AllOptions)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,

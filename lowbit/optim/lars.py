@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -19,7 +20,7 @@ class LARS(LowbitOptimizer):
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, dampening, weight_decay, nesterov: as in `SGD`, with its defaults.
-        momentum: as in `SGD`; 0.9 by default.
+        momentum: decay of the running sum of gradients; 0.9 by default.
         trust_coefficient: the step's norm relative to the weights'; 1e-3 by default.
         eps: added to the gradient's norm; 1e-8 by default.
         maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
@@ -32,7 +33,7 @@ class LARS(LowbitOptimizer):
     @arguments.lists(AllOptions)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         momentum: float = 0.9,
         dampening: float = 0.0,

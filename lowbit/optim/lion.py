@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -31,7 +32,7 @@ class Lion(LowbitOptimizer):
     @arguments.lists(AllOptions)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,

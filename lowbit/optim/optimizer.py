@@ -9,6 +9,7 @@ import torch
 
 from lowbit import ops
 from lowbit.config import overrides
+from lowbit.optim import docs
 from lowbit.optim.stats import Stats, collect
 from lowbit.optim.stepping import SteppingOptimizer
 from lowbit.state import choose
@@ -20,6 +21,12 @@ class LowbitOptimizer(SteppingOptimizer):
 
     A subclass decides the update rule of a group and its hyperparameters.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Completes the docstring of an optimizer: see `lowbit.optim.docs`."""
+        super().__init_subclass__()
+        if not cls.__name__.startswith("_"):
+            docs.complete(cls)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a `state_dict()`; this optimizer's dtypes and layout of state stay.

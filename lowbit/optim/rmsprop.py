@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -22,8 +23,15 @@ class RMSprop(LowbitOptimizer):
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
-        lr, alpha, eps, weight_decay, momentum, centered, maximize: as in torch.optim.RMSprop, with its defaults.
-        capturable, foreach, differentiable: accepted for torch's signature; differentiable=True raises.
+        lr: learning rate, a float or a tensor of one element; 1e-2 by default.
+        alpha: decay of the running average of the squared gradient; 0.99 by default.
+        eps: added to the denominator; 1e-8 by default.
+        weight_decay: added to the gradient (L2); 0 by default.
+        momentum: decay of a running sum of updates, in a state tensor of its own; 0 (default) keeps none.
+        centered: True divides by the estimated standard deviation, and keeps the mean gradient; False by default.
+        capturable, foreach: accepted for torch's signature and ignored.
+        maximize: maximizes the objective instead; False by default.
+        differentiable: not supported; True raises.
         state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
 
     Raises:
@@ -33,7 +41,7 @@ class RMSprop(LowbitOptimizer):
     @arguments.lists(Options)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-2,
         alpha: float = 0.99,
         eps: float = 1e-8,

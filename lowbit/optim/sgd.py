@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
@@ -18,8 +19,14 @@ class SGD(LowbitOptimizer):
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
-        lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.optim.SGD, with its defaults.
-        foreach, differentiable, fused: accepted for torch's signature; differentiable=True raises.
+        lr: learning rate, a float or a tensor of one element; 1e-3 by default.
+        momentum: decay of the running sum of gradients; 0 (default) keeps no state.
+        dampening: the share of the gradient that momentum leaves out; 0 by default.
+        weight_decay: added to the gradient (L2); 0 by default.
+        nesterov: True steps by Nesterov's momentum, which needs momentum and no dampening; False by default.
+        maximize: maximizes the objective instead; False by default.
+        foreach, fused: accepted for torch's signature and ignored.
+        differentiable: not supported; True raises.
         decoupled: True applies weight decay to the weights (SGDW) and not to the gradient; False by default.
         dampen_first: True dampens the first step too (FlashOptim), where torch uses the whole gradient; False by
             default.
@@ -32,7 +39,7 @@ class SGD(LowbitOptimizer):
     @arguments.lists(Options)
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         momentum: float = 0,
         dampening: float = 0,

@@ -15,6 +15,7 @@ from lowbit.state.stateful import StatefulOptimizer
 from lowbit.step.cache import StepCache
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
+from lowbit.step.mistakes import no_values, warn_idle
 from lowbit.step.phases import run_phases
 from lowbit.step.presence import Presence
 
@@ -32,6 +33,7 @@ class SteppingOptimizer(StatefulOptimizer):
         self._step_cache: StepCache | None = None
         self._presence: Presence | None = None
         self._asked = False  # whether ranks have agreed on the gradients of this step
+        self._stepped_early = False  # whether parameters were stepped in the backward pass
         super().__init__(params, defaults)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
@@ -41,6 +43,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._plans, self._flat_reducer, self._step_cache, self._presence = {}, None, None, None
+        self.__dict__.setdefault("_stepped_early", False)
 
     def _lay_out_again(self) -> None:
         super()._lay_out_again()
@@ -93,10 +96,18 @@ class SteppingOptimizer(StatefulOptimizer):
             for p in (flat_shards.get(whole, (whole,)) if flat_shards else (whole,))
             if p.grad is not None
         ]
+        if not with_grad:
+            self._check_idle()
         step_groups = self._update(with_grad, scale, found_inf)
         if not torch.compiler.is_compiling() and StepCache.serves(with_grad, step_groups):
             self._step_cache = StepCache(self.param_groups, self.state, step_groups)
         return loss
+
+    def _check_idle(self) -> None:
+        """Warns that no parameter has a gradient, unless hooks have stepped parameters already."""
+        if not (self._stepped_early or torch.compiler.is_compiling()):
+            warn_idle([p for group in self.param_groups for p in group["params"]], self._warned)
+        self._stepped_early = False
 
     def _divisor(self, given: Tensor | float | None) -> Tensor | None:
         """The divisor of the gradients: GradScaler's times the given one, or None for 1."""
@@ -196,13 +207,16 @@ class SteppingOptimizer(StatefulOptimizer):
 
     def _changed(self, p: Any, value: Tensor, lay: Layout) -> RuntimeError:
         """The error for a parameter whose dtype or shape changed after its state was laid out."""
-        member = next(member for member in self._members() if member.p is p)
-        what = member.number if member.name is None else repr(member.name)
         here, before = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, lay.dtype))
         return RuntimeError(
-            f"parameter {what} is {here} {tuple(value.shape)} now, but its state was laid out for {before} "
+            f"parameter {self._what(p)} is {here} {tuple(value.shape)} now, but its state was laid out for {before} "
             f"{lay.part.local}: convert the model first, then build the optimizer, and load this one's state dict into that"
         )
+
+    def _what(self, p: Any) -> str:
+        """A parameter's name or number, for errors."""
+        member = next(member for member in self._members() if member.p is p)
+        return str(member.number) if member.name is None else repr(member.name)
 
     def _agreed(self) -> FlatShardReducer | None:
         """What ranks agree on in a step about their flat shards; None where there are none."""
@@ -278,6 +292,9 @@ class SteppingOptimizer(StatefulOptimizer):
         fresh = not any(self.state.values())
         self.init_state()
         params = [p for g in self.param_groups for p in g["params"]]
+        for p in params:
+            if p.is_meta and p.grad is not None:
+                raise no_values(self._what(p))
         if not fresh or any(float(group["lr"]) != 0.0 for group in self.param_groups):
             return False
         # All ranks must agree, even if only others have nonzero gradients.

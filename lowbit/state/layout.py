@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lowbit import ops, sharding
+from lowbit.config.hints import warn_once
 from lowbit.config.overrides import clean_name, effective
 from lowbit.state import choose, plan
 from lowbit.state.slot import Slot, StateTensor
@@ -205,3 +206,26 @@ def check_columns(slot: Slot, p: Tensor, part: sharding.Part, what: str, name: s
         f"would cut the {slot.codes(part.global_cols)} bytes of a row of {slot.format} codes elsewhere; shard it on dimension 0, over ranks that divide "
         f"dimension 1 evenly, or keep its state in full precision with full_precision={full_precision}"
     )
+
+
+def check_stream(
+    stream: int, name: str, p: Any, known: dict[int, tuple[str, Any]], warned: set[str]
+) -> None:
+    """Raises ValueError if a parameter of another name has this stream of random bits, and warns if one of the same name has it.
+
+    Args:
+        known: stream -> a parameter that has it, and its name; updated.
+        warned: what was warned of; updated.
+    """
+    other, owner = known.setdefault(stream, (name, p))
+    if other != name:
+        raise ValueError(
+            f"parameters {other!r} and {name!r} have the same stream of random bits ({stream}, the CRC-32 of the name); rename one of them"
+        )
+    if owner is not p:
+        warn_once(
+            warned,
+            "names",
+            f"two parameters are named {name!r}: they get the same random bits, and checkpoints cannot tell them apart by name. Give each its own, such as "
+            "(f'first.{name}', p) for every name, p of the first of several modules",
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import torch
 
 from lowbit import sharding
 from lowbit.config.arguments import STRUCTURE
+from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
 from lowbit.state.convert import Converted, convert_state, holds
 from lowbit.state.layout import Layout
@@ -28,9 +28,10 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         changed = hook(opt, state_dict)
         if changed is not None:
             state_dict = changed
+    _check_keys(state_dict)
     saved = _by_name(opt, deepcopy(state_dict["param_groups"]))
     groups = _groups(opt, saved)
-    laid_out = _laid_out(opt, groups)
+    laid_out, names = _laid_out(opt, groups)
     ids = [key for group in saved for key in group["params"]]
     params = [p for group in groups for p in group["params"]]
     key_of = dict(zip(params, ids, strict=True))
@@ -43,7 +44,13 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
             value = value.get(p.name, {})
         if value:
             in_place = is_lazy(value) or holds(value, opt._state_of(p))
-            converted.append((p, convert_state(p, lay, value, key, opt.state_memory), in_place))
+            try:
+                convert = convert_state(p, lay, value, key, opt.state_memory)
+            except ValueError as error:
+                if names[p] in (None, key):
+                    raise
+                raise ValueError(f"parameter {names[p]!r}: {error}") from None
+            converted.append((p, convert, in_place))
     known = set(ids)
     if not converted:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
@@ -61,6 +68,34 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     opt.__setstate__({"state": state, "param_groups": groups})
     for post_hook in opt._optimizer_load_state_dict_post_hooks.values():
         post_hook(opt)
+
+
+def _check_keys(state_dict: Mapping[str, Any]) -> None:
+    """Raises ValueError unless this is an optimizer's state dict; the message has the key of the one inside a checkpoint."""
+    if "state" in state_dict and "param_groups" in state_dict:
+        return
+    found = [f"[{key!r}]" for key, value in state_dict.items() if _is_state_dict(value)]
+    for key, value in state_dict.items():  # such as Lightning's optimizer_states
+        if isinstance(value, list | tuple):
+            found += [f"[{key!r}][{i}]" for i, one in enumerate(value) if _is_state_dict(one)]
+    lacking = [key for key in ("state", "param_groups") if key not in state_dict]
+    holds = f"it holds {_some(state_dict)} and no {' or '.join(map(repr, lacking))}"
+    if found:
+        calls = " or ".join(f"load_state_dict(checkpoint{where})" for where in found)
+        raise ValueError(
+            f"this is a whole checkpoint, not an optimizer's state dict: {holds}. Call {calls}"
+        )
+    if state_dict and all(isinstance(value, torch.Tensor) for value in state_dict.values()):
+        raise ValueError(
+            f"this is the state dict of a model, not of an optimizer: {holds}. Load it with model.load_state_dict"
+        )
+    raise ValueError(
+        f"this is no state dict of an optimizer: {holds}. Save optimizer.state_dict() and load what was saved"
+    )
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and "state" in value and "param_groups" in value
 
 
 def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -176,21 +211,13 @@ def agreed(
             warnings.warn(
                 f"group {number} has parameters of {len(distinct)} groups of the checkpoint, which differ in {key} "
                 f"({', '.join(map(repr, said))}): it keeps its own, {group[key]!r}",
-                stacklevel=_outside(),
+                stacklevel=outside(),
             )
     return made
 
 
 def _same(a: Any, b: Any) -> bool:
     return bool(torch.as_tensor(a == b).all())
-
-
-def _outside() -> int:
-    """The stacklevel of the first caller that is neither lowbit nor torch."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowbit", "torch"):  # fmt: skip
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _check_nothing_is_lost(
@@ -209,7 +236,7 @@ def _check_nothing_is_lost(
         )
     warnings.warn(
         f"there is no state for any of the {waiting} parameters, as where an optimizer was never stepped: settings are loaded, and state begins anew",
-        stacklevel=_outside(),
+        stacklevel=outside(),
     )
 
 
@@ -220,11 +247,11 @@ def _some(keys: Any) -> str:
 
 def _laid_out(
     opt: StatefulOptimizer, groups: list[dict[str, Any]]
-) -> list[tuple[dict[str, Any], Any, Layout]]:
-    """Every parameter with its group and layout as they will be: the rule follows the loaded settings."""
+) -> tuple[list[tuple[dict[str, Any], Any, Layout]], dict[Any, str | None]]:
+    """Every parameter with its group and layout as they will be, and their names: the rule follows the loaded settings."""
     before = opt.param_groups, opt._layouts
     opt.param_groups, opt._layouts = groups, {}
     try:
-        return list(opt._laid_out())
+        return list(opt._laid_out()), {member.p: member.name for member in opt._members()}
     finally:
         opt.param_groups, opt._layouts = before

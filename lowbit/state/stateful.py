@@ -11,9 +11,9 @@ from torch.optim.optimizer import Optimizer
 
 from lowbit import sharding
 from lowbit.config import overrides
-from lowbit.config.arguments import STRUCTURE, check_group
+from lowbit.config.arguments import STRUCTURE, check_group, check_params, warn_of_typos
 from lowbit.state import layout, memory
-from lowbit.state.layout import Layout
+from lowbit.state.layout import Layout, check_stream
 from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
 
@@ -43,6 +43,8 @@ class StatefulOptimizer(Optimizer):
         # Group number -> (its parameters' names, all names it came with), for groups that are part of another.
         self._part_names: dict[int, tuple[list[str], list[str]]] = {}
         self._ready = False
+        self._warned: set[str] = set()  # what is said once
+        check_params(type(self).__name__, params)
         # No group entry, so that checkpoints do not depend on it.
         self.state_memory = memory.checked(defaults.pop("state_memory", "device"))
         # No group entries if they are empty, so that checkpoints without them still load.
@@ -88,6 +90,7 @@ class StatefulOptimizer(Optimizer):
         self._laid_out_for, self._structure = self._decided(), {}
         self.__dict__.setdefault("_flat_shards", {})
         self.__dict__.setdefault("_part_names", {})
+        self.__dict__.setdefault("_warned", set())
         self._ready = True
 
     def _lay_out_again(self) -> None:
@@ -122,7 +125,9 @@ class StatefulOptimizer(Optimizer):
             ValueError: the numbers of `param_names` and parameters differ, and which name belongs to which is unknown.
         """
         if isinstance(param_group, dict):
+            check_params(type(self).__name__, param_group.get("params"))
             check_group("the parameter group", param_group)
+            warn_of_typos(param_group, self.defaults, self._warned)
             self._take_names(param_group)
         super().add_param_group(param_group)
         if self._ready and not self._unbound():
@@ -176,9 +181,9 @@ class StatefulOptimizer(Optimizer):
         return group if names is None else {**group, "param_names": list(names[0])}
 
     def _check_matched(self) -> None:
-        """Checks that the patterns of `overrides` and `full_precision` can match a name."""
+        """Checks that the patterns of `overrides` and `full_precision` match a name; the latter's only warn, and once."""
         named = {number: names for number, (_, names) in self._part_names.items()}
-        overrides.check_matched(self.param_groups, named)
+        overrides.check_matched(self.param_groups, named, self._warned)
 
     def init_state(self) -> None:
         """Creates missing state of every parameter that requires or has a gradient, empty shards included.
@@ -283,12 +288,11 @@ class StatefulOptimizer(Optimizer):
             self.state.pop(p, None)
         self._flat_shards = flat_shards
         self._lay_out_again()
-        overrides.check_matched(
-            [
-                {**group, "param_names": [m.name for m in self._members() if m.group == number and m.name] or None}
-                for number, group in enumerate(self.param_groups)
-            ]
-        )  # fmt: skip
+        bound = [
+            {**group, "param_names": [m.name for m in self._members() if m.group == number and m.name] or None}
+            for number, group in enumerate(self.param_groups)
+        ]  # fmt: skip
+        overrides.check_matched(bound, warned=self._warned)
         self.init_state()
 
     def _members(self) -> Iterable[Member]:
@@ -307,7 +311,7 @@ class StatefulOptimizer(Optimizer):
 
     def _laid_out(self) -> Iterable[tuple[dict[str, Any], Any, Layout]]:
         """Every parameter with its group and layout."""
-        streams: dict[int, str] = {}
+        streams: dict[int, tuple[str, Any]] = {}
         members = list(self._members())
         complete = len(self._layouts) == len(members)
         for number, p, name, index in members:
@@ -316,13 +320,7 @@ class StatefulOptimizer(Optimizer):
                 self._layouts[p] = self.layout_of(group, p, name, index)
                 reduce_groups(self._layouts[p])  # raises where shards could not agree
             if not complete and name:
-                stream = self._layouts[p].stream
-                other = streams.setdefault(stream, name)
-                if other != name:
-                    raise ValueError(
-                        f"parameters {other!r} and {name!r} have the same stream of random bits ({stream}, the CRC-32 of the "
-                        "name); rename one of them"
-                    )
+                check_stream(self._layouts[p].stream, name, p, streams, self._warned)
             yield group, p, self._layouts[p]
 
     def _found(self, p: Any, what: str) -> tuple[dict[str, Any], str | None, int]:

@@ -99,3 +99,37 @@ def test_keywords_of_bitsandbytes_are_named_with_what_replaces_them(name):
         with pytest.raises(TypeError, match=f"in place of {keyword} write "):
             make([nn.Parameter(torch.ones(MATRIX))], **{keyword: 1})
     assert list(inspect.signature(make).parameters)[:3] == ["params", "lr", "betas"]
+
+
+RULES = ["Adam", "AdamW", "AdEMAMix", "Adagrad", "LAMB", "LARS", "Lion", "RMSprop", "SGD"]
+BITSANDBYTES = [
+    *(rule + bits for rule in RULES for bits in ("", "8bit", "32bit")),
+    *(f"Paged{rule}{bits}" for rule in ("Adam", "AdamW", "AdEMAMix", "Lion") for bits in ("", "8bit", "32bit")),
+    "PytorchLARS", "GlobalOptimManager",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BITSANDBYTES)
+def test_a_name_of_bitsandbytes_is_there_or_says_what_to_write(name):
+    """Also where it is imported, and what it says runs."""
+    if name in lowbit.__all__:
+        return
+    assert not hasattr(lowbit, name)
+    with pytest.raises(AttributeError, match=f"^lowbit has no {name}: write ") as raised:
+        getattr(lowbit, name)
+    with pytest.raises(ImportError, match=f"^lowbit has no {name}: write "):
+        exec(f"from lowbit import {name}")
+    written = str(raised.value).partition("write ")[2].partition(" (")[0]
+    if name == "GlobalOptimManager":
+        options = eval(f"dict({written.partition(', or ')[0]})")
+        assert options == {"overrides": {"*.NAME": {"full_precision": True}}}
+        return
+    opt = eval(written.replace("...", "[nn.Parameter(torch.ones(MATRIX))]"))
+    assert name.startswith("Paged") == (opt.state_memory == "managed")
+    assert opt.param_groups[0]["state_format"] == ("float32" if "8bit" not in name and name != "PytorchLARS" else "8bit")  # fmt: skip
+
+
+@pytest.mark.parametrize("name, right", [("AdamW8Bit", "AdamW8bit"), ("Adamw", "AdamW"), ("param_group", "param_groups"), ("foo", None), ("_AdamW", None)])  # fmt: skip
+def test_a_name_that_is_nearly_one_says_which(name, right):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'" + (f"; did you mean '{right}'" if right else "$")):  # fmt: skip
+        getattr(lowbit, name)
