@@ -176,7 +176,7 @@ def agreed(
             warnings.warn(
                 f"group {number} has parameters of {len(distinct)} groups of the checkpoint, which differ in {key} "
                 f"({', '.join(map(repr, said))}): it keeps its own, {group[key]!r}",
-                stacklevel=_outside(),
+                stacklevel=outside(),
             )
     return made
 
@@ -185,7 +185,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(torch.as_tensor(a == b).all())
 
 
-def _outside() -> int:
+def outside() -> int:
     """The stacklevel of the first caller that is neither lowbit nor torch."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowbit", "torch"):  # fmt: skip
@@ -209,7 +209,7 @@ def _check_nothing_is_lost(
         )
     warnings.warn(
         f"there is no state for any of the {waiting} parameters, as where an optimizer was never stepped: settings are loaded, and state begins anew",
-        stacklevel=_outside(),
+        stacklevel=outside(),
     )
 
 
