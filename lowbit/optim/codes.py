@@ -81,7 +81,8 @@ def _told(lay: Layout, slot: Slot, tensors: list[Tensor]) -> Tensor:
     codes, *scales = tensors
     made = torch.full((len(codes),), one, device=codes.device)
     for entry, scale in zip(lay.of_slots[slot.name][1:], scales if one else (), strict=False):
-        ordinary = (scale >= ORDINARY[0]) & (scale <= ORDINARY[1])
+        wide = scale.float()  # in float16 the limits would become 0 and infinity
+        ordinary = (wide >= ORDINARY[0]) & (wide <= ORDINARY[1])
         by_row = entry.dims[:1] == (0,)
         made &= ordinary.reshape(len(codes), -1).all(1) if by_row else ordinary.all()
     return made
