@@ -52,9 +52,9 @@ from lowbit.optim.lars import LARS
 from lowbit.optim.lion import Lion
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import param_groups
+from lowbit.optim.report import Stats
 from lowbit.optim.rmsprop import RMSprop
 from lowbit.optim.sgd import SGD
-from lowbit.optim.stats import Stats
 from lowbit.planning.estimate import estimate
 
 __version__ = _version("lowbit")

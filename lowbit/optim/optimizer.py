@@ -10,8 +10,10 @@ import torch
 from lowbit import ops
 from lowbit.config import overrides
 from lowbit.optim import docs
-from lowbit.optim.stats import Stats, collect
+from lowbit.optim.report import Stats
+from lowbit.optim.stats import collect
 from lowbit.optim.stepping import SteppingOptimizer
+from lowbit.optim.warn import warn_of_nearest
 from lowbit.state import choose
 from lowbit.state.load import restore
 
@@ -27,6 +29,13 @@ class LowbitOptimizer(SteppingOptimizer):
         super().__init_subclass__()
         if not cls.__name__.startswith("_"):
             docs.complete(cls)
+
+    def init_state(self) -> None:
+        super().init_state()
+        if not torch.compiler.is_compiling():
+            warn_of_nearest(self)
+
+    init_state.__doc__ = SteppingOptimizer.init_state.__doc__
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a `state_dict()`; this optimizer's dtypes and layout of state stay.
@@ -94,7 +103,10 @@ class LowbitOptimizer(SteppingOptimizer):
             raise
 
     def stats(self, *, probe: bool = False) -> Stats:
-        """The size and quality of the state, for each parameter and in total; print the result for a table.
+        """The size and quality of the state, for each parameter and in total, from every value; no sample is taken.
+
+        The result prints as a summary and a table of groups of like tensors; its `table()` has a row for each tensor,
+        its `scalars()` the numbers to log, and notebooks show it as HTML.
 
         Args:
             probe: also runs the next step on copies, with the current gradients, and compares the values that it would
@@ -112,6 +124,13 @@ class LowbitOptimizer(SteppingOptimizer):
             With `probe` a state also has `rms_error`, the root mean square of the storage error relative to that of the
             state, and `max_error`, the largest error relative to its value. The entry has `updates`, the share of
             weights that the same step in float32 changes, and `lost`, the share that it changes but the stored step
-            does not.
+            does not. `lost_updates` is the share of these updates that is lost for good: it does not count weights that
+            stochastic rounding leaves as they are, because it moves others further.
+            Parameters that are rounded to nearest without compensation, under rules whose updates are about as large
+            as the learning rate, have `out_of_reach`: the share of weights so large that such an update is lost.
+
+        Warns:
+            UserWarning: once for an optimizer, and only of weights that are rounded to nearest without compensation: a
+                tenth of the updates is lost, or half of the weights is out of reach.
         """
         return collect(self, probe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,7 +12,10 @@ from torch import Tensor
 
 from lowbit import ops, sharding
 from lowbit.config.overrides import clean_name
+from lowbit.optim.codes import use_of_codes
+from lowbit.optim.report import COMPONENTS, Stats
 from lowbit.optim.stepping import SteppingOptimizer
+from lowbit.optim.warn import UPDATES_OF_LR, loses_updates, unreachable, warn_of_loss
 from lowbit.state.layout import Layout
 from lowbit.state.quantize import dequantize_slot
 from lowbit.state.slot import Slot
@@ -21,46 +23,8 @@ from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
 from lowbit.step.phases import run_phases
 
-COMPONENTS = (
-    "parameter",
-    "compensation",
-    "codes",
-    "scales",
-    "full_precision",
-    "factors",
-    "numbers",
-    "other",
-)
 _AT_ONCE = 1 << 20  # values to process at a time
-
-
-class Stats(dict):  # type: ignore[type-arg]
-    """The result of `stats()`: a dict that prints as a table."""
-
-    def __str__(self) -> str:
-        rows = [("", "values", "bytes each", "state", "format", "saturated", "zero", "used", "rms error", "max error", "lost")]  # fmt: skip
-        for name, entry in [*self["parameters"].items(), ("total", self["total"])]:
-            head = [name, str(entry["values"]), f"{entry['bytes_per_value']:.3f}"]
-            lost = _percent(entry.get("lost"))
-            for state, kept in entry["states"].items() or [("", {})]:
-                rows.append(
-                    (
-                        *head, state, kept.get("format", ""),
-                        *(_percent(kept.get(key)) for key in ("saturated", "zero", "used")),
-                        *(f"{kept[key]:.3g}" if key in kept else "" for key in ("rms_error", "max_error")),
-                        lost,
-                    )
-                )  # fmt: skip
-                head, lost = ["", "", ""], ""
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(cell.ljust(w) if i in (0, 3, 4) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in rows
-        )  # fmt: skip
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f}%"
+_IN_CACHE = 1 << 15  # the same on a CPU, where several passes follow
 
 
 @torch.no_grad()
@@ -69,17 +33,19 @@ def collect(opt: SteppingOptimizer, probe: bool) -> Stats:
     lacking = opt._lacking() if probe else []
     opt._give_zeros(lacking)
     try:
-        return _collect(opt, probe)
+        made = _collect(opt, probe)
     finally:
         for p in lacking:
             p.grad = None
+    warn_of_loss(opt, made)
+    return made
 
 
 def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
     parameters: dict[str, dict[str, Any]] = {}
     tallies: dict[str, list[dict[str, float]]] = {}
     total: dict[str, Any] = {"values": 0, "bytes": dict.fromkeys(COMPONENTS, 0)}
-    updates: list[dict[str, float]] = []
+    tallied: list[dict[str, float]] = []
     for index, (group, name, p, lay) in enumerate(_named(opt)):
         state = opt._state_of(p)
         if not state:
@@ -91,7 +57,7 @@ def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
             "bytes": _bytes(p, lay, state),
             "states": {},
         }
-        counted = {slot.name: _codes(lay, slot, state) for slot in lay.slots}
+        counted = {slot.name: use_of_codes(lay, slot, state) for slot in lay.slots}
         # A step in a subspace has several parts, and its states do not match the parameter's elements.
         stepped_alone = lay.part.shape == tuple(p.shape)
         # Of a flat shard's parameter other ranks may have a gradient, and need this one.
@@ -100,7 +66,10 @@ def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
             for key, tally in found[0].items():
                 counted[key].update(tally)
             made.update(_finish(found[1]))
-            updates.append(found[1])
+            tallied.append(found[1])
+        if loses_updates(lay.param_format) and (reach := _reach(group, p, lay)):
+            made.update(_finish(reach))
+            tallied.append(reach)
         for slot in lay.slots:
             kept = {"format": slot.format, "scale": slot.scale, "block": slot.block}
             made["states"][slot.name] = {**kept, **_finish(counted[slot.name])}
@@ -112,7 +81,7 @@ def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
             total["bytes"][component] += made["bytes"][component]
     total["bytes_per_value"] = _ratio(sum(total["bytes"].values()), total["values"])
     total["states"] = {name: _finish(_sum(several)) for name, several in tallies.items()}
-    total.update(_finish(_sum(updates)))
+    total.update(_finish(_sum(tallied)))
     return Stats(parameters=parameters, total=total)
 
 
@@ -136,7 +105,8 @@ def _sum(several: list[dict[str, float]]) -> dict[str, float]:
     for tally in several:
         for key, value in tally.items():
             old = made.get(key, 0)
-            made[key] = max(old, value) if key == "max_error" else old + value
+            worse = value if math.isnan(value) or value > old else old
+            made[key] = worse if key == "max_error" else old + value
     return made
 
 
@@ -145,7 +115,8 @@ def _finish(tally: Mapping[str, float]) -> dict[str, float]:
         share: _ratio(tally[share], tally[over])
         for share, over in (
             ("saturated", "coded"), ("zero", "coded"), ("used", "levels"),
-            ("updates", "probed"), ("lost", "probed"),
+            ("updates", "probed"), ("lost", "probed"), ("lost_updates", "updates"),
+            ("out_of_reach", "nearest"),
         )
         if share in tally
     }  # fmt: skip
@@ -190,63 +161,17 @@ def _here(lay: Layout, slot: Slot, state: Mapping[str, Tensor]) -> Tensor:
     return lay.part.without_room(_kept(lay, slot, state))
 
 
-def _codes(lay: Layout, slot: Slot, state: Mapping[str, Tensor]) -> dict[str, float]:
-    """The use of a slot's codes; empty if it has none."""
-    if not slot.coded:
+def _reach(group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, float]:
+    """How many weights an update of the size of the learning rate cannot change; empty where updates have another size."""
+    lr = group["lr"]
+    lr = float(sharding.local(lr) if isinstance(lr, Tensor) else lr)
+    if lay.rule not in UPDATES_OF_LR or lr == 0:
         return {}
-    bits = ops.state_format(slot.format)["bits"]
-    part = lay.part
-    codes = sharding.local(state[slot.key])
-    values = _here(lay, slot, state)
-    ends = ends_of(slot.format).to(codes.device)
-    seen = torch.zeros(1 << bits, dtype=torch.bool, device=codes.device)
-    saturated, at_once = 0, max(1, _AT_ONCE // max(1, part.cols))
-    for begin in range(0, part.rows, at_once):
-        some = unpack(codes[begin : begin + at_once], bits, part.cols).reshape(-1)
-        first = begin * part.cols - part.front  # of them among the values
-        some = some[max(-first, 0) : values.numel() - first]
-        of_them = values[max(first, 0) : max(first, 0) + some.numel()]
-        seen[some] = True
-        saturated += int((torch.isin(some, ends) & (of_them != 0)).sum())
-    return {
-        "coded": values.numel(),
-        "saturated": saturated,
-        "zero": int((values == 0).sum()),
-        "used": int(seen.sum()),
-        "levels": (1 << bits) if values.numel() else 0,
-    }
-
-
-def unpack(codes: Tensor, bits: int, cols: int) -> Tensor:
-    """Unpacks codes [rows, bytes] to int64 [rows, cols]; the first code is in the low bits."""
-    if bits == 8:
-        return codes.to(torch.int64)
-    eight = torch.arange(8, device=codes.device)
-    single = (codes.to(torch.int64)[:, :, None] >> eight) & 1
-    single = single.reshape(codes.shape[0], -1)[:, : cols * bits]
-    weights = 1 << torch.arange(bits, device=codes.device)
-    return (single.reshape(codes.shape[0], cols, bits) * weights).sum(-1)
-
-
-@functools.cache
-def ends_of(format: str) -> Tensor:
-    """The codes of the lowest and highest value but 0, which values outside the format's range become."""
-    info = ops.state_format(format)
-    bits, length = info["bits"], 2048
-    sample = torch.exp2(-(torch.arange(length) % 21).float())
-    if info["signed"]:
-        sample[length // 2 :] *= -1
-    _, scales = ops.quantize(sample.reshape(1, -1), format, length)
-    cols = min(1 << bits, length)
-    every = torch.arange(1 << bits).reshape(-1, cols)
-    single = (every[:, :, None] >> torch.arange(bits)) & 1
-    packed = (single.reshape(len(every), -1, 8) << torch.arange(8)).sum(-1).to(torch.uint8)
-    values = ops.dequantize(
-        packed, scales.expand(len(every), -1).contiguous(), format, length, cols
+    here, bound = sharding.local(p).detach().reshape(-1), unreachable(lr, lay.dtype)
+    beyond = sum(
+        int(torch.count_nonzero(some.float().abs() > bound)) for some in here.split(_AT_ONCE)
     )
-    values = values.reshape(-1)
-    usable = values[values.isfinite() & ((values != 0) if info["signed"] else (values > 0))]
-    return ((values == usable.min()) | (values == usable.max())).nonzero().reshape(-1)
+    return {"nearest": here.numel(), "out_of_reach": beyond}
 
 
 def _probe(
@@ -255,6 +180,29 @@ def _probe(
     """The next step on copies, as it is stored and without any rounding of what is stored: (errors of each state, updates lost); None where there is no
     gradient here. All ranks that hold some of a flat shard's parameter must call it at once."""
     value = sharding.local(p).detach()
+    if isinstance(p, sharding.FlatShard):
+        return _probe_rows(opt, group, p, lay, value, state)
+    grad, cols = sharding.dense_gradient(p), lay.part.cols
+    if lay.phases or value.numel() <= _AT_ONCE:  # what is measured, is measured of the whole tensor
+        return _probe_rows(opt, group, _Given(grad), lay, value, state)
+    follow = {entry.key for entry in lay.entries() if entry.dims[:1] == (0,)}
+    parts, at_once = [], max(1, _AT_ONCE // cols)
+    for begin in range(0, lay.part.rows, at_once):
+        rows = slice(begin, begin + at_once)
+        here = value[rows]
+        offset = (lay.part.offset[0] + begin, *lay.part.offset[1:])
+        some = replace(lay, part=replace(lay.part, local=tuple(here.shape), offset=offset))
+        of_them = {key: sharding.local(t)[rows] if key in follow else t for key, t in state.items()}
+        parts.append(_probe_rows(opt, group, _Given(grad[rows]), some, here, of_them))
+    found = [part for part in parts if part]
+    errors = {slot.name: _sum([one[0][slot.name] for one in found]) for slot in lay.slots}
+    return errors, _sum([one[1] for one in found])
+
+
+def _probe_rows(
+    opt: SteppingOptimizer, group: dict[str, Any], p: Any, lay: Layout, value: Tensor, state: dict[str, Tensor]
+) -> tuple[dict[str, dict[str, float]], dict[str, float]] | None:  # fmt: skip
+    """`_probe` of rows of a parameter, which `lay` describes: `value` and `state` are theirs, and p has their gradient."""
     before = _weights(value, lay, state)
     stored_state = {key: sharding.local(tensor).clone() for key, tensor in state.items()}
     stored = value.clone(memory_format=torch.contiguous_format)
@@ -262,25 +210,44 @@ def _probe(
     slots = tuple(Slot(slot.name, "float32") for slot in lay.slots)
     part = replace(lay.part, cut=sharding.CUT_NONE)  # float32 has no blocks
     exact_lay = replace(lay, slots=slots, part=part, param_format="float32")
-    exact_state = {key: sharding.local(tensor).clone() for key, tensor in state.items()}
-    exact_state.update({slot.name: _kept(lay, slot, state).clone() for slot in lay.slots})
+    needed = {"step", "stream", *exact_lay.keys} - {slot.name for slot in slots}
+    exact_state = {key: sharding.local(state[key]).clone() for key in needed}
+    for slot in lay.slots:
+        values = _kept(lay, slot, state)
+        exact_state[slot.name] = values.contiguous() if slot.coded else values.clone()
     exact = before.clone()
     _run(opt, group, p, exact_lay, exact, exact_state)
     if p.grad is None:
         return None
-    errors = {}
-    for slot in lay.slots:
-        want = lay.part.without_room(exact_state[slot.name]).double()
-        off = (_here(lay, slot, stored_state).double() - want).abs()
-        relative = torch.where(off == 0, 0.0, off / want.abs())
-        errors[slot.name] = {
-            "error2": float(off.square().sum()),
-            "exact2": float(want.square().sum()),
-            "max_error": float(relative.max()) if relative.numel() else 0.0,
-        }
+    errors = {
+        slot.name: _errors(
+            _here(lay, slot, stored_state), lay.part.without_room(exact_state[slot.name])
+        )
+        for slot in lay.slots
+    }
     moved = exact != before
-    lost = moved & (_weights(stored, lay, stored_state) == before)
-    return errors, {"probed": moved.numel(), "updates": int(moved.sum()), "lost": int(lost.sum())}
+    lost = int(torch.count_nonzero(moved & (_weights(stored, lay, stored_state) == before)))
+    # What random rounding leaves as it is, it moves the further another time.
+    for_good = 0 if ops.param_format(lay.param_format)["random"] else lost
+    updates = {"probed": moved.numel(), "updates": int(torch.count_nonzero(moved)), "lost": lost}
+    return errors, {**updates, "lost_updates": for_good}
+
+
+def _errors(got: Tensor, want: Tensor) -> dict[str, float]:
+    """The tally of stored values beside exact ones, both float32 in one dimension."""
+    at_once = _IN_CACHE if want.device.type == "cpu" else _AT_ONCE
+    sums = torch.zeros(3, dtype=torch.float64, device=want.device)
+    for a, b in zip(got.split(at_once), want.split(at_once), strict=True):
+        if not b.numel():
+            continue
+        exact = b.double()
+        off = a.double().sub_(exact).abs_()
+        same = off == 0
+        sums[0] += off.dot(off)
+        sums[1] += exact.dot(exact)
+        relative = off.div_(exact).abs_().masked_fill_(same, 0.0).max()
+        sums[2] = torch.maximum(sums[2], relative)
+    return dict(zip(("error2", "exact2", "max_error"), sums.tolist(), strict=True))
 
 
 def _weights(value: Tensor, lay: Layout, state: Mapping[str, Tensor]) -> Tensor:
@@ -303,7 +270,7 @@ def _run(
     step_groups = []
     if p.grad is not None and (value.numel() or not reducer):
         step_group = StepGroup(group, lay)
-        step_group.add(p if reducer else _Given(sharding.gradient(p)), value, lay, state)  # type: ignore[arg-type]
+        step_group.add(p, value, lay, state)
         opt._bind(step_group, step_group.plan())
         step_groups.append(step_group)
         if reducer:

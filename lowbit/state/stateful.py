@@ -90,7 +90,7 @@ class StatefulOptimizer(Optimizer):
         self._laid_out_for, self._structure = self._decided(), {}
         self.__dict__.setdefault("_flat_shards", {})
         self.__dict__.setdefault("_part_names", {})
-        self.__dict__.setdefault("_warned", set())
+        self.__dict__.setdefault("_warned", {"nearest"})  # the original of a copy has said it
         self._ready = True
 
     def _lay_out_again(self) -> None:

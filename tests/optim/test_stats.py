@@ -10,7 +10,9 @@ from torch import nn
 
 import lowbit
 from lowbit import ops
-from lowbit.optim.stats import COMPONENTS, ends_of, unpack
+from lowbit.optim.codes import ORDINARY, count_codes, ends_of, unpack
+from lowbit.optim.codes import values_of as meanings_of
+from lowbit.optim.report import COMPONENTS
 from lowbit.state import quantize as coding
 
 FORMATS = {entry["name"]: entry for entry in lowbit.catalog()["state"]}
@@ -112,6 +114,7 @@ def test_bytes(name):
     assert total["bytes_per_value"] == sum(total["bytes"].values()) / total["values"]
 
 
+@pytest.mark.filterwarnings("ignore:.*rounded to nearest", "ignore:rounding to nearest")
 @pytest.mark.parametrize("entry", [e for e in lowbit.catalog()["param"]], ids=lambda e: e["name"])
 def test_bytes_beside_the_parameter(entry):
     net, opt = trained(getattr(torch, entry["dtype"]), param_format=entry["name"])
@@ -149,6 +152,74 @@ def test_use_of_codes(name):
     for key, (ends, zeros, size) in sums.items():
         total = stats["total"]["states"][key]
         assert (total["saturated"], total["zero"]) == (ends / size, zeros / size)
+
+
+SCALES = [0.0, 1e-45, 1e-38, 1e-30, 2.0**-80, 1.0, 2.0**80, 1e38, math.inf, math.nan]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_codes_that_do_not_tell_whether_they_mean_0(name):
+    """Scales at which values underflow, overflow or are not finite, mixed with others."""
+    net, opt = trained(state_format=name)
+    p = net[0].weight
+    for key, t in opt.state[p].items():
+        if "_scale" in key:
+            numbers = torch.tensor(SCALES).to(t.dtype)
+            t.reshape(len(t), -1)[:] = numbers[torch.arange(len(t)) % len(SCALES), None]
+    made = opt.stats()["parameters"]["0.weight"]["states"]
+    for key, (slot, values) in values_of(opt, p).items():
+        if slot.coded:
+            codes = unpack(opt.state[p][slot.key], FORMATS[slot.format]["bits"], 70)
+            ends = torch.isin(codes, ends_of(slot.format)) & (values != 0)
+            assert made[key]["saturated"] == int(ends.sum()) / values.numel()
+            assert made[key]["zero"] == int((values == 0).sum()) / values.numel()
+            assert made[key]["used"] == len(codes.unique()) / 2 ** FORMATS[slot.format]["bits"]
+
+
+@pytest.mark.parametrize("name", [n for n, entry in FORMATS.items() if entry["scale_numbers"] == 1])
+def test_between_ordinary_scales_a_code_tells_whether_it_means_0(name):
+    """Every code at both ends of the range, as far as the format's scales reach."""
+    bits, dtype = FORMATS[name]["bits"], getattr(torch, FORMATS[name]["scale_dtype"])
+    codes = torch.from_numpy(
+        np.packbits(
+            ((np.arange(1 << bits)[:, None] >> np.arange(bits)) & 1).astype(np.uint8).reshape(1, -1),
+            axis=1, bitorder="little",
+        )
+    )  # fmt: skip
+    assert torch.equal(unpack(codes, bits, 1 << bits)[0], torch.arange(1 << bits))
+    limits = torch.finfo(dtype)
+    for scale in (max(ORDINARY[0], limits.smallest_normal * limits.eps), min(ORDINARY[1], limits.max)):  # fmt: skip
+        scales = torch.full((1, 2048), scale, dtype=dtype)[:, : -(-(1 << bits) // 2048)]
+        values = ops.dequantize(codes, scales.contiguous(), name, 2048, 1 << bits)[0]
+        assert torch.equal(values == 0, meanings_of(name) == 0)
+
+
+@pytest.mark.parametrize("begin, end", [(0, 13), (3, 13), (4, 4), (8, 9), (5, 6)])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_codes_are_counted(bits, begin, end):
+    generator = torch.Generator().manual_seed(bits)
+    packed = torch.randint(0, 256, (5, -(-13 * bits // 8)), dtype=torch.uint8, generator=generator)
+    wanted = np.bincount(unpack(packed, bits, 13)[:, begin:end].reshape(-1), minlength=1 << bits)
+    if begin < end:
+        assert np.array_equal(count_codes(packed, bits, begin, end).numpy(), wanted)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_pieces_give_the_same_numbers(name, monkeypatch):
+    _, opt = trained(state_format=name, param_format="bfloat16_split8_stochastic")
+    whole = opt.stats(probe=True)
+    for module in (lowbit.optim.stats, lowbit.optim.codes):
+        monkeypatch.setattr(module, "_AT_ONCE", 500)  # some rows each
+    monkeypatch.setattr(lowbit.optim.stats, "_IN_CACHE", 130)
+    pieces = opt.stats(probe=True)
+    for part in [*whole["parameters"], "total"]:
+        a, b = (s["parameters"].get(part, s["total"]) for s in (whole, pieces))
+        for state, kept in a["states"].items():
+            assert list(b["states"][state]) == list(kept)
+            for key, value in kept.items():
+                near = pytest.approx(value, rel=1e-12) if key == "rms_error" else value
+                assert b["states"][state][key] == near
+        assert {k: v for k, v in a.items() if k != "states"} == {k: v for k, v in b.items() if k != "states"}  # fmt: skip
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -215,6 +286,7 @@ def test_probe_of_factored_state():
     assert entry["rule"] == lay.rule == "adamw_factored" and list(entry["states"]) == ["exp_avg"]
 
 
+@pytest.mark.filterwarnings("ignore:.*rounded to nearest", "ignore:rounding to nearest")
 def test_updates_lost_to_rounding():
     """Rounded to nearest, steps far below the spacing of the weights all vanish; stochastically only most of them."""
     lost = {}
@@ -307,9 +379,9 @@ def test_prints_as_a_table():
     _, opt = trained()
     stats = opt.stats(probe=True)
     assert type(dict(stats)) is dict and isinstance(stats, lowbit.Stats)
-    lines = str(stats).splitlines()
+    lines = stats.table().splitlines()
     assert lines[0].split()[:3] == ["values", "bytes", "each"]
     text = "\n".join(lines)
     for word in ("0.weight", "total", "dynamic8_unsigned", f"{stats['total']['bytes_per_value']:.3f}", "%"):  # fmt: skip
         assert word in text
-    assert str(lowbit.AdamW([nn.Parameter(torch.ones(3))]).stats()).count("\n") == 4
+    assert lowbit.AdamW([nn.Parameter(torch.ones(3))]).stats().table().count("\n") == 4

@@ -7,7 +7,7 @@ import torch
 from plans import FORMATS, fresh_state, plan_row, run_step
 
 from lowbit import ops
-from lowbit.optim.stats import unpack
+from lowbit.optim.codes import unpack
 
 ROWS, COLS = 5, 700
 RULE = "adamw"
