@@ -97,7 +97,7 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
     spec = {"format": said} if isinstance(said, str) else said
     if not isinstance(spec, Mapping) or "format" not in spec:
         raise ValueError(
-            f"{name!r} is no state format{_meant(name)}{' P' if _meant(name) else '; p'}ass a preset, a format or lowbit.scaled(...)"
+            f"{name!r} is no state format{_advice(name, 'pass a preset, a format or lowbit.scaled(...)')}"
         )
     if spec["format"] == FACTORED:
         if len(spec) > 1:
@@ -113,11 +113,20 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
             if said is name
             else f"the preset {name!r} needs the state format {spec['format']!r}, which this build does not have"
         )
-        meant = _meant(spec["format"])
         raise ValueError(
-            f"{reason}{meant}{' P' if meant else '; p'}resets are {', '.join(available())}; lowbit.catalog()['state'] lists the formats"
+            reason
+            + _advice(
+                spec["format"],
+                f"presets are {', '.join(available())}; lowbit.catalog()['state'] lists the formats",
+            )
         )
     return scaled(**spec)
+
+
+def _advice(said: Any, text: str) -> str:
+    """What follows the words that something is no state format: the name that was meant, if any, and `text`."""
+    meant = _meant(said)
+    return f"{meant} {text[0].upper()}{text[1:]}" if meant else f"; {text}"
 
 
 # What people write for formats that have another name here.
