@@ -16,7 +16,7 @@ SPACE := $(EMPTY) $(EMPTY)
 # What the package has; `make test` adds the rest to the same folder. CUDA_ARCHS: GPU architectures ("90-real 100-real", "release"), else this machine's;
 # a machine without a GPU compiles no kernels unless CUDA_ARCHS asks.
 CUDA_ARCHS ?=
-CUDA = $(if $(CUDA_ARCHS)$(shell command -v nvidia-smi),AUTO,OFF)
+CUDA = $(if $(CUDA_ARCHS)$(wildcard /dev/nvidia0)$(shell command -v nvidia-smi),AUTO,OFF)
 PACKAGE = $(foreach o,CUDA=$(CUDA) TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF $(if $(CUDA_ARCHS),CUDA_ARCHS=$(subst $(SPACE),;,$(CUDA_ARCHS))),-C "cmake.define.LOWBIT_$(o)")
 
 # Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests, zstd.
@@ -170,7 +170,11 @@ $(VENV)/torch:
 $(VENV)/modules: FORCE
 	@mkdir -p $(VENV) && find lowbit -name '*.py' | LC_ALL=C sort >$@.$$$$ && if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
 
-$(VENV)/installed: $(VENV)/torch $(VENV)/modules pyproject.toml
+# What the package is built with: other architectures, or libraries that have come, build it anew.
+$(VENV)/options: FORCE | libraries
+	@mkdir -p $(VENV) && printf '%s\n' '$(PACKAGE)' >$@.$$$$ && if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
+
+$(VENV)/installed: $(VENV)/torch $(VENV)/modules $(VENV)/options pyproject.toml
 	@echo "installing what the tests need, and building lowbit: minutes the first time"
 	@$(call shown,build.log,$(PYTHON) -m pip install --verbose --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[test]")
 	@touch $@ $(VENV)/built

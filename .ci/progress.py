@@ -26,6 +26,8 @@ def main(log: str, *command: str) -> int:
             if not found:
                 continue
             done, all_ = int(found[1]), max(int(found[2]), 1)
+            if 10 * done // all_ < tenth:  # another count begins
+                tenth = 0
             seconds = f"{time.monotonic() - start:.0f} s"
             if terminal:
                 bar = "#" * (30 * done // all_)
@@ -37,9 +39,12 @@ def main(log: str, *command: str) -> int:
         print("\r\033[K", end="", flush=True)
     if process.returncode != 0:
         print("".join(pathlib.Path(log).read_text().splitlines(keepends=True)[-80:]), end="")
-        print(f"*** {pathlib.Path(command[0]).name} failed; the whole of its output is in {log}")
+        print(f"*** failed; all that was printed is in {log}: {' '.join(command)}")
     return process.returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             dtype=given.dtype and getattr(torch, given.dtype),
             **_options(given),
         )
-    except (TypeError, ValueError, OSError, ImportError) as error:
+    except (TypeError, ValueError, RuntimeError, OSError, ImportError) as error:
         message = " ".join(str(error).split())
         sys.stderr.write(f"lowbit estimate: {message}\n")
         return 2
@@ -77,6 +77,8 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:
     own = {name: getattr(given, name) for name in ("state_format", "param_format", "full_precision")}  # fmt: skip
+    if own["full_precision"] is not None:
+        own["full_precision"] = [pattern for pattern in own["full_precision"] if pattern]
     return {**dict(given.option), **{k: v for k, v in own.items() if v is not None}}
 
 

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+import torch
+
 HERE = pathlib.Path(__file__).parent
 OUT = pathlib.Path("out")
 STEPS, MORE = 160, 40  # steps on 2 ranks, then more after the reshard
@@ -63,7 +65,10 @@ def train(ranks: int, *options: str) -> dict:
         if ranks > 1
         else ["-W", "ignore"]
     )
-    output = run([sys.executable, *launch, str(HERE / "train_gpt.py"), "--digest", *options])
+    # 3 ranks need 3 GPUs, so all of it runs on the CPU where there are fewer.
+    device = "cuda" if torch.cuda.device_count() >= 3 else "cpu"
+    recipe = [str(HERE / "train_gpt.py"), "--device", device, "--digest"]
+    output = run([sys.executable, *launch, *recipe, *options])
     return json.loads(output.strip().splitlines()[-1])
 
 
@@ -110,13 +115,14 @@ def draw(path: pathlib.Path) -> None:
 
 def main() -> None:
     stages = Stages()
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir()
     tool = shutil.which("lowbit-ckpt")
     if tool is None:
         sys.exit(
             "lowbit-ckpt is not built: the output of `make run` above names the libraries it needs"
         )
+    OUT.mkdir(exist_ok=True)
+    for folder in ("two", "three"):  # of an earlier run
+        shutil.rmtree(OUT / folder, ignore_errors=True)
     # The learning rate falls until step STEPS, where the checkpoint is written; then a run that goes on is compared with one that was resumed.
     whole = ("--steps", str(STEPS + MORE), "--schedule", str(STEPS))
 

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import pathlib
+import platform
 import sys
 import sysconfig
 import time
@@ -47,11 +48,18 @@ def compute_dtype(weights: torch.dtype, device: str) -> torch.dtype:
     oneDNN's product in bfloat16 takes 6 to 10 times as long as its float32 one where a processor has neither AVX512-BF16 nor AMX, or where ONEDNN_MAX_CPU_ISA
     forbids them.
     """
-    if weights != torch.bfloat16 or device == "cuda":
+    if (
+        weights != torch.bfloat16
+        or device == "cuda"
+        or platform.machine() not in ("x86_64", "AMD64")
+    ):
         return weights
     allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
     has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    if has and (allowed in ("ALL", "DEFAULT") or "BF16" in allowed or "AMX" in allowed):
+    if has and (
+        allowed in ("ALL", "DEFAULT")
+        or any(isa in allowed for isa in ("BF16", "FP16", "AVX10", "AMX"))
+    ):
         return weights
     if os.environ.get("RANK", "0") == "0":
         print(
@@ -256,7 +264,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--digest", action="store_true", help="add digests of weights and state to the summary"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.save_step is not None and args.save is None:
+        parser.error("--save-step needs --save")
+    return args
 
 
 def main() -> None:
@@ -307,8 +318,8 @@ def main() -> None:
         if args.digest:
             summary["digest_loaded"] = digest(model, opt)
     schedule = args.schedule or args.steps
-    save_step = args.save_step or args.steps
-    if args.save_step and not begin < save_step <= args.steps:
+    save_step = args.steps if args.save_step is None else args.save_step
+    if args.save_step is not None and not begin < save_step <= args.steps:
         sys.exit(f"--save-step {save_step} is not among the steps {begin + 1} to {args.steps}")
 
     lines = []

@@ -43,11 +43,11 @@ def refuse_keywords(name: str, options: Iterable[str]) -> None:
 class _BitsandbytesName(LowbitOptimizer):
     """An optimizer under its bitsandbytes name."""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets the signature that editors, trainers and `inspect` see: the optimizer's own arguments."""
         _, *own = inspect.signature(super().__init__).parameters.values()
         cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-        super().__init_subclass__()
+        super().__init_subclass__(**keywords)
 
     if not TYPE_CHECKING:  # a checker goes by the arguments of the optimizer itself
 

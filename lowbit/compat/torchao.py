@@ -33,7 +33,7 @@ class _TorchaoName(LowbitOptimizer):
 
     _preset = "8bit"
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets the signature that editors, trainers and `inspect` see: its own arguments and torchao's two."""
         _, *own = inspect.signature(super().__init__).parameters.values()
         two = [
@@ -42,7 +42,7 @@ class _TorchaoName(LowbitOptimizer):
         ]  # fmt: skip
         at = [p.name for p in own].index("state_format")
         cls.__signature__ = inspect.Signature([*own[:at], *two, *own[at:]])  # type: ignore[attr-defined]
-        super().__init_subclass__()
+        super().__init_subclass__(**keywords)
 
     if not TYPE_CHECKING:  # a checker goes by the arguments of `_AdamW` and `_Adam`
 

@@ -157,7 +157,8 @@ def check_matched(
         warned: the patterns that were warned of, which are not again; updated. None (default) warns of all.
     """
     found: dict[str, bool] = {}
-    kept: dict[str, bool] = {}  # the patterns of full_precision
+    kept: dict[str, None] = {}  # the patterns of full_precision
+    every: list[str] = []  # names of all groups
     count, any_names = 0, False
     for number, group in enumerate(groups):
         names, size = (named or {}).get(number, group.get("param_names")), len(group["params"])
@@ -169,8 +170,9 @@ def check_matched(
         full_precision = group.get("full_precision") or ()
         if isinstance(full_precision, str):
             full_precision = (full_precision,)
-        for pattern in full_precision if names and not isinstance(full_precision, bool) else ():
-            kept[pattern] = kept.get(pattern, False) or bool(fnmatch.filter(known, pattern))
+        if names:
+            every += known
+            kept |= dict.fromkeys(() if isinstance(full_precision, bool) else full_precision)
         if not (
             names
             or isinstance(full_precision, bool)
@@ -185,7 +187,7 @@ def check_matched(
         raise ValueError(
             f"overrides[{unmatched[0]!r}] matches the name of no parameter{'' if any_names else advice}"
         )
-    for pattern in (pattern for pattern, hit in kept.items() if not hit):
+    for pattern in (pattern for pattern in kept if not fnmatch.filter(every, pattern)):
         warn_once(
             set() if warned is None else warned,
             f"full_precision {pattern}",

@@ -6,8 +6,8 @@ import inspect
 import re
 from typing import Any
 
-_SECTION = re.compile(r"^    Args:\n((?:(?:        .*)?\n)*)", re.M)
-_ENTRY = re.compile(r"^        (\w+(?:,\s+\w+)*): (.*\n(?:(?: {12}.*)?\n)*)", re.M)
+_SECTION = re.compile(r"^Args:\n((?:(?:    .*)?\n)*)", re.M)
+_ENTRY = re.compile(r"^    (\w+(?:,\s+\w+)*): (.*\n(?:(?: {8}.*)?\n)*)", re.M)
 _ELSEWHERE = re.compile(r"as\s+in\s+`(\w+)`(?:,\s+with\s+its\s+defaults)?\.\s*")
 
 _entries: dict[str, dict[str, str]] = {}  # class name -> argument -> what it means
@@ -29,9 +29,10 @@ def _complete(cls: Any) -> bool:
     """Whether all that the docstring refers to is known; it is then rewritten."""
     if any(base in _waiting for base in cls.__mro__[1:]):
         return False
-    own = _read(cls.__dict__.get("__doc__") or "")
+    doc = _text(cls)
+    own = _read(doc)
     inherited = [_entries[base.__name__] for base in cls.__mro__[1:] if base.__name__ in _entries]
-    inherited += [_read(base.__doc__ or "") for base in cls.__mro__[1:] if base.__name__.startswith("_")]  # fmt: skip
+    inherited += [_read(_text(base)) for base in cls.__mro__[1:] if base.__name__.startswith("_")]  # fmt: skip
     made = {}
     for name in inspect.signature(cls).parameters:
         text = own.get(name) or next((some[name] for some in inherited if name in some), None)
@@ -44,14 +45,19 @@ def _complete(cls: Any) -> bool:
             text = other[name]
         made[name] = text
     _entries[cls.__name__] = made
-    if made and cls.__dict__.get("__doc__"):
-        section = "    Args:\n" + "".join(f"        {name}: {text}" for name, text in made.items())
-        doc = cls.__doc__
+    if made and doc:
+        section = "Args:\n" + "".join(f"    {name}: {text}" for name, text in made.items())
         if _SECTION.search(doc):
-            cls.__doc__ = _SECTION.sub(lambda _: section + "\n", doc, count=1)
+            cls.__doc__ = _SECTION.sub(lambda _: section + "\n", doc, count=1).rstrip() + "\n"
         else:
-            cls.__doc__ = doc.rstrip() + "\n\n" + section + "    "
+            cls.__doc__ = doc.rstrip() + "\n\n" + section
     return True
+
+
+def _text(cls: type) -> str:
+    """A class's own docstring without its indentation, as Python keeps it from 3.13 on."""
+    doc = cls.__dict__.get("__doc__")
+    return inspect.cleandoc(doc) + "\n" if doc else ""
 
 
 def _read(doc: str) -> dict[str, str]:

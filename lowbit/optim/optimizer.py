@@ -24,10 +24,10 @@ class LowbitOptimizer(SteppingOptimizer):
     A subclass decides the update rule of a group and its hyperparameters.
     """
 
-    def __init_subclass__(cls) -> None:
-        """Completes the docstring of an optimizer: see `lowbit.optim.docs`."""
-        super().__init_subclass__()
-        if not cls.__name__.startswith("_"):
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Completes the docstring of an optimizer of this package: see `lowbit.optim.docs`."""
+        super().__init_subclass__(**keywords)
+        if cls.__module__.startswith("lowbit.") and not cls.__name__.startswith("_"):
             docs.complete(cls)
 
     def init_state(self) -> None:

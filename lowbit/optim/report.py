@@ -116,7 +116,7 @@ class Stats(dict):  # type: ignore[type-arg]
             made.append(
                 (
                     "out of reach",
-                    f"{share} of the weights rounded to nearest: too large for this lr",
+                    f"{share} of the weights rounded to nearest are too large for this learning rate to change",
                 )
             )
         label = "worst"

@@ -162,10 +162,13 @@ def _here(lay: Layout, slot: Slot, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def _reach(group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, float]:
-    """How many weights an update of the size of the learning rate cannot change; empty where updates have another size."""
-    lr = group["lr"]
-    lr = float(sharding.local(lr) if isinstance(lr, Tensor) else lr)
-    if lay.rule not in UPDATES_OF_LR or lr == 0:
+    """How many weights an update of the size of the learning rate cannot change; empty where updates have another size.
+
+    A scheduler's `initial_lr` counts if it is larger: a warm-up begins with steps that are meant to be small.
+    """
+    rates = (group["lr"], group.get("initial_lr", 0.0))
+    lr = max(float(sharding.local(r) if isinstance(r, Tensor) else r) for r in rates)
+    if lay.rule not in UPDATES_OF_LR or lr == 0 or not getattr(p, "requires_grad", True):
         return {}
     here, bound = sharding.local(p).detach().reshape(-1), unreachable(lr, lay.dtype)
     beyond = sum(

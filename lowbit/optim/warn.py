@@ -58,7 +58,7 @@ def warn_of_nearest(opt: StatefulOptimizer) -> None:
         opt._warned,
         "nearest",
         f"{len(found)} {dtype} parameters, such as {index if name is None else repr(name)}, are rounded to nearest without compensation: an update "
-        f"of less than half the distance to the next {dtype} value is lost{above}. Leave param_format out for stochastic rounding, or take "
+        f"of less than half the distance to the next {dtype} value is lost{above}. Omit param_format to get stochastic rounding, or use "
         f"'{dtype}_kahan' or '{dtype}_split16'",
     )
 
@@ -72,9 +72,8 @@ def warn_of_loss(opt: SteppingOptimizer, stats: Stats) -> None:
     }
     if "lost" in opt._warned or not found:
         return
-    advice = (
-        "stochastic rounding (param_format='auto') and compensation ('bfloat16_kahan') keep them"
-    )
+    dtype = next(iter(found.values()))["param_format"].partition("_")[0]
+    advice = f"stochastic rounding (param_format='auto') and compensation ('{dtype}_kahan') do not"
     updates = sum(entry.get("updates", 0.0) * entry["values"] for entry in found.values())
     lost = sum(entry.get("lost", 0.0) * entry["values"] for entry in found.values())
     if updates and lost / updates >= LOST:
@@ -86,7 +85,7 @@ def warn_of_loss(opt: SteppingOptimizer, stats: Stats) -> None:
     elif stats["total"].get("out_of_reach", 0.0) >= OUT_OF_REACH:
         text = (
             f"an update as large as the learning rate is lost to rounding to nearest in {percent(stats['total']['out_of_reach'])} of the weights that "
-            f"are rounded so; raise it, or {advice}"
+            f"are rounded so; raise the learning rate, or change the format: {advice}"
         )
     else:
         return

@@ -42,7 +42,7 @@ def estimate(
     Args:
         model: a module on any device, meta included, sharded by `fully_shard` or not; or a configuration of
             transformers, or the path of a config.json or of its folder, whose model is built on the meta device. Files
-            are read locally and executed never.
+            are read locally and never executed.
         optimizer: the name of a class of lowbit, or the class; "AdamW" by default.
         ranks: the number of ranks, or the DeviceMesh that `fully_shard` gets; None (default) takes the model's own.
         dtype: of the weights under lowbit, torchao and bitsandbytes, as `model.to(dtype)` casts them; None (default)
@@ -57,7 +57,7 @@ def estimate(
         TypeError: the model, the optimizer or an option has a wrong type.
         ValueError: as the optimizer's constructor raises it; or the model is wrapped in FSDP1, sharded on another
             dimension, or trains no parameter; or a configuration's model is unknown.
-        FileNotFoundError, ModuleNotFoundError: a path leads nowhere, or transformers is not installed.
+        FileNotFoundError, ModuleNotFoundError: a path does not exist, or transformers is not installed.
     """
     make = _class_of(optimizer)
     if not isinstance(model, nn.Module):

@@ -31,7 +31,7 @@ def meta_model(source: Any, dtype: torch.dtype | None) -> nn.Module:
         ModuleNotFoundError: transformers is not installed.
         FileNotFoundError: there is no such file.
         TypeError: `source` is nothing of these.
-        ValueError: the file is no configuration, or transformers does not have its model.
+        ValueError: the file is not a configuration, or transformers does not have its model.
     """
     if isinstance(source, (str, os.PathLike)):
         values = _read(pathlib.Path(source))
@@ -77,9 +77,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from None
+        raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise ValueError(f"{file} is no configuration of transformers: it has no model_type")
+        raise ValueError(f"{file} is not a configuration of transformers: it has no model_type")
     return values
 
 
@@ -101,7 +101,7 @@ def _config_of(transformers: Any, values: dict[str, Any], source: Any) -> Any:
     try:
         return transformers.CONFIG_MAPPING[kind].from_dict(_harmless(values))
     except Exception as error:
-        raise ValueError(f"{source} is no configuration of {kind!r}: {error}") from error
+        raise ValueError(f"{source} is not a configuration of {kind!r}: {error}") from error
 
 
 def _harmless(values: Any) -> Any:

@@ -65,7 +65,7 @@ class Estimate:
     def _notes(self) -> list[str]:
         notes = [f"{each.title}: {each.note}" for each in self.footprints.values() if each.note]
         if self.ranks > 1:
-            said = f"Assumed: fully_shard over {self.ranks} ranks; a checkpoint is that of all."
+            said = f"Assumed: fully_shard over {self.ranks} ranks; a checkpoint is the sum of all."
             notes.insert(0, said)
         said = "Not counted: activations, temporary buffers, what allocators and file formats add."
         return [said, *notes]

@@ -19,7 +19,7 @@ def warn_idle(params: Sequence[Any], warned: set[str]) -> None:
         warn_once(
             warned,
             "no gradient",
-            f"step() found no gradient on any of the {len(waiting)} parameters, so it trains nothing. If backward() ran, the model has other parameters "
+            f"step() found no gradient on any of the {len(waiting)} parameters, so this step trains nothing. If backward() ran, the model has other parameters "
             "than the optimizer: fully_shard, parallelize_module, to_empty and load_state_dict(assign=True) replace them; call these first, then build "
             "the optimizer from the model. Otherwise call backward() before step(), and zero_grad() after it",
         )

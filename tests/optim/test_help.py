@@ -44,11 +44,30 @@ def test_help_shows_every_argument_with_its_meaning_and_default(cls):
         value = parameter.default
         if said and isinstance(value, int | float) and said[1] and re.match(r"[\d.]", said[1]):
             assert float(said[1]) == float(value), f"{name}={value}: {text}"
-    assert all(line.startswith("        ") or not line for line in re.search(r"Args:\n(.*?)(?=\n    \S|\Z)", cls.__doc__, re.S)[1].splitlines()[:-1])  # fmt: skip
+    assert all(line.startswith("    ") or not line for line in re.search(r"Args:\n(.*?)(?=\n\S|\Z)", cls.__doc__, re.S)[1].splitlines()[:-1])  # fmt: skip
 
 
 def test_nothing_waits_for_a_class_that_never_comes():
     assert docs._waiting == []
+
+
+def test_a_class_of_a_program_is_left_as_it_is():
+    """Its docstring may refer to anything, and its bases may take keywords."""
+
+    class Tagged:
+        def __init_subclass__(cls, tag=0, **keywords):
+            super().__init_subclass__(**keywords)
+            cls.tag = tag
+
+    class Mine(lowbit.AdamW, Tagged, tag=1):
+        """An optimizer.
+
+        Args:
+            lr2: as in `Adam`.
+            other: as in `Nothing`.
+        """
+
+    assert Mine.tag == 1 and "as in `Nothing`" in Mine.__doc__ and docs._waiting == []
 
 
 def test_types_list_the_catalog():

@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ MISTAKES = {
         named_alike, UserWarning, r"two parameters are named 'a': .*Give each its own, such as \(f'first.\{name\}', p\)"),
     "no gradient": (
         lambda: build().step(),
-        UserWarning, r"no gradient on any of the 4 parameters, so it trains nothing.* fully_shard.* build the optimizer from the model",
+        UserWarning, r"no gradient on any of the 4 parameters, so this step trains nothing.* fully_shard.* build the optimizer from the model",
     ),
     "a step on the meta device": (
         on_meta, RuntimeError, r"parameter '0.weight' is on the meta device.*to_empty\(device=",
@@ -175,6 +176,12 @@ def test_a_step_after_others_without_a_gradient_is_said_too():
     trained(opt).zero_grad()
     with pytest.warns(UserWarning, match="no gradient on any"):
         opt.step()
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_pattern_that_names_what_a_group_keeps_anyway_says_nothing():
+    model = nn.Sequential(OrderedDict(embed=nn.Embedding(100, 64), up=nn.Linear(64, 64)))
+    lowbit.AdamW(lowbit.param_groups(model), full_precision=("embed*",))
 
 
 @pytest.mark.usefixtures("silent")
