@@ -31,8 +31,10 @@ class LowbitOptimizer(SteppingOptimizer):
             docs.complete(cls)
 
     def init_state(self) -> None:
+        before = sum(map(bool, self.state.values()))
         super().init_state()
-        if not torch.compiler.is_compiling():
+        made = sum(map(bool, self.state.values())) > before
+        if made and not torch.compiler.is_compiling():
             warn_of_nearest(self)
 
     init_state.__doc__ = SteppingOptimizer.init_state.__doc__
