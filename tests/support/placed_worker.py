@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from same_bytes import equal
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from world_worker import whole
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import lowbit
 from lowbit import fsdp1
@@ -63,13 +63,14 @@ def alone(name: str, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return stepped(name, shape, lambda t: t)
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    a = whole(a)
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(a.reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
-    )  # fmt: skip
+def same(found: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether this rank holds its part of a whole tensor, cut as torch cuts it for these placements."""
+    if isinstance(found, DTensor):
+        if found.shape != want.shape:
+            return False
+        cut = distribute_tensor(want, found.device_mesh, found.placements, src_data_rank=None)
+        found, want = found.to_local(), cut.to_local()
+    return equal(found, want)
 
 
 def compare() -> tuple[int, list[str], list[str]]:

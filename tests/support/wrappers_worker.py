@@ -9,6 +9,7 @@ import zlib
 
 import torch
 import torch.distributed as dist
+from same_bytes import chunk, equal
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
@@ -170,18 +171,6 @@ def set_grads(opt, step: int) -> None:
             p.grad = grad.clone()
 
 
-def chunk(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """The part of a whole tensor that a DTensor of its shape holds here: torch.chunk, mesh dimension by mesh dimension, the last (TP) first."""
-    local = whole
-    for i in reversed(range(like.device_mesh.ndim)):
-        dim = getattr(like.placements[i], "dim", None)
-        if dim is not None:
-            chunks = torch.chunk(local, like.device_mesh.size(i), dim)
-            at = like.device_mesh.get_local_rank(i)
-            local = chunks[at] if at < len(chunks) else local.narrow(dim, 0, 0)
-    return local.contiguous()
-
-
 # Beside what one process has
 
 
@@ -221,20 +210,6 @@ def unequal(opt, want: Kept, without: tuple[str, ...] = ()) -> list[str]:
         if not all(k in found and k in want[name] and equal(found[k], want[name][k]) for k in keys):  # fmt: skip
             wrong.add(name)
     return sorted(wrong)
-
-
-def equal(found, want: torch.Tensor) -> bool:
-    if isinstance(found, sharding.FlatShard):
-        begin, end = found.elements(found.flat.rank)
-        found, want = found.value, want.reshape(-1)[begin:end]
-    elif isinstance(found, DTensor):
-        if found.shape != want.shape:
-            return False
-        found, want = found.to_local(), chunk(want, found)
-    if found.dtype != want.dtype or found.shape != want.shape:
-        return False
-    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (found, want))
-    return torch.equal(a, b)
 
 
 # The table
