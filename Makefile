@@ -72,10 +72,10 @@ programs: setup  ## the C++ tests and the C++ front end, built
 	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DLOWBIT_CPP=ON -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
 	@$(call shown,build.log,$(BIN)/cmake --build $(CMAKE_BUILD))
 
-# The C++ tests under address and undefined-behaviour sanitizers.
+# The C++ tests under address and undefined-behaviour sanitizers, for the instruction sets that this machine runs.
 sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitizers
 	@$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
-	  -DLOWBIT_OPS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_SANITIZE=address,undefined >$(VENV)/cmake-sanitize.log || { cat $(VENV)/cmake-sanitize.log; exit 1; }
+	  -DLOWBIT_OPS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_ISAS=native -DLOWBIT_SANITIZE=address,undefined >$(VENV)/cmake-sanitize.log || { cat $(VENV)/cmake-sanitize.log; exit 1; }
 	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 

@@ -22,15 +22,19 @@ struct Isas {
 
   Isas() {
     add(kKernelsBaseline, true);
-#if defined(LOWBIT_X86)
+#if defined(LOWBIT_AVX2)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("bmi2");
     add(kKernelsAvx2, avx2);
+#endif
+#if defined(LOWBIT_AVX512)
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl");
     add(kKernelsAvx512, avx512);
+#endif
+#if defined(LOWBIT_AVX512VBMI)
     add(kKernelsAvx512Vbmi, avx512 && __builtin_cpu_supports("avx512vbmi"));
 #endif
     const char* forced = std::getenv("LOWBIT_ISA");

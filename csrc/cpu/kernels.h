@@ -100,10 +100,8 @@ inline void quantize_run(const Kernels& kernel, int format, const float* x, void
 }
 
 extern const Kernels kKernelsBaseline;
-#if defined(LOWBIT_X86)
-extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx2;  // each where it is compiled: LOWBIT_AVX2, ...
 extern const Kernels kKernelsAvx512;
 extern const Kernels kKernelsAvx512Vbmi;
-#endif
 
 }  // namespace lowbit::cpu

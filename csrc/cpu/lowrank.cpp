@@ -45,9 +45,11 @@ void step_tile(const ParamRows& param, int64_t cols, int64_t i, int64_t col, int
 }  // namespace
 
 const LowRankKernels& lowrank_kernels() {
-#if defined(LOWBIT_X86)
-  const std::string_view isa = kernels().isa;
+  [[maybe_unused]] const std::string_view isa = kernels().isa;
+#if defined(LOWBIT_AVX512)
   if (isa.starts_with(kLowRankAvx512.isa)) return kLowRankAvx512;  // byte permutes do not help here
+#endif
+#if defined(LOWBIT_AVX2)
   if (isa == kLowRankAvx2.isa) return kLowRankAvx2;
 #endif
   return kLowRankBaseline;

@@ -48,9 +48,7 @@ struct LowRankKernels {
 };
 
 extern const LowRankKernels kLowRankBaseline;
-#if defined(LOWBIT_X86)
-extern const LowRankKernels kLowRankAvx2;
+extern const LowRankKernels kLowRankAvx2;  // each where it is compiled: LOWBIT_AVX2, ...
 extern const LowRankKernels kLowRankAvx512;
-#endif
 
 }  // namespace lowbit::cpu

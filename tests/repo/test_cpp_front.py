@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from paths import ROOT
+from paths import ROOT, for_build
 from require import need
 from torch import nn
 
@@ -18,8 +18,8 @@ BUILD = ROOT / "build" / "lowbit"
 TOOL = shutil.which("lowbit-ckpt")
 
 
-def run(*command):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+def run(*command, **options):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
 
@@ -42,7 +42,7 @@ def trained(tmp_path_factory):
         lists.write("target_link_libraries(rules PRIVATE lowbit::lowbit ${TORCH_LIBRARIES})\n")
     prefixes = f"{out / 'prefix'};{torch.utils.cmake_prefix_path}"
     run(cmake, "-S", out / "source", "-B", out / "build", f"-DCMAKE_PREFIX_PATH={prefixes}")
-    run(cmake, "--build", out / "build", "--parallel")
+    run(cmake, "--build", out / "build", "--parallel", env=for_build(out))
     printed = run(out / "build" / "train", out / "opt.pt", out / "record.pt")
     return out, printed, torch.load(out / "record.pt", weights_only=True)
 

@@ -27,7 +27,7 @@ from codes import (
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from paths import GOLDEN, ROOT, TESTS
+from paths import GOLDEN, ROOT, TESTS, for_build
 from plans import fresh_state, plan_row, run_step
 
 import lowbit
@@ -636,7 +636,7 @@ def test_a_format_of_one_file(tmp_path):
         done = subprocess.run(
             command,
             cwd=tmp_path,
-            env=os.environ | {"PATH": tool_path()} | environment,
+            env=for_build(tmp_path) | {"PATH": tool_path()} | environment,
             capture_output=True,
             text=True,
             timeout=1800,
