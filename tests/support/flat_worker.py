@@ -8,6 +8,7 @@ import pathlib
 
 import torch
 import torch.distributed.checkpoint as dcp
+from same_bytes import equal
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.fsdp import (
@@ -24,7 +25,6 @@ from wrappers_worker import (
     Model,
     alone,
     build,
-    equal,
     kept_of,
     name_of,
     set_grads,
@@ -74,7 +74,7 @@ def read_directly(wrapper: str, folder: str, names: list[str]) -> list[str]:
     wrong = []
     for name in names:
         model, opt = build(wrapper, name)
-        load(wrapper, model, opt, pathlib.Path(folder) / name)
+        load(wrapper, {"": (model, opt)}, pathlib.Path(folder) / name)
         again = MAKE[name](model.named_parameters())
         fsdp1.bind(model, again)
         lowbit.load_optimizer(again, pathlib.Path(folder) / name)

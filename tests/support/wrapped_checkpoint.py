@@ -21,18 +21,35 @@ def state_of(wrapper: str, model, opt) -> dict:
     return {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}
 
 
-def save(wrapper: str, model, opt, path: pathlib.Path) -> None:
-    dcp.save(state_of(wrapper, model, opt), checkpoint_id=path)
+Runs = dict[
+    str, tuple
+]  # a model and its optimizer by the name that they have in the checkpoint, or "" where they are all of it
 
 
-def load(wrapper: str, model, opt, path: pathlib.Path) -> None:
-    state = state_of(wrapper, model, opt)
+def _tree(parts: dict[str, dict]) -> dict:
+    return parts.get("", parts)
+
+
+def save(wrapper: str, runs: Runs, path: pathlib.Path) -> None:
+    states = {name: state_of(wrapper, *run) for name, run in runs.items()}
+    dcp.save(_tree(states), checkpoint_id=path)
+
+
+def load(wrapper: str, runs: Runs, path: pathlib.Path) -> None:
+    states = {name: state_of(wrapper, *run) for name, run in runs.items()}
     if wrapper.startswith("FSDP1"):
-        # One by one: an FSDP1 model's ShardedTensor without a local shard makes torch 2.13 look for 2.3's names of everything loaded beside it.
-        for part in state:
-            dcp.load({part: state[part]}, checkpoint_id=path)
+        # Models by themselves: an FSDP1 model's ShardedTensor without a local shard makes torch 2.13 look for 2.3's names of everything loaded beside it.
+        optim = {name: {"optim": state["optim"]} for name, state in states.items()}
+        models = [{name: {"model": state["model"]}} for name, state in states.items()]
+        for part in (optim, *models):
+            dcp.load(_tree(part), checkpoint_id=path)
     else:
-        dcp.load(state, checkpoint_id=path)
+        dcp.load(_tree(states), checkpoint_id=path)
+    for name, (model, opt) in runs.items():
+        _set(wrapper, model, opt, states[name])
+
+
+def _set(wrapper: str, model, opt, state: dict) -> None:
     if wrapper == "DDP":  # set_model_state_dict does not find tied parameters there
         model.module.load_state_dict(state["model"])
     else:

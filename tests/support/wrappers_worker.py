@@ -52,6 +52,8 @@ MORE = {
     "tensor": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="tensor")),
 }  # fmt: skip
 MAKE = {**FORMATS, **MORE, REAL: FORMATS["8bit"]}
+# What is trained side by side and kept in one checkpoint.
+TOGETHER = {"formats": [*FORMATS], "more": [*MORE], REAL: [REAL]}
 # Wrapper: ranks.
 WRAPPERS = {
     "single": 1, "DDP": 2, "FSDP1 orig": 4, "FSDP1 flat": 3, "FSDP2": 4, "HSDP 2x2": 4,
@@ -179,14 +181,14 @@ Kept = dict[str, dict[str, torch.Tensor]]  # weight, as "", and state of each pa
 
 @functools.cache
 def alone(name: str) -> dict[int, Kept]:
-    """What one process has after 10 and 20 steps."""
+    """What one process has after 10, 12 and 20 steps."""
     model, opt = build("single", name)
     made = {}
     for step in range(20):
         set_grads(opt, step)
         opt.step()
         opt.zero_grad()
-        if step in (9, 19):
+        if step in (9, 11, 19):
             made[step + 1] = kept_of(model, opt)
     return made
 
@@ -215,31 +217,37 @@ def unequal(opt, want: Kept, without: tuple[str, ...] = ()) -> list[str]:
 # The table
 
 
-def train(wrapper: str, name: str, folder: str) -> list[str]:
-    """What is not equal after 10 steps; saves."""
-    model, opt = build(wrapper, name)
+def train(wrapper: str, which: str, folder: str) -> list[tuple[str, str]]:
+    """What is not equal after 10 steps, by format and parameter; saves."""
+    runs = {name: build(wrapper, name) for name in TOGETHER[which]}
     torch.manual_seed(dist.get_rank())  # must not matter
-    for step in range(10):
+    for _, opt in runs.values():
+        take_steps(opt, 0, 10)
+    save(wrapper, runs, pathlib.Path(folder) / f"{wrapper} {which}")
+    return [(name, key) for name, (_, opt) in runs.items() for key in unequal(opt, alone(name)[10])]
+
+
+def resume(wrapper: str, which: str, sources: list[str], folder: str) -> list[tuple[str, str]]:
+    """What is not equal after loading what each of the other wrappers saved, and after 2 steps more; from the first of them 10."""
+    wrong = []
+    runs = {name: build(wrapper, name, seed=1) for name in TOGETHER[which]}
+    for source in sources:
+        for model, opt in runs.values():
+            spoil(model, opt)
+        load(wrapper, runs, pathlib.Path(folder) / f"{source} {which}")
+        end = 20 if source == sources[0] else 12
+        for name, (_, opt) in runs.items():
+            wrong += [(name, f"{key}, loaded from {source}") for key in unequal(opt, alone(name)[10])]  # fmt: skip
+            take_steps(opt, 10, end)
+            wrong += [(name, f"{key}, from {source}") for key in unequal(opt, alone(name)[end])]
+    return wrong
+
+
+def take_steps(opt, begin: int, end: int) -> None:
+    for step in range(begin, end):
         set_grads(opt, step)
         opt.step()
         opt.zero_grad()
-    save(wrapper, model, opt, pathlib.Path(folder) / f"{wrapper} {name}")
-    return unequal(opt, alone(name)[10])
-
-
-def resume(wrapper: str, name: str, sources: list[str], folder: str) -> list[str]:
-    """What is not equal after 10 steps more from what each of the other wrappers saved."""
-    wrong = []
-    model, opt = build(wrapper, name, seed=1)
-    for source in sources:
-        spoil(model, opt)
-        load(wrapper, model, opt, pathlib.Path(folder) / f"{source} {name}")
-        for step in range(10, 20):
-            set_grads(opt, step)
-            opt.step()
-            opt.zero_grad()
-        wrong += [f"{key}, from {source}" for key in unequal(opt, alone(name)[20])]
-    return wrong
 
 
 def off_by_one_gradient() -> list[str]:

@@ -1,0 +1,35 @@
+"""Whether a rank holds the bytes of a whole tensor: each rank compares its own part, so nothing is gathered."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from lowbit import sharding
+
+
+def chunk(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """The part of a whole tensor that a DTensor of its shape holds here: torch.chunk, mesh dimension by mesh dimension, the last (TP) first."""
+    local = whole
+    for i in reversed(range(like.device_mesh.ndim)):
+        dim = getattr(like.placements[i], "dim", None)
+        if dim is not None:
+            chunks = torch.chunk(local, like.device_mesh.size(i), dim)
+            at = like.device_mesh.get_local_rank(i)
+            local = chunks[at] if at < len(chunks) else local.narrow(dim, 0, 0)
+    return local.contiguous()
+
+
+def equal(found, want: torch.Tensor) -> bool:
+    """`found`: a tensor, a DTensor or a FlatShard. `want`: the whole tensor."""
+    if isinstance(found, sharding.FlatShard):
+        begin, end = found.elements(found.flat.rank)
+        found, want = found.value, want.reshape(-1)[begin:end]
+    elif isinstance(found, DTensor):
+        if found.shape != want.shape:
+            return False
+        found, want = found.to_local(), chunk(want, found)
+    if found.dtype != want.dtype or found.shape != want.shape:
+        return False
+    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (found, want))
+    return torch.equal(a, b)
