@@ -1,4 +1,4 @@
-"""Docstrings as mkdocstrings reads them: an entry "a, b: text" of Args becomes one for each name, and "a, b: as in `Adam`." a sentence."""
+"""What mkdocstrings reads, mended before it is shown: options that a constructor takes by `**options`, and docstrings whose entries have several names."""
 
 from __future__ import annotations
 
@@ -12,21 +12,47 @@ _ENTRY = re.compile(r"^    (\w+(?:,\s+\w+)+): (.*(?:\n(?: {8}.*)?(?=\n|$))*)", r
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites the docstrings of a package when it is loaded."""
+    """Goes through a package when it is loaded; nothing of it is imported."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        arguments = pkg["config.arguments"]
+        shared = arguments["DEFAULTS"].value
+        self.defaults = {str(k).strip("'\""): v for k, v in zip(shared.keys, shared.values, strict=True)}  # fmt: skip
+        own = {name: m.annotation for name, m in arguments["Options"].members.items()}
+        torchs = {name: m.annotation for name, m in arguments["AllOptions"].members.items()}
+        self.options = {"Unpack[Options]": own, "Unpack[AllOptions]": {**own, **torchs}}
         self._walk(pkg)
 
     def _walk(self, some: Any) -> None:
         if some.docstring:
             some.docstring.value = split(some.docstring.value)
+        if some.is_function:
+            self._unpack(some)
         for member in some.members.values():
             if not member.is_alias:
                 self._walk(member)
 
+    def _unpack(self, function: griffe.Function) -> None:
+        """Each of the options in place of `**options: Unpack[...]`, with its default, as `help` shows them."""
+        for parameter in list(function.parameters):
+            kinds = self.options.get(str(parameter.annotation))
+            if kinds is None or parameter.kind is not griffe.ParameterKind.var_keyword:
+                continue
+            del function.parameters[parameter.name]
+            for name, default in self.defaults.items():
+                if name in kinds:
+                    function.parameters.add(
+                        griffe.Parameter(
+                            name,
+                            annotation=kinds[name],
+                            kind=griffe.ParameterKind.keyword_only,
+                            default=default,
+                        )
+                    )
+
 
 def split(text: str) -> str:
-    """A docstring whose Args have one name each."""
+    """A docstring whose Args have one name each: "a, b: text" comes once for each name, "a, b: as in `Adam`." becomes a sentence behind them."""
     section = _SECTION.search(text)
     if section is None:
         return text

@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             to = _relative(path.removeprefix("docs/"), page)
         else:
             kind = "tree" if (ROOT / path).is_dir() else "blob"
-            to = f"{config.repo_url.rstrip('/')}/{kind}/main/{path}"
+            to = f"{config.extra['repository']}/{kind}/main/{path}"
         return f"[{said}]({to}{anchor})"
 
     return LINK.sub(target, markdown)

@@ -3,12 +3,15 @@
 pytest -s tests/repo/test_docs.py -k not_run        # prints which blocks are not run, and why
 """
 
+import ast
 import collections
 import gc
-import importlib
+import importlib.util
 import re
 import socket
 import subprocess
+import sys
+import types
 
 import pages
 import pytest
@@ -216,3 +219,70 @@ def test_every_page_is_in_the_navigation():
     root = {"changelog.md", "contributing.md", "security.md"}  # docs/site/hooks.py
     found = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     assert set(listed) == found | root
+
+
+# What mkdocs is given, without mkdocs
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    """A module of docs/site, over an empty stand-in of the package that it extends."""
+
+    def load(name, package, **names):
+        for module in (package, *names):
+            monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**names.get(module, {})))
+        if not names:
+            monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(Extension=object))
+        spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "site" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_entries_of_several_names_are_split(plugin):
+    split = plugin("docstrings", "griffe").split
+    text = "Does.\n\nArgs:\n    one: alone,\n        twice.\n    a, b: of\n        both.\n    c,\n        d: as in `Adam`.\n\nReturns:\n    It.\n"
+    assert split(text) == (
+        "Does.\n\nArgs:\n    one: alone,\n        twice.\n    a: of both.\n    b: of both.\n\n`c`, `d`: as in `Adam`.\n\nReturns:\n    It.\n"
+    )
+    assert split("Does.\n\nArgs:\n    a, b: as for `f`.\n") == "Does.\n\n`a`, `b`: as for `f`.\n"
+    assert split("Has none.") == "Has none."
+
+
+def test_no_docstring_has_an_entry_that_the_site_cannot_read(plugin):
+    split = plugin("docstrings", "griffe").split
+    for path in sorted((ROOT / "lowbit").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                args = re.search(r"^Args:\n((?:    .*\n?)*)", split(ast.get_docstring(node)), re.M)
+                for line in re.findall(r"^    \S.*$", args[1] if args else "", re.M):
+                    assert re.match(r"    \w+: ", line), f"{path}: {node.name}: {line}"
+
+
+def test_links_from_a_page_lead_to_pages_of_the_site(plugin):
+    structure = {"mkdocs": {}, "mkdocs.structure": {}, "mkdocs.structure.files": {"File": None, "Files": None}}  # fmt: skip
+    hooks = plugin("hooks", "mkdocs", **structure)
+    config = types.SimpleNamespace(extra={"repository": "https://host/lowbit"})
+
+    def seen(text, page):
+        file = types.SimpleNamespace(src_uri=page)
+        return hooks.on_page_markdown(text, types.SimpleNamespace(file=file), config)
+
+    assert seen("[x](../SECURITY.md#promises)", "ckpt.md") == "[x](security.md#promises)"
+    assert seen("[ckpt.md](ckpt.md#dialects)", "migrate.md") == "[lowbit-ckpt](ckpt.md#dialects)"
+    assert seen("[ckpt.md](../ckpt.md)", "api/checkpoint.md") == "[lowbit-ckpt](../ckpt.md)"
+    assert seen("[x](docs/design.md)", "contributing.md") == "[x](design.md)"
+    assert seen("[x](../recipes/fsdp2.py)", "sharding.md") == "[x](https://host/lowbit/blob/main/recipes/fsdp2.py)"  # fmt: skip
+    assert seen("[x](../recipes)", "sharding.md") == "[x](https://host/lowbit/tree/main/recipes)"
+    for same in ("[x](none.md)", "[x](#here)", "[x](https://a.b/c.md)"):
+        assert seen(same, "ckpt.md") == same
+
+
+def test_the_site_takes_nothing_from_other_hosts():
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert "\n  font: false" in text and "extra_javascript" not in text and "strict: true" in text
+    assert "repo_url:" not in re.sub("#.*", "", text), "the theme would ask GitHub on every page"
+    assert "http" not in (ROOT / "docs" / "site" / "style.css").read_text()
+    assert "--quiet" not in re.search(r"^docs:.*\n.*mkdocs.*", (ROOT / "Makefile").read_text(), re.M)[0]  # fmt: skip
