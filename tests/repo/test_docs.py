@@ -21,7 +21,7 @@ from paths import ROOT
 import lowbit
 
 # Why a block may go without being run.
-REASONS = ("builds", "compiles", "downloads", "fetches", "needs a GPU", "takes minutes", "the rest of the script", "trains for minutes")  # fmt: skip
+REASONS = ("builds", "downloads", "needs a GPU", "takes minutes", "the rest of the script")
 NAMES = [str(path.relative_to(ROOT)) for path in pages.PAGES]
 RUN = [name for name in NAMES if any(b.language in pages.RUN and not b.not_run for b in pages.blocks(ROOT / name))]  # fmt: skip
 
