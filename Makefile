@@ -3,7 +3,7 @@
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
 .DEFAULT_GOAL := help
-.PHONY: help run check test frameworks programs wheel sanitize races gpu bench bench-quick fuzz arm64 lint format ci clean setup libraries FORCE
+.PHONY: help run check test frameworks programs wheel sanitize races gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -105,6 +105,11 @@ bench: setup  ## docs/bench-cpu.md, measured: 12 minutes
 bench-quick: setup  ## the table of docs/bench.md, measured: 3 minutes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --quick --record
 
+# The site of docs/, into out/site; open out/site/index.html. A link or an anchor that leads nowhere stops it (with --quiet it would not). Docstrings are read, not imported: nothing is compiled.
+docs: $(VENV)/docs  ## the documentation as a site, in out/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >$(VENV)/docs.log 2>&1 || { cat $(VENV)/docs.log; exit 1; }
+	@echo "out/site/index.html"
+
 # Every parser under libFuzzer with address and undefined-behaviour sanitizers, going on from tests/ckpt/corpus and from earlier runs:
 #   make fuzz                                     FUZZ_SECONDS=60 for each target
 #   make fuzz TARGET=zip FUZZ_SECONDS=1800        one for longer
@@ -193,6 +198,14 @@ $(VENV)/frameworks: pyproject.toml | $(VENV)/installed
 	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[frameworks]"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'" "torchtune==0.6.1"
+	@touch $@
+
+# The site needs no torch and no package, but an interpreter: that of a .venv that is there, or a new one.
+$(VENV)/docs: pyproject.toml
+	@[ -x $(PYTHON) ] || $(PY) -m venv $(VENV)
+	@echo "installing mkdocs-material and mkdocstrings"
+	@sed -n '/^docs = /,/^]/s/^ *"\([^"]*\)".*/\1/p' pyproject.toml >$(VENV)/docs.txt
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $(VENV)/docs.txt
 	@touch $@
 
 $(VENV)/dev: pyproject.toml | $(VENV)/installed

@@ -120,15 +120,18 @@ def test_every_example_in_help_runs(tmp_path):
     assert not [name for name in left if name.startswith(".")]
 
 
+# What a page types to make a file for the others.
+OWN = ["lowbit-ckpt convert step-1000 bnb.pt --to bitsandbytes --container torch"]
+
+
 def test_lines_in_the_docs_are_those_of_help():
     known = lines_of_help()
     pages = {"README.md": 0, "docs/ckpt.md": 5}  # how many lines at least
-    for page in [*pages, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
+    for page, least in pages.items():  # other lines of other pages run in tests/repo/test_docs.py
         text = (ROOT / page).read_text()
-        lines = [
-            line.split("#")[0].strip() for line in re.findall(r"^    (lowbit-ckpt .*)$", text, re.M)
-        ]
-        assert len(lines) >= pages.get(page, 0), page
+        lines = [line.split("#")[0].strip() for line in re.findall(r"^(lowbit-ckpt .*)$", text, re.M)]  # fmt: skip
+        lines = [line for line in lines if line not in OWN]
+        assert len(lines) >= least, page
         assert not [line for line in lines if line not in known], page
 
 
