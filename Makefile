@@ -51,7 +51,7 @@ check: setup lint  ## before a commit: format, lint, types, layering, the fast t
 ifeq ($(T),)
 test: programs  ## builds and runs all tests; T=FILE[::NAME] or T=C++_TEST: some
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2
-	@$(PYTEST) $(TWO_AT_A_TIME) $(if $(MARK),-m "$(MARK)")
+	@$(PYTEST) $(TWO_AT_A_TIME) --durations=20 $(if $(MARK),-m "$(MARK)")
 else ifneq ($(wildcard $(firstword $(subst ::, ,$(T)))),)
 test: setup
 	@$(PYTEST) $(T)
