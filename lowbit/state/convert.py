@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lowbit import sharding
+from lowbit.config.hints import outside
 from lowbit.state import memory
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
@@ -120,7 +122,18 @@ def _compensation_job(p: Tensor, entry: StateTensor, saved: Mapping[str, Any], k
             f"state[{key!r}] keeps {other!r} beside the weight, this optimizer {entry.key!r}: load it with the format it was saved with, and take "
             "lowbit.get_fp32_model_state_dict from there to another format"
         )
-    return _Job([entry], _zero if kept is None else partial(_move, kept))
+    return _Job([entry], _clear_compensation if kept is None else partial(_move, kept))
+
+
+def _clear_compensation(to: Sequence[Tensor]) -> None:
+    """To 0, with a warning where there was some: it may be what `set_fp32_model_state_dict` has just stored."""
+    if any(tensor.any() for tensor in to):
+        warnings.warn(
+            "the state that is loaded has no correction bits for the weights, so those of the optimizer are cleared. If they are those of "
+            "lowbit.set_fp32_model_state_dict, load the optimizer first and store the float32 weights after it",
+            stacklevel=outside(),
+        )
+    _zero(to)
 
 
 def holds(saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:

@@ -49,6 +49,15 @@ def load_other_shapes(make=lowbit.AdamW):
     lowbit.AdamW(other.named_parameters()).load_state_dict(saved)
 
 
+def load_after_float32_weights():
+    model = nn.Linear(96, 64, bias=False)
+    saved = trained(lowbit.AdamW(model.named_parameters())).state_dict()
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    opt = lowbit.AdamW(model.bfloat16().named_parameters(), param_format="bfloat16_split16")
+    lowbit.set_fp32_model_state_dict(model, opt, weights)
+    opt.load_state_dict(saved)
+
+
 # Mistake -> (what is raised, or warned of; what the message must say).
 MISTAKES = {
     "a pattern of a name that is not there": (
@@ -95,6 +104,10 @@ MISTAKES = {
     "a state dict without state": (
         lambda: build().load_state_dict({"param_groups": []}),
         ValueError, r"no state dict of an optimizer: it holds 'param_groups' and no 'state'",
+    ),
+    "an optimizer loaded after float32 weights": (
+        load_after_float32_weights,
+        UserWarning, r"no correction bits for the weights, so those of the optimizer are cleared.*load the optimizer first",
     ),
     "other shapes": (
         load_other_shapes, ValueError, r"^parameter '1.weight': state\[2\]\['exp_avg'\] has the local shape \(40, 64\), expected \(48, 64\)"),
