@@ -51,11 +51,21 @@ def run(command: list[str]) -> str:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-    if done.returncode != 0:
-        print(done.stdout)
-        sys.exit(f"the command failed with exit code {done.returncode}")
-    return done.stdout
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        output, _ = process.communicate()
+    except KeyboardInterrupt:
+        # The terminal has told torchrun too, and torchrun ends its ranks; subprocess.run would kill it before it has.
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        print("\nstopped")
+        sys.exit(130)
+    if process.returncode != 0:
+        print(output)
+        sys.exit(f"the command failed with exit code {process.returncode}")
+    return output
 
 
 def train(ranks: int, *options: str) -> dict:
