@@ -162,7 +162,7 @@ $(VENV)/torch:
 	  quiet=--quiet; [ ! -t 1 ] || quiet=; \
 	  $(PYTHON) -m pip install $$quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11" "pybind11>=2.13"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --ignore-installed "cmake>=3.25" "ninja>=1.11"  # also where PY has them: $(BIN)/cmake is called
 	@touch $@
 
