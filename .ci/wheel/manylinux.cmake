@@ -28,5 +28,5 @@ set(last "${parts}/glibc_2_28.o ${runtime} -lpthread -ldl -lm")
 set(CMAKE_CXX_LINK_EXECUTABLE "${link} <OBJECTS> -o <TARGET> <LINK_LIBRARIES> ${last}")
 set(CMAKE_CXX_CREATE_SHARED_MODULE
     "${link} -shared -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/exports.map -L${parts}/stub <OBJECTS> -o <TARGET> <LINK_LIBRARIES> ${last}")
-set(CMAKE_CUDA_CREATE_SHARED_MODULE
-    "${link} -shared <LINK_FLAGS> <OBJECTS> -o <TARGET> <LINK_LIBRARIES> ${last} -lrt")
+set(LOWBIT_CUDA_LINK
+    "${link} -shared -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/exports.map <OBJECTS> -o <TARGET> <LINK_LIBRARIES> ${last} -lrt")
