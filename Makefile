@@ -90,6 +90,7 @@ races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 #   make wheel ARCH=aarch64    across, for ARM64; without CUDA
 ARCH ?= $(shell uname -m)
 wheel: override CUDA_ARCHS := release
+wheel: HAVE_LIBRARIES := ON# compiled from their sources
 wheel: CUDA = $(if $(filter $(ARCH),$(shell uname -m)),AUTO,OFF)
 wheel: libraries $(VENV)/wheel  ## a wheel in out/; ARCH=aarch64: for ARM64
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(call shown,wheel.log,$(PYTHON) .ci/wheel/build.py $(ARCH) out $(PACKAGE))

@@ -51,7 +51,7 @@ def main(arch: str, out: str, *options: str) -> None:
     shutil.rmtree(made, ignore_errors=True)
     run(
         sys.executable, "-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", "--wheel-dir", made,
-        "-C", f"build-dir={folder.parent / 'cmake'}", "-C", "install.strip=false", "-C", "cmake.define.LOWBIT_TOOLS=ON", *options, ROOT,
+        "-C", f"build-dir={folder.parent / 'cmake'}", "-C", "install.strip=false", *options, ROOT,
         CMAKE_TOOLCHAIN_FILE=str(HERE / "manylinux.cmake"), LOWBIT_WHEEL_ARCH=arch, LOWBIT_WHEEL_ZIG=str(zig), LOWBIT_WHEEL_PARTS=str(folder),
     )  # fmt: skip
     (wheel,) = made.glob("*.whl")
