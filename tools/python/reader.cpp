@@ -8,17 +8,8 @@
 #include "python/values.h"
 #include "python/work.h"
 
-namespace py = pybind11;
-
 namespace lowbit::ckpt::python {
 namespace {
-
-py::bytearray buffer_of(uint64_t bytes) {
-  auto out = py::reinterpret_steal<py::bytearray>(
-      PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
-  if (!out) throw py::error_already_set();
-  return out;
-}
 
 /// Raises ValueError where a box is not inside a shape.
 void check_box(const Shape& whole, const Shape& offset, const Shape& shape) {
@@ -27,8 +18,8 @@ void check_box(const Shape& whole, const Shape& offset, const Shape& shape) {
     inside = offset[d] >= 0 && shape[d] >= 0 && offset[d] <= whole[d] &&
              shape[d] <= whole[d] - offset[d];
   if (!inside)
-    throw py::value_error("a box of " + shape_text(shape) + " at " + shape_text(offset) +
-                          " is not inside " + shape_text(whole));
+    raise(PyExc_ValueError, "a box of " + shape_text(shape) + " at " + shape_text(offset) +
+                                " is not inside " + shape_text(whole));
 }
 
 /// A box of row-major elements, by as long runs as there are: `read(first, count, out)`, `out` in
@@ -71,56 +62,60 @@ Reader::Reader(const std::string& path) {
   }
 }
 
-std::string Reader::container() const { return container_name(document_->manifest->kind); }
+Object Reader::container() const { return text(container_name(document_->manifest->kind)); }
 
-py::list Reader::optimizers() const {
-  py::list out;
+Object Reader::optimizers() const {
+  List out;
   for (const OptimizerRoot& root : optimizer_roots(*document_))
     out.append(text(flat_name(root.path)));
-  return out;
+  return std::move(out).done();
 }
 
-py::list Reader::tensors() const {
-  py::list out;
+Object Reader::tensors() const {
+  List out;
   for (const Leaf* leaf : tensors_) {
-    py::dict parts, made;
-    for (const Leaf& part : leaf->parts)
-      parts[text(part.name())] = py::make_tuple(part.dtype->name, to_python(part.shape));
-    made["name"] = text(leaf->name());
-    made["path"] = to_python(leaf->path);
-    made["dtype"] = leaf->dtype->name;
-    made["shape"] = to_python(leaf->shape);
-    made["bytes"] = leaf->bytes();
-    made["cls"] = text(leaf->cls);
-    made["parts"] = parts;
-    out.append(made);
+    Dict parts, made;
+    for (const Leaf& part : leaf->parts) {
+      std::vector<Object> pair;
+      pair.push_back(text(part.dtype->name));
+      pair.push_back(to_python(part.shape));
+      parts.set(text(part.name()), tuple(std::move(pair)));
+    }
+    made.set("name", text(leaf->name()));
+    made.set("path", to_python(leaf->path));
+    made.set("dtype", text(leaf->dtype->name));
+    made.set("shape", to_python(leaf->shape));
+    made.set("bytes", count(leaf->bytes()));
+    made.set("cls", text(leaf->cls));
+    made.set("parts", std::move(parts).done());
+    out.append(std::move(made).done());
   }
-  return out;
+  return std::move(out).done();
 }
 
-py::dict Reader::values() const {
-  py::dict out;
+Object Reader::values() const {
+  Dict out;
   for (const Leaf& leaf : document_->leaves) {
-    if (leaf.kind == Leaf::Kind::kValue) out[text(leaf.name())] = to_python(leaf.value);
+    if (leaf.kind == Leaf::Kind::kValue) out.set(text(leaf.name()), to_python(leaf.value));
   }
-  return out;
+  return std::move(out).done();
 }
 
-py::list Reader::opaque() const {
-  py::list out;
+Object Reader::opaque() const {
+  List out;
   for (const Leaf& leaf : document_->leaves) {
     if (leaf.kind == Leaf::Kind::kOpaque) out.append(text(leaf.name()));
   }
-  return out;
+  return std::move(out).done();
 }
 
-py::bytearray Reader::read(size_t tensor, int part, const Shape& offset, const Shape& shape) {
-  if (tensor >= tensors_.size()) throw py::index_error("there is no tensor of that number");
+Object Reader::read(size_t tensor, int part, const Shape& offset, const Shape& shape) {
+  if (tensor >= tensors_.size()) raise(PyExc_IndexError, "there is no tensor of that number");
   const Leaf* leaf = tensors_[tensor];
   const std::string name = printable(leaf->name());
   if (part >= 0) {
     if (static_cast<size_t>(part) >= leaf->parts.size())
-      throw py::index_error(name + " has no part of that number");
+      raise(PyExc_IndexError, name + " has no part of that number");
     leaf = &leaf->parts[static_cast<size_t>(part)];
   }
   if (leaf->source == nullptr)
@@ -129,12 +124,12 @@ py::bytearray Reader::read(size_t tensor, int part, const Shape& offset, const S
   return read_leaf(*leaf, name, offset, shape);
 }
 
-py::bytearray Reader::read_leaf(const Leaf& leaf, const std::string& name, const Shape& offset,
-                                const Shape& shape) {
+Object Reader::read_leaf(const Leaf& leaf, const std::string& name, const Shape& offset,
+                         const Shape& shape) {
   check_box(leaf.shape, offset, shape);
   const auto width = static_cast<uint64_t>(leaf.dtype->bytes);
-  py::bytearray out = buffer_of(volume(shape) * width);
-  char* to = PyByteArray_AS_STRING(out.ptr());
+  Buffer out(volume(shape) * width);
+  char* to = out.data;
   without_gil([&]() -> Status {
     const std::lock_guard guard(lock_);
     if (leaf.stored != nullptr && leaf.stored->chunks.size() > 0)
@@ -145,10 +140,10 @@ py::bytearray Reader::read_leaf(const Leaf& leaf, const std::string& name, const
         });
     return done.ok() ? fine() : Status(done.error().at(name));
   });
-  return out;
+  return std::move(out.object);
 }
 
-py::dict Reader::model() {
+Object Reader::model() {
   if (model_ == nullptr) {
     without_gil([&]() -> Status {
       const std::lock_guard guard(lock_);
@@ -164,11 +159,11 @@ py::dict Reader::model() {
 const State& Reader::state(size_t param, size_t state) const {
   if (model_ == nullptr || param >= model_->params.size() ||
       state >= model_->params[param].states.size())
-    throw py::index_error("there is no such state");
+    raise(PyExc_IndexError, "there is no such state");
   return model_->params[param].states[state];
 }
 
-py::bytearray Reader::read_state(size_t param, size_t number, uint64_t first, uint64_t count) {
+Object Reader::read_state(size_t param, size_t number, uint64_t first, uint64_t count) {
   const State& s = state(param, number);
   const auto all = static_cast<int64_t>(volume(s.shape));
   check_box({all}, {static_cast<int64_t>(first)}, {static_cast<int64_t>(count)});
@@ -177,8 +172,8 @@ py::bytearray Reader::read_state(size_t param, size_t number, uint64_t first, ui
   });
 }
 
-py::bytearray Reader::read_state_box(size_t param, size_t number, const Shape& offset,
-                                     const Shape& shape) {
+Object Reader::read_state_box(size_t param, size_t number, const Shape& offset,
+                              const Shape& shape) {
   const State& s = state(param, number);
   check_box(s.shape, offset, shape);
   return read_floats(param, number, volume(shape), [&](float* to) {
@@ -188,40 +183,39 @@ py::bytearray Reader::read_state_box(size_t param, size_t number, const Shape& o
   });
 }
 
-py::bytearray Reader::read_floats(size_t param, size_t number, uint64_t count,
-                                  const std::function<Status(float*)>& read) {
+Object Reader::read_floats(size_t param, size_t number, uint64_t count,
+                           const std::function<Status(float*)>& read) {
   const State& s = state(param, number);
   const std::string name = printable(model_->params[param].name + "." + s.name);
   if (s.values == nullptr)
     raise(bad(name + ": is " + s.stored_as + ", whose values cannot be recovered").at(name));
-  py::bytearray out = buffer_of(count * sizeof(float));
-  auto* to = reinterpret_cast<float*>(PyByteArray_AS_STRING(out.ptr()));
+  Buffer out(count * sizeof(float));
+  auto* to = reinterpret_cast<float*>(out.data);
   without_gil([&]() -> Status {
     const std::lock_guard guard(lock_);
     const Status done = read(to);
     return done.ok() ? fine() : Status(done.error().at(name));
   });
-  return out;
+  return std::move(out.object);
 }
 
-py::bytearray Reader::read_own(size_t param, size_t number, size_t tensor, const Shape& offset,
-                               const Shape& shape) {
+Object Reader::read_own(size_t param, size_t number, size_t tensor, const Shape& offset,
+                        const Shape& shape) {
   const State& s = state(param, number);
   const OwnTensors own = own_tensors(s);
-  if (tensor >= own.size()) throw py::index_error("there is no such tensor");
+  if (tensor >= own.size()) raise(PyExc_IndexError, "there is no such tensor");
   return read_leaf(*own[tensor].second, printable(model_->params[param].name + "." + s.name),
                    offset, shape);
 }
 
-py::bytearray Reader::read_codes(size_t param, size_t number, int64_t begin, int64_t end,
-                                 bool scales) {
+Object Reader::read_codes(size_t param, size_t number, int64_t begin, int64_t end, bool scales) {
   const State& s = state(param, number);
   const FormatInfo* format = s.codes ? find_format(s.codes->format) : nullptr;
-  if (format == nullptr) throw py::value_error("this state has no codes of lowbit's formats");
+  if (format == nullptr) raise(PyExc_ValueError, "this state has no codes of lowbit's formats");
   const Codes& c = *s.codes;
   check_box({c.rows}, {begin}, {end - begin});
   if (scales && (c.scales == nullptr || c.block <= 0))
-    throw py::value_error("this state has no scales");
+    raise(PyExc_ValueError, "this state has no scales");
   // Elements of a row, and their bytes.
   const auto cols = static_cast<uint64_t>(c.cols), bits = static_cast<uint64_t>(c.bits);
   const auto block = static_cast<uint64_t>(c.block);
@@ -229,8 +223,8 @@ py::bytearray Reader::read_codes(size_t param, size_t number, int64_t begin, int
       scales ? (cols + block - 1) / block * uint64_t(format->scale_numbers) : (cols * bits + 7) / 8;
   const uint64_t width = scales ? uint64_t(format->scale_dtype->bytes) : 1;
   const auto first = static_cast<uint64_t>(begin), rows = static_cast<uint64_t>(end - begin);
-  py::bytearray out = buffer_of(rows * row * width);
-  char* to = PyByteArray_AS_STRING(out.ptr());
+  Buffer out(rows * row * width);
+  char* to = out.data;
   const std::string name = printable(model_->params[param].name + "." + s.name);
   without_gil([&]() -> Status {
     const std::lock_guard guard(lock_);
@@ -238,14 +232,15 @@ py::bytearray Reader::read_codes(size_t param, size_t number, int64_t begin, int
     const Status done = (scales ? c.scales : c.codes)->read(first * row, rows * row, to);
     return done.ok() ? fine() : Status(done.error().at(name));
   });
-  return out;
+  return std::move(out.object);
 }
 
-void Reader::finish() {
+Object Reader::finish() {
   without_gil([&] {
     const std::lock_guard guard(lock_);
     return document_->finish();
   });
+  return none();
 }
 
 }  // namespace lowbit::ckpt::python

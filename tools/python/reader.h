@@ -1,8 +1,6 @@
 // A checkpoint that Python reads piece by piece.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,6 +9,7 @@
 #include "container/common/document.h"
 #include "container/common/tensor_reader.h"
 #include "dialect/common/model.h"
+#include "python/object.h"
 
 namespace lowbit::ckpt::python {
 
@@ -19,42 +18,40 @@ class Reader {
  public:
   explicit Reader(const std::string& path);
 
-  std::string container() const;
+  Object container() const;
   /// The places of optimizer state dicts, by flat names; "" is the top.
-  pybind11::list optimizers() const;
+  Object optimizers() const;
   /// [{"name", "path", "dtype", "shape", "bytes", "cls", "parts": {name: (dtype, shape)}}]
-  pybind11::list tensors() const;
+  Object tensors() const;
   /// What is plain data, by flat names.
-  pybind11::dict values() const;
+  Object values() const;
   /// Names of what is not.
-  pybind11::list opaque() const;
+  Object opaque() const;
   /// A box of a tensor (or of a part of a subclass), row-major bytes.
-  pybind11::bytearray read(size_t tensor, int part, const Shape& offset, const Shape& shape);
+  Object read(size_t tensor, int part, const Shape& offset, const Shape& shape);
 
   /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see
   /// lowbit/checkpoint/reader.py.
-  pybind11::dict model();
+  Object model();
   /// Values [first, first + count) of a state, float32.
-  pybind11::bytearray read_state(size_t param, size_t state, uint64_t first, uint64_t count);
+  Object read_state(size_t param, size_t state, uint64_t first, uint64_t count);
   /// A box of them.
-  pybind11::bytearray read_state_box(size_t param, size_t state, const Shape& offset,
-                                     const Shape& shape);
+  Object read_state_box(size_t param, size_t state, const Shape& offset, const Shape& shape);
   /// A box of one of the tensors that lowbit keeps a state in, as they lie in the file.
-  pybind11::bytearray read_own(size_t param, size_t state, size_t tensor, const Shape& offset,
-                               const Shape& shape);
+  Object read_own(size_t param, size_t state, size_t tensor, const Shape& offset,
+                  const Shape& shape);
   /// Rows of a state's codes, or of their scales.
-  pybind11::bytearray read_codes(size_t param, size_t state, int64_t begin, int64_t end,
-                                 bool scales);
+  Object read_codes(size_t param, size_t state, int64_t begin, int64_t end, bool scales);
 
   /// Holds the checksums of what was read in part.
-  void finish();
+  Object finish();
 
  private:
   const State& state(size_t param, size_t state) const;
-  pybind11::bytearray read_leaf(const Leaf& leaf, const std::string& name, const Shape& offset,
-                                const Shape& shape);
-  pybind11::bytearray read_floats(size_t param, size_t state, uint64_t count,
-                                  const std::function<Status(float*)>& read);
+  Object read_leaf(const Leaf& leaf, const std::string& name, const Shape& offset,
+                   const Shape& shape);
+  Object read_floats(size_t param, size_t state, uint64_t count,
+                     const std::function<Status(float*)>& read);
 
   std::mutex lock_;
   std::shared_ptr<const Document> document_;

@@ -3,74 +3,82 @@
 #include "dialect/common/formats.h"
 #include "io/text.h"
 
-namespace py = pybind11;
-
 namespace lowbit::ckpt::python {
 namespace {
 
 /// None where the state is not kept in codes of lowbit's formats.
-py::object codes_of(const State& state) {
-  if (!state.codes || find_format(state.codes->format) == nullptr) return py::none();
+Object codes_of(const State& state) {
+  if (!state.codes || find_format(state.codes->format) == nullptr) return none();
   const Codes& c = *state.codes;
-  py::dict out;
-  out["format"] = text(c.format);
-  out["bits"] = c.bits;
-  out["rows"] = c.rows;
-  out["cols"] = c.cols;
-  out["block"] = c.block;
-  return out;
+  Dict out;
+  out.set("format", text(c.format));
+  out.set("bits", integer(c.bits));
+  out.set("rows", integer(c.rows));
+  out.set("cols", integer(c.cols));
+  out.set("block", integer(c.block));
+  return std::move(out).done();
 }
 
-py::dict state_of(const State& state) {
-  py::dict out;
-  out["name"] = text(state.name);
-  out["shape"] = to_python(state.shape);
-  out["signed"] = state.is_signed;
-  out["stored_as"] = text(state.stored_as);
-  out["bytes"] = state.bytes;
-  out["codes"] = codes_of(state);
-  py::list own;
+Object state_of(const State& state) {
+  List own;
   for (const auto& [key, leaf] : own_tensors(state)) {
-    py::dict tensor;
-    tensor["key"] = text(key);
-    tensor["dtype"] = leaf->dtype->name;
-    tensor["shape"] = to_python(leaf->shape);
-    own.append(tensor);
+    Dict tensor;
+    tensor.set("key", text(key));
+    tensor.set("dtype", text(leaf->dtype->name));
+    tensor.set("shape", to_python(leaf->shape));
+    own.append(std::move(tensor).done());
   }
-  out["own"] = own;
-  return out;
+  Dict out;
+  out.set("name", text(state.name));
+  out.set("shape", to_python(state.shape));
+  out.set("signed", boolean(state.is_signed));
+  out.set("stored_as", text(state.stored_as));
+  out.set("bytes", count(state.bytes));
+  out.set("codes", codes_of(state));
+  out.set("own", std::move(own).done());
+  return std::move(out).done();
 }
 
 /// Named values: the numbers of a parameter, the settings of a group.
-py::dict named(const Settings& values) {
-  py::dict out;
-  for (const auto& [name, value] : values) out[text(name)] = to_python(value);
-  return out;
+Object named(const Settings& values) {
+  Dict out;
+  for (const auto& [name, value] : values) out.set(text(name), to_python(value));
+  return std::move(out).done();
 }
 
-py::dict param_of(const Param& param) {
-  py::list states;
+Object param_of(const Param& param) {
+  List states;
   for (const State& state : param.states) states.append(state_of(state));
-  py::dict out;
-  out["name"] = text(param.name);
-  out["index"] = param.index;
-  out["shape"] = param.known_shape ? py::object(to_python(param.shape)) : py::object(py::none());
-  out["states"] = states;
-  out["numbers"] = named(param.numbers);
-  return out;
+  Dict out;
+  out.set("name", text(param.name));
+  out.set("index", integer(param.index));
+  out.set("shape", param.known_shape ? to_python(param.shape) : none());
+  out.set("states", std::move(states).done());
+  out.set("numbers", named(param.numbers));
+  return std::move(out).done();
 }
 
-py::dict group_of(const Group& group) {
-  py::list params;
-  for (const size_t i : group.params) params.append(i);
-  py::list tensors;
-  for (const auto& [path, leaf] : group.tensors)
-    tensors.append(py::make_tuple(to_python(path), text(leaf->name())));
-  py::dict out;
-  out["settings"] = named(group.settings);
-  out["params"] = py::tuple(params);
-  out["tensors"] = py::tuple(tensors);
-  return out;
+Object group_of(const Group& group) {
+  std::vector<Object> params, tensors;
+  for (const size_t i : group.params) params.push_back(count(i));
+  for (const auto& [path, leaf] : group.tensors) {
+    std::vector<Object> pair;
+    pair.push_back(to_python(path));
+    pair.push_back(text(leaf->name()));
+    tensors.push_back(tuple(std::move(pair)));
+  }
+  Dict out;
+  out.set("settings", named(group.settings));
+  out.set("params", tuple(std::move(params)));
+  out.set("tensors", tuple(std::move(tensors)));
+  return std::move(out).done();
+}
+
+/// A dict's keys: what has no hash is named by its repr.
+Object key_of(const Value& key) {
+  Object made = to_python(key);
+  return key.is(Value::Kind::kList) || key.is_dict() ? Object(PyObject_Repr(made.get()))
+                                                     : std::move(made);
 }
 
 }  // namespace
@@ -84,74 +92,68 @@ OwnTensors own_tensors(const State& state) {
   return out;
 }
 
-py::object text(const std::string& s) {
-  py::object out = py::reinterpret_steal<py::object>(
-      PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "surrogatepass"));
-  if (!out) throw py::error_already_set();
-  return out;
+Object to_python(const Path& path) {
+  std::vector<Object> out;
+  for (const Key& key : path) out.push_back(key.is_name() ? text(key.name) : integer(key.number));
+  return tuple(std::move(out));
 }
 
-py::tuple to_python(const Path& path) {
-  py::tuple out(path.size());
-  for (size_t i = 0; i < path.size(); ++i)
-    out[i] = path[i].is_name() ? text(path[i].name) : py::object(py::int_(path[i].number));
-  return out;
+Object to_python(const Shape& shape) {
+  std::vector<Object> out;
+  for (const int64_t size : shape) out.push_back(integer(size));
+  return tuple(std::move(out));
 }
 
-py::tuple to_python(const Shape& shape) {
-  py::tuple out(shape.size());
-  for (size_t i = 0; i < shape.size(); ++i) out[i] = py::int_(shape[i]);
-  return out;
-}
-
-py::object to_python(const Value& v) {
+Object to_python(const Value& v) {
   switch (v.kind) {
     case Value::Kind::kNone:
-      return py::none();
+      return none();
     case Value::Kind::kBool:
-      return py::bool_(v.integer != 0);
+      return boolean(v.integer != 0);
     case Value::Kind::kInt:
-      return py::int_(v.integer);
+      return integer(v.integer);
     case Value::Kind::kFloat:
-      return py::float_(v.real);
+      return real(v.real);
     case Value::Kind::kText:
     case Value::Kind::kGlobal:
     case Value::Kind::kDevice:
       return text(v.text);
     case Value::Kind::kBytes:
-      return py::bytes(v.text);
+      return bytes(v.text);
     case Value::Kind::kDict:
     case Value::Kind::kOrdered: {
-      py::dict out;
-      for (size_t i = 0; i + 1 < v.items.size(); i += 2) {
-        const bool key = !v.items[i].is(Value::Kind::kList) && !v.items[i].is_dict();
-        out[key ? to_python(v.items[i]) : py::repr(to_python(v.items[i]))] =
-            to_python(v.items[i + 1]);
-      }
-      return out;
+      Dict out;
+      for (size_t i = 0; i + 1 < v.items.size(); i += 2)
+        out.set(key_of(v.items[i]), to_python(v.items[i + 1]));
+      return std::move(out).done();
+    }
+    case Value::Kind::kList: {
+      List out;
+      for (const Value& item : v.items) out.append(to_python(item));
+      return std::move(out).done();
     }
     default: {
-      py::list out;
-      for (const Value& item : v.items) out.append(to_python(item));
-      return v.is(Value::Kind::kList) ? py::object(out) : py::object(py::tuple(out));
+      std::vector<Object> out;
+      for (const Value& item : v.items) out.push_back(to_python(item));
+      return tuple(std::move(out));
     }
   }
 }
 
-py::dict to_python(const Model& model) {
-  py::list warnings, params, groups;
+Object to_python(const Model& model) {
+  List warnings, params, groups;
   for (const std::string& line : model.warnings) warnings.append(text(printable(line)));
   for (const Param& param : model.params) params.append(param_of(param));
   for (const Group& group : model.groups) groups.append(group_of(group));
-  py::dict out;
-  out["dialect"] = text(model.dialect);
-  out["algorithm"] = text(model.algorithm);
-  out["root"] = to_python(model.root);
-  out["flattened"] = model.flattened;
-  out["warnings"] = warnings;
-  out["params"] = params;
-  out["groups"] = groups;
-  return out;
+  Dict out;
+  out.set("dialect", text(model.dialect));
+  out.set("algorithm", text(model.algorithm));
+  out.set("root", to_python(model.root));
+  out.set("flattened", boolean(model.flattened));
+  out.set("warnings", std::move(warnings).done());
+  out.set("params", std::move(params).done());
+  out.set("groups", std::move(groups).done());
+  return std::move(out).done();
 }
 
 }  // namespace lowbit::ckpt::python

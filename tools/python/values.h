@@ -1,26 +1,23 @@
 // What was read, as Python has it.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "container/common/document.h"
 #include "dialect/common/model.h"
+#include "python/object.h"
 
 namespace lowbit::ckpt::python {
 
-/// Text that need not be UTF-8: other bytes become surrogates.
-pybind11::object text(const std::string& s);
-pybind11::tuple to_python(const Path& path);
-pybind11::tuple to_python(const Shape& shape);
+Object to_python(const Path& path);
+Object to_python(const Shape& shape);
 /// A plain value: dtypes and devices are text, torch.Size is a tuple.
-pybind11::object to_python(const Value& value);
+Object to_python(const Value& value);
 /// {"dialect", "algorithm", "root", "flattened", "warnings", "params", "groups"}; see
 /// lowbit/checkpoint/reader.py.
-pybind11::dict to_python(const Model& model);
+Object to_python(const Model& model);
 
 using OwnTensors = std::vector<std::pair<std::string, const Leaf*>>;
 /// The tensors that lowbit takes a state over by, in the order of "own": what lies in the file as

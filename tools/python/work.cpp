@@ -2,12 +2,9 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <exception>
 #include <mutex>
 #include <optional>
 #include <thread>
-
-namespace py = pybind11;
 
 namespace lowbit::ckpt::python {
 namespace {
@@ -43,22 +40,10 @@ struct Desk {
 
 }  // namespace
 
-void raise(const Error& error) {
-  const py::object type = py::module_::import("lowbit.checkpoint").attr("CheckpointError");
-  const auto text = [](const std::string& s) {
-    return py::reinterpret_steal<py::object>(
-        PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
-  };
-  const py::object made = type(text(error.text), static_cast<int>(error.code), text(error.file),
-                               text(error.item), text(error.tensor));
-  PyErr_SetObject(type.ptr(), made.ptr());
-  throw py::error_already_set();
-}
-
-void run(const py::object& callback, const std::function<Status(const Progress&)>& work) {
+void run(PyObject* callback, const std::function<Status(const Progress&)>& work) {
   Desk desk;
   Status done = fine();
-  std::exception_ptr pending;  // of Python
+  bool raised = false;  // in this thread, which runs nothing of Python's any more
   std::thread worker([&] {
     Status result = fine();
     try {
@@ -74,21 +59,23 @@ void run(const py::object& callback, const std::function<Status(const Progress&)
     desk.changed.notify_all();
   });
   const auto answer = [&](std::optional<std::pair<uint64_t, uint64_t>> question) {
-    if (pending) return false;
+    if (raised) return false;
     try {
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-      if (!question || callback.is_none()) return true;
-      const py::object said = callback(question->first, question->second);
-      return said.is_none() || said.cast<bool>();
-    } catch (...) {
-      pending = std::current_exception();
+      check(PyErr_CheckSignals());
+      if (!question || callback == Py_None) return true;
+      const Object said(PyObject_CallFunction(callback, "KK", question->first, question->second));
+      const int go_on = said.get() == Py_None ? 1 : PyObject_IsTrue(said.get());
+      if (go_on < 0) throw Raised();
+      return go_on == 1;
+    } catch (const Raised&) {
+      raised = true;
       return false;
     }
   };
   for (bool finished = false; !finished;) {
     std::optional<std::pair<uint64_t, uint64_t>> question;
     {
-      const py::gil_scoped_release released;
+      const Released released;
       std::unique_lock guard(desk.lock);
       desk.changed.wait_for(guard, kBetween, [&] { return desk.finished || desk.question; });
       question = desk.question;
@@ -96,7 +83,7 @@ void run(const py::object& callback, const std::function<Status(const Progress&)
     }
     const bool go_on = answer(question);
     {
-      const py::gil_scoped_release released;
+      const Released released;
       const std::lock_guard guard(desk.lock);
       if (!go_on) desk.stop = true;
       if (question) desk.question.reset();
@@ -104,10 +91,10 @@ void run(const py::object& callback, const std::function<Status(const Progress&)
     }
   }
   {
-    const py::gil_scoped_release released;
+    const Released released;
     worker.join();
   }
-  if (pending) std::rethrow_exception(pending);
+  if (raised) throw Raised();
   if (!done.ok()) raise(done.error());
 }
 

@@ -1,0 +1,74 @@
+"""One wheel for every CPython: the module keeps to the stable ABI, and the settings, the workflow and the page agree. `make wheel` builds and audits one."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+from paths import ROOT
+from require import need
+
+from lowbit.checkpoint import reader
+
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_checkpoint_module_is_of_the_stable_abi():
+    need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module")
+    audit = pathlib.Path(sys.executable).parent / "abi3audit"
+    need("abi3", audit.exists(), "abi3audit is not installed: pip install abi3audit")
+    assert reader._checkpoint.__file__.endswith(".abi3.so")
+    command = [audit, "--strict", "--assume-minimum-abi3", "3.10", reader._checkpoint.__file__]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_ties_the_package_to_one_python():
+    assert 'wheel.py-api = "cp310"' in PYPROJECT and 'requires-python = ">=3.10"' in PYPROJECT
+    assert "Py_LIMITED_API=0x030A0000" in (ROOT / "tools" / "CMakeLists.txt").read_text()
+    # Neither in the settings nor in the sources: it has no stable ABI for these versions.
+    listed = subprocess.run(["git", "grep", "-il", "pybind" + "11"], cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    assert listed.stdout == ""
+
+
+def test_wheels_are_tried_with_every_python_that_is_promised():
+    promised = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', PYPROJECT)
+    tried = re.findall(r'"cp3(\d+)-\*"', re.search(r"^build = \[(.*?)\]", PYPROJECT, re.M)[1])
+    assert promised == tried and promised[0] == "10"
+
+
+def test_pages_and_settings_name_the_same_system():
+    (glibc,) = set(re.findall(r"-linux-gnu\.(\d+\.\d+)", (ROOT / ".ci" / "wheel" / "build.py").read_text() + (ROOT / ".ci" / "wheel" / "manylinux.cmake").read_text()))  # fmt: skip
+    tag = f"manylinux_{glibc.replace('.', '_')}"
+    assert set(re.findall(r"manylinux_\d+_\d+", PYPROJECT)) == {tag}
+    assert set(re.findall(r"manylinux_\d+_\d+", (ROOT / "docs" / "install.md").read_text())) == {tag}  # fmt: skip
+    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    assert re.findall(r"arch: (\w+)", workflow) == ["x86_64", "aarch64"]
+
+
+def test_a_wait_of_an_old_glibc_ends_in_time(tmp_path):
+    """.ci/wheel/glibc_2_28.c waits by a clock that glibc 2.28 cannot wait by."""
+    need("cpp", shutil.which("cc") is not None, "there is no C compiler")
+    (tmp_path / "main.c").write_text("""
+        #include <errno.h>
+        #include <pthread.h>
+        #include <time.h>
+        int main() {
+          pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+          pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
+          struct timespec until;
+          clock_gettime(CLOCK_MONOTONIC, &until);
+          until.tv_nsec += 200000000;
+          if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, ++until.tv_sec;
+          pthread_mutex_lock(&mutex);
+          return pthread_cond_clockwait(&condition, &mutex, CLOCK_MONOTONIC, &until) == ETIMEDOUT ? 0 : 1;
+        }
+    """)
+    program = tmp_path / "main"
+    files = [tmp_path / "main.c", ROOT / ".ci" / "wheel" / "glibc_2_28.c"]
+    subprocess.run(["cc", "-D_GNU_SOURCE", "-Wall", "-Werror", *files, "-o", program, "-lpthread"], check=True)  # fmt: skip
+    start = time.monotonic()
+    assert subprocess.run([program]).returncode == 0
+    assert 0.19 < time.monotonic() - start < 5

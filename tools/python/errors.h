@@ -1,0 +1,38 @@
+// The one place where errors of C++ become exceptions of Python.
+#pragma once
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "io/status.h"
+#include "python/object.h"
+
+namespace lowbit::ckpt::python {
+
+/// Raises lowbit.checkpoint.CheckpointError.
+[[noreturn]] void raise(const Error& error);
+/// Raises one of Python's own exceptions: `raise(PyExc_ValueError, "...")`.
+[[noreturn]] void raise(PyObject* type, const std::string& text);
+
+/// Calls what Python called. An exception of C++ becomes one of Python's, and `failure` is returned.
+template <class F, class T>
+T guarded(F&& work, T failure) noexcept {
+  try {
+    return work();
+  } catch (const Raised&) {
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return failure;
+}
+
+/// The same of a function that returns an object.
+template <class F>
+PyObject* guarded(F&& work) noexcept {
+  return guarded([&] { return work().release(); }, static_cast<PyObject*>(nullptr));
+}
+
+}  // namespace lowbit::ckpt::python

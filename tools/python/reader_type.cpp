@@ -1,0 +1,121 @@
+#include "python/reader_type.h"
+
+#include "python/errors.h"
+#include "python/reader.h"
+
+namespace lowbit::ckpt::python {
+namespace {
+
+/// What Python allocates.
+struct Instance {
+  PyObject_HEAD Reader* reader;
+};
+
+Reader& reader_of(PyObject* self) { return *reinterpret_cast<Instance*>(self)->reader; }
+
+template <class... T>
+void parse(PyObject* arguments, const char* format, T*... out) {
+  if (PyArg_ParseTuple(arguments, format, out...) == 0) throw Raised();
+}
+
+PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  return guarded([&] {
+    PyObject* path = nullptr;
+    parse(arguments, "S:Reader", &path);
+    Object self(PyType_GenericAlloc(type, 0));
+    reinterpret_cast<Instance*>(self.get())->reader = new Reader(bytes_of(path));
+    return self;
+  });
+}
+
+void drop(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<Instance*>(self)->reader;
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+Object read(Reader& reader, PyObject* arguments) {
+  Py_ssize_t tensor = 0;
+  int part = 0;
+  PyObject *offset = nullptr, *shape = nullptr;
+  parse(arguments, "niOO:read", &tensor, &part, &offset, &shape);
+  return reader.read(static_cast<size_t>(tensor), part, integers_of(offset), integers_of(shape));
+}
+
+Object read_state(Reader& reader, PyObject* arguments) {
+  Py_ssize_t param = 0, state = 0, first = 0, count = 0;
+  parse(arguments, "nnnn:read_state", &param, &state, &first, &count);
+  return reader.read_state(static_cast<size_t>(param), static_cast<size_t>(state), first, count);
+}
+
+Object read_state_box(Reader& reader, PyObject* arguments) {
+  Py_ssize_t param = 0, state = 0;
+  PyObject *offset = nullptr, *shape = nullptr;
+  parse(arguments, "nnOO:read_state_box", &param, &state, &offset, &shape);
+  return reader.read_state_box(static_cast<size_t>(param), static_cast<size_t>(state),
+                               integers_of(offset), integers_of(shape));
+}
+
+Object read_own(Reader& reader, PyObject* arguments) {
+  Py_ssize_t param = 0, state = 0, tensor = 0;
+  PyObject *offset = nullptr, *shape = nullptr;
+  parse(arguments, "nnnOO:read_own", &param, &state, &tensor, &offset, &shape);
+  return reader.read_own(static_cast<size_t>(param), static_cast<size_t>(state),
+                         static_cast<size_t>(tensor), integers_of(offset), integers_of(shape));
+}
+
+Object read_codes(Reader& reader, PyObject* arguments) {
+  Py_ssize_t param = 0, state = 0, begin = 0, end = 0;
+  int scales = 0;
+  parse(arguments, "nnnnp:read_codes", &param, &state, &begin, &end, &scales);
+  return reader.read_codes(static_cast<size_t>(param), static_cast<size_t>(state), begin, end,
+                           scales != 0);
+}
+
+/// A method with arguments, as Python calls it.
+template <Object (*function)(Reader&, PyObject*)>
+PyObject* method(PyObject* self, PyObject* arguments) {
+  return guarded([&] { return function(reader_of(self), arguments); });
+}
+
+/// One without.
+template <auto member>
+PyObject* plain(PyObject* self, PyObject*) {
+  return guarded([&] { return (reader_of(self).*member)(); });
+}
+
+PyMethodDef kMethods[] = {
+    {"container", plain<&Reader::container>, METH_NOARGS, nullptr},
+    {"optimizers", plain<&Reader::optimizers>, METH_NOARGS, nullptr},
+    {"tensors", plain<&Reader::tensors>, METH_NOARGS, nullptr},
+    {"values", plain<&Reader::values>, METH_NOARGS, nullptr},
+    {"opaque", plain<&Reader::opaque>, METH_NOARGS, nullptr},
+    {"model", plain<&Reader::model>, METH_NOARGS, nullptr},
+    {"finish", plain<&Reader::finish>, METH_NOARGS, nullptr},
+    {"read", method<read>, METH_VARARGS, "read(tensor, part, offset, shape)"},
+    {"read_state", method<read_state>, METH_VARARGS, "read_state(param, state, first, count)"},
+    {"read_state_box", method<read_state_box>, METH_VARARGS,
+     "read_state_box(param, state, offset, shape)"},
+    {"read_own", method<read_own>, METH_VARARGS, "read_own(param, state, tensor, offset, shape)"},
+    {"read_codes", method<read_codes>, METH_VARARGS,
+     "read_codes(param, state, begin, end, scales)"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot kTypeSlots[] = {
+    {Py_tp_doc, const_cast<char*>("Reader(path: bytes): a checkpoint, opened")},
+    {Py_tp_new, reinterpret_cast<void*>(make)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop)},
+    {Py_tp_methods, kMethods},
+    {0, nullptr},
+};
+
+PyType_Spec kSpec = {"lowbit._checkpoint.Reader", sizeof(Instance), 0, Py_TPFLAGS_DEFAULT,
+                     kTypeSlots};
+
+}  // namespace
+
+Object make_reader_type() { return Object(PyType_FromSpec(&kSpec)); }
+
+}  // namespace lowbit::ckpt::python
