@@ -10,21 +10,24 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md", "SECURITY.md": "security.md"}  # fmt: skip
+PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
 LINK = re.compile(r"\[([^\]\[]*)\]\((?![a-z]+:|#)([^)#\s]+)([^)\s]*)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages of the root, but README.md, whose place docs/index.md takes."""
+    """Adds the pages of the root; README.md is not one, docs/index.md is in its place."""
     for name, page in PAGES.items():
-        if name != "README.md":
-            files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+        files.append(File.generated(config, page, content=(ROOT / name).read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Points links at pages of the root to the site's own, and links at other files to the repository."""
-    by_page = {at: name for name, at in PAGES.items() if name != "README.md"}
+    by_page = {at: name for name, at in PAGES.items()}
     source = by_page.get(page.file.src_uri)
     folder = "" if source else posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
@@ -35,7 +38,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             return link[0]  # strict mode says so
         if path.endswith(".md") and posixpath.basename(said) == posixpath.basename(path):
             said = _title(path)  # on GitHub a reader sees files, here pages
-        if path in PAGES and path != "README.md":
+        if path in PAGES:
             to = _relative(PAGES[path], page)
         elif path.startswith("docs/"):
             to = _relative(path.removeprefix("docs/"), page)

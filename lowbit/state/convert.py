@@ -23,8 +23,8 @@ from lowbit.state.slot import Slot, StateTensor
 # Values that are dequantized and quantized at a time, where state comes from a checkpoint.
 PIECE = 4 << 20
 
-# Fills a parameter's state tensors: the given live ones if they fit, else new ones.
-Converted = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+# Makes a parameter's state out of what the optimizer has: in place, into tensors of it that fit, or anew.
+Converted = Callable[[Mapping[str, Tensor], bool], dict[str, Tensor]]
 
 
 def convert_state(
@@ -43,7 +43,7 @@ def convert_state(
         state_memory: where new tensors are allocated; one of `memory.MEMORIES`, "device" by default.
 
     Returns:
-        A function from the live state to the converted state. It writes to live tensors that fit.
+        A function from the live state, and whether it may be written to, to the converted state. It writes to live tensors that fit.
 
     Raises:
         ValueError: a moment is missing, or its layout is unknown.
@@ -55,8 +55,10 @@ def convert_state(
     step, stream = _number(step), _number(saved.get("stream", lay.stream))
     jobs = [_slot_job(p, lay, slot, saved, key) for slot in lay.slots]
     jobs += [_auxiliary_job(p, entry, saved, key) for entry in lay.auxiliary]
+    cleared = None
     if lay.compensation:
         jobs.append(_compensation_job(p, lay.compensation, saved, key))
+        cleared = lay.compensation.key if jobs[-1].fill is _zero else None
     device = sharding.local(p).device
 
     def tensor_for(entry: StateTensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,11 @@ def convert_state(
         assert known is not None
         return known, here
 
-    def run(live: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run(live: Mapping[str, Tensor], in_place: bool) -> dict[str, Tensor]:
+        if cleared:
+            _warn_of_cleared(live.get(cleared))
+        if not in_place:
+            live = {}
         state: dict[str, Tensor] = {
             # copies, because torch shares its tensors: two optimizers would count one step twice
             "step": torch.tensor(
@@ -122,18 +128,18 @@ def _compensation_job(p: Tensor, entry: StateTensor, saved: Mapping[str, Any], k
             f"state[{key!r}] keeps {other!r} beside the weight, this optimizer {entry.key!r}: load it with the format it was saved with, and take "
             "lowbit.get_fp32_model_state_dict from there to another format"
         )
-    return _Job([entry], _clear_compensation if kept is None else partial(_move, kept))
+    return _Job([entry], _zero if kept is None else partial(_move, kept))
 
 
-def _clear_compensation(to: Sequence[Tensor]) -> None:
-    """To 0, with a warning where there was some: it may be what `set_fp32_model_state_dict` has just stored."""
-    if any(tensor.any() for tensor in to):
+def _warn_of_cleared(kept: Tensor | None) -> None:
+    """Of the optimizer's own compensation, where it is not 0: it may be what `set_fp32_model_state_dict` has just stored."""
+    here = None if kept is None else sharding.local(kept)
+    if here is not None and not here.is_meta and here.any():
         warnings.warn(
             "the state that is loaded has no correction bits for the weights, so those of the optimizer are cleared. If they are those of "
             "lowbit.set_fp32_model_state_dict, load the optimizer first and store the float32 weights after it",
             stacklevel=outside(),
         )
-    _zero(to)
 
 
 def holds(saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:

@@ -58,7 +58,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     state.update({k: value for k, value in state_dict["state"].items() if k not in known})
     opt._lay_out_again()  # a step that is prepared holds what is here
     for p, convert, in_place in converted:  # all of them fit
-        made = convert(opt._state_of(p) if in_place else {})
+        made = convert(opt._state_of(p), in_place)
         opt._keep(p, made, state)
         opt._keep(p, made)  # what was here is free before the next is made
     loaded = {p for p, _, _ in converted}

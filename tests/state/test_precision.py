@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 import lowbit
 from lowbit import ops
+from lowbit.state import memory
+from lowbit.state.convert import convert_state
 
 EXTRA = [p["name"] for p in ops.catalog()["param"] if p["compensation"]]
 STEPS, LR = 2000, 1e-6
@@ -285,3 +288,15 @@ def test_sharded_models_are_converted_and_stay_sharded(one_rank):
         for key, value in out.items():
             assert isinstance(value, DTensor) and value.dtype == torch.float32
             torch.testing.assert_close(value.full_tensor(), wanted[key], rtol=2e-7, atol=0)
+
+
+def test_new_memory_is_not_taken_for_correction_bits(monkeypatch):
+    """State that is made anew holds anything before it is filled: only bits that the optimizer had are warned of."""
+    p = nn.Parameter(torch.ones(64, 96, dtype=torch.bfloat16))
+    saved = {"step": 1, "exp_avg": torch.zeros(64, 96), "exp_avg_sq": torch.zeros(64, 96)}
+    opt = lowbit.AdamW([p], param_format="bfloat16_split16")
+    monkeypatch.setattr(memory, "empty", lambda lay, entry, *_: torch.full(entry.local, 3).to(entry.dtype))  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = convert_state(p, opt._layouts[p], saved, 0)({}, True)
+    assert not made[opt._layouts[p].compensation.key].any()
