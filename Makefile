@@ -14,10 +14,11 @@ CMAKE_BUILD := build/lowbit
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 # What the package has; `make test` adds the rest to the same folder. CUDA_ARCHS: GPU architectures ("90-real 100-real", "release"), else this machine's;
-# a machine without a GPU compiles no kernels unless CUDA_ARCHS asks.
+# a machine without a GPU compiles no kernels unless CUDA_ARCHS asks. ISAS: instruction sets of the CPU's kernels, those that this machine runs (native) or all.
 CUDA_ARCHS ?=
+ISAS ?= native
 CUDA = $(if $(CUDA_ARCHS)$(wildcard /dev/nvidia0)$(shell command -v nvidia-smi),AUTO,OFF)
-PACKAGE = $(foreach o,CUDA=$(CUDA) TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF $(if $(CUDA_ARCHS),CUDA_ARCHS=$(subst $(SPACE),;,$(CUDA_ARCHS))),-C "cmake.define.LOWBIT_$(o)")
+PACKAGE = $(foreach o,CUDA=$(CUDA) ISAS=$(ISAS) TOOLS=$(HAVE_LIBRARIES) BUILD_TESTS=OFF CPP=OFF $(if $(CUDA_ARCHS),CUDA_ARCHS=$(subst $(SPACE),;,$(CUDA_ARCHS))),-C "cmake.define.LOWBIT_$(o)")
 
 # Debian's names of the C++ libraries of lowbit-ckpt: options, JSON, text, CRC-32 of zip records, digests, zstd.
 LIBRARIES := libcli11-dev nlohmann-json3-dev libfmt-dev libdeflate-dev libxxhash-dev libzstd-dev
@@ -43,17 +44,18 @@ PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest
 TWO_AT_A_TIME := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # What is told within a minute once built: no framework, no C++ test, and of the Python tests those not in SLOW of tests/conftest.py.
-check: setup lint  ## before a commit: format, lint, types, layering, the fast tests
+check: setup $(VENV)/tests lint  ## before a commit: format, lint, types, layering, the fast tests
 	@$(PYTEST) $(TWO_AT_A_TIME) -m "not slow"
 
 # make test T=tests/optim/test_update.py::test_x runs a file or a test of it, make test T=test_io those C++ tests that have such a name;
-# make test MARK=slow what `make check` leaves out.
+# make test MARK= also those that take half a minute each (LONG of tests/conftest.py), make test MARK=slow what `make check` leaves out: CI runs all.
+MARK = not long
 ifeq ($(T),)
-test: programs  ## builds and runs all tests; T=FILE[::NAME] or T=C++_TEST: some
+test: programs $(VENV)/tests  ## builds and runs the tests; MARK=: all; T=FILE[::NAME] or T=C++_TEST: some
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2
 	@$(PYTEST) $(TWO_AT_A_TIME) --durations=20 $(if $(MARK),-m "$(MARK)")
 else ifneq ($(wildcard $(firstword $(subst ::, ,$(T)))),)
-test: setup
+test: setup $(VENV)/tests
 	@$(PYTEST) $(T)
 else ifneq ($(findstring /,$(T))$(findstring .py,$(T)),)
 test:
@@ -64,7 +66,7 @@ test: programs
 endif
 
 # 220 MB of transformers, accelerate, lightning, torchtitan and torchtune; without them their tests say so and are skipped.
-frameworks: setup $(VENV)/frameworks  ## the tests through transformers, lightning, torchtitan, torchtune
+frameworks: setup $(VENV)/tests $(VENV)/frameworks  ## the tests through transformers, lightning, torchtitan, torchtune
 	@LOWBIT_REQUIRE=frameworks $(PYTEST) tests/frameworks
 
 # The C++ tests and the C++ front end, beside the package.
@@ -90,6 +92,7 @@ races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 #   make wheel ARCH=aarch64    across, for ARM64; without CUDA
 ARCH ?= $(shell uname -m)
 wheel: override CUDA_ARCHS := release
+wheel: override ISAS := all
 wheel: HAVE_LIBRARIES := ON# compiled from their sources
 wheel: CUDA = $(if $(filter $(ARCH),$(shell uname -m)),AUTO,OFF)
 wheel: libraries $(VENV)/wheel  ## a wheel in out/; ARCH=aarch64: for ARM64
@@ -109,10 +112,10 @@ gpu:  ## builds, tests and measures on a machine with a GPU
 	@$(PY) -m bench.gpu $(if $(WHEELS),--wheels "$(WHEELS)") $(PACKAGE)
 
 # Writes docs/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores. `make bench-quick` writes the table of docs/bench.md: 3 minutes.
-bench: setup  ## docs/bench-cpu.md, measured: 12 minutes
+bench: setup $(VENV)/tests  ## docs/bench-cpu.md, measured: 12 minutes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --record
 
-bench-quick: setup  ## the table of docs/bench.md, measured: 3 minutes
+bench-quick: setup $(VENV)/tests  ## the table of docs/bench.md, measured: 3 minutes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --quick --record
 
 # The site of docs/, into out/site; open out/site/index.html. A link or an anchor that leads nowhere stops it (with --quiet it would not). Docstrings are read, not imported: nothing is compiled.
@@ -196,8 +199,8 @@ $(VENV)/options: FORCE | libraries
 	@mkdir -p $(VENV) && printf '%s\n' '$(PACKAGE)' >$@.$$$$ && if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
 
 $(VENV)/installed: $(VENV)/torch $(VENV)/modules $(VENV)/options pyproject.toml
-	@echo "installing what the tests need, and building lowbit: minutes the first time"
-	@$(call shown,build.log,$(PYTHON) -m pip install --verbose --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[test]")
+	@echo "building lowbit: minutes the first time"
+	@$(call shown,build.log,$(PYTHON) -m pip install --verbose --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[recipes]")
 	@touch $@ $(VENV)/built
 
 # An edited source: what depends on it is compiled in the same folder, and copied to where pip has put it. pip names a folder of its own at every turn.
@@ -209,6 +212,11 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 	@touch $@
 
 # `lowbit[...]`: it is installed, so that only what it names is, and nothing is built again.
+$(VENV)/tests: pyproject.toml | $(VENV)/installed
+	@echo "installing what the tests need"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[test]"
+	@touch $@
+
 # Frameworks that tests train through, without those dependencies of torchtitan (it needs Python 3.11) and torchtune that their optimizers do not use.
 $(VENV)/frameworks: pyproject.toml | $(VENV)/installed
 	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune"
@@ -224,6 +232,6 @@ $(VENV)/docs: pyproject.toml
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $(VENV)/docs.txt
 	@touch $@
 
-$(VENV)/dev: pyproject.toml | $(VENV)/installed
+$(VENV)/dev: pyproject.toml | $(VENV)/tests
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[dev]"
 	@touch $@

@@ -25,6 +25,11 @@ LONGEST = (
     "test_kinds_tool", "test_bench", "test_convert_torchao", "test_kernel_table", "test_checkpoint_python", "test_memory", "test_sharding", "test_gradients_sharded",
     "test_resume", "test_flat_shards", "test_reshard", "test_placed_state", "test_policy", "test_recover",
 )  # fmt: skip
+# What `make test` leaves to `make test MARK=` and to CI: half a minute or more each, to see again on every framework, recipe or peer what others see once.
+LONG = (
+    "test_bench", "test_convert_torchao", "test_cpp_front", "test_elastic", "test_frameworks", "test_help", "test_hostile", "test_kernel_table",
+    "test_kinds", "test_kinds_convert", "test_kinds_tool", "test_memory", "test_policy", "test_processors", "test_recipes", "test_wrappers",
+)  # fmt: skip
 # What `make check` leaves out: those, and files that start many processes or take more than five seconds of a core.
 SLOW = (
     *LONGEST,
@@ -36,8 +41,9 @@ SLOW = (
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Without the slow tests their files are not even imported: some need seconds for other libraries."""
-    return (config.option.markexpr == "not slow" and collection_path.stem in SLOW) or None
+    """The files of tests that are left out are not even imported: some need seconds for other libraries."""
+    left_out = {"not slow": SLOW, "not long": LONG}.get(config.option.markexpr, ())
+    return collection_path.stem in left_out or None
 
 
 def pytest_collection_modifyitems(items):
@@ -46,6 +52,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem in SLOW:
             item.add_marker("slow")
+        if item.path.stem in LONG:
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="session")

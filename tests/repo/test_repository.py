@@ -5,7 +5,7 @@ import subprocess
 
 import pages
 import pytest
-from conftest import SLOW
+from conftest import LONG, SLOW
 from paths import ROOT
 
 GENERATED = {"bench-cpu.md", "bench-cuda.md", "quality.md"}
@@ -16,6 +16,8 @@ PATH = r"(?:bench|csrc|docs|lowbit|recipes|tests|tools)/[\w./*-]+"
 
 def test_every_slow_test_is_a_file():
     assert len(set(SLOW)) == len(SLOW)
+    assert len(set(LONG)) == len(LONG)
+    assert set(LONG) <= set(SLOW)  # `make check` leaves out what `make test` does
     assert set(SLOW) <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
 
 

@@ -612,6 +612,7 @@ struct Toy3 {
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(ONLY), reason="this is the build that it makes")
 def test_a_format_of_one_file(tmp_path):
     """A header and its name in the registry are all that a new format needs: built beside, and held by the tests of this file."""
