@@ -10,6 +10,7 @@
 #include "command/command.h"
 #include "command/examples.h"
 #include "command/signals.h"
+#include "command/suggest.h"
 #include "command/version.h"
 #include "io/text.h"
 
@@ -42,12 +43,34 @@ std::string unknown_command(const CLI::App& app) {
   const std::vector<std::string> rest = app.remaining();
   if (!app.get_subcommands().empty() || rest.empty() || rest.front().starts_with('-')) return "";
   std::string names;
+  std::vector<std::string> all;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App* c) {
          return !c->get_group().empty();  // `man` is for those who package it
-       }))
+       })) {
     names += (names.empty() ? "" : ", ") + command->get_name();
-  return fmt::format("there is no command {}; there are {}", lowbit::ckpt::printable(rest.front()),
-                     names);
+    all.push_back(command->get_name());
+  }
+  const std::string meant = lowbit::ckpt::nearest_word(rest.front(), all);
+  return fmt::format("there is no command {}; {}there are {}",
+                     lowbit::ckpt::printable(rest.front()),
+                     meant.empty() ? "" : "did you mean " + meant + "? ", names);
+}
+
+/// "; did you mean --world-size?" where an argument resembles an option of the command.
+std::string meant_option(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  const CLI::App& command = chosen.empty() ? app : *chosen.front();
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (const std::string& word : command.remaining()) {
+    if (!word.starts_with("--")) continue;
+    const std::string name = word.substr(0, word.find('='));
+    if (const std::string meant = lowbit::ckpt::nearest_word(name, known); !meant.empty())
+      return "; did you mean " + meant + "?";
+  }
+  return "";
 }
 
 }  // namespace
@@ -72,7 +95,8 @@ int main(int argc, char** argv) {
              "Exit codes: 0 fine, 1 runtime error, 2 usage, 3 bad or unsafe input, 4 mismatch.");
   app.failure_message([&app](const CLI::App*, const CLI::Error& error) {
     const std::string known = unknown_command(app);
-    return fmt::format("lowbit-ckpt: {}\n", known.empty() ? error.what() + help_for(app) : known);
+    return fmt::format("lowbit-ckpt: {}\n",
+                       known.empty() ? error.what() + meant_option(app) + help_for(app) : known);
   });
   try {
     app.parse(argc, argv);

@@ -92,7 +92,7 @@ def verify(
 def convert(
     source: Path, target: Path, *, to: str = "", container: str = "", state_format: str = "",
     block: int = 0, keep: bool = False, full_precision: Sequence[str] = (), weights: str = "", seed: int = 0,
-    model: Path = "", from_dialect: str = "", lossy: bool = False, include: Sequence[str] = (),
+    model: Path = "", from_dialect: str = "", optimizer: str = "", lossy: bool = False, include: Sequence[str] = (),
     exclude: Sequence[str] = (), dry_run: bool = False, world_size: int | None = None, mesh: Mapping[int, int] | None = None,
     force: bool = False, manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20,
     progress: Progress | bool | None = None,
@@ -107,6 +107,7 @@ def convert(
         full_precision: globs on names of parameters whose state stays float32.
         weights, seed: round float32 weights too, such as to "bfloat16_stochastic", with that seed.
         model: a checkpoint with the weights, where names or shapes are needed.
+        optimizer: where the source has several, the path of the one to convert, such as "optimizers.0"; the others stay as they are.
         from_dialect: whose state the source is, where its names fit two; "" is the one that is surest.
         lossy: leave out what the target cannot keep, with a warning.
         world_size, mesh: of a directory; by default as many ranks as the source has.
@@ -122,7 +123,7 @@ def convert(
     with _Shown(progress, "convert") as told:
         options = _options(
             to=to, container=container, state_format=state_format, block=block, keep=bool(keep), full_precision=_names(full_precision),
-            weights=weights, seed=seed, lossy=bool(lossy), include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run),
+            weights=weights, seed=seed, optimizer=optimizer, lossy=bool(lossy), include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run),
             **{"from": from_dialect}, **_writing(world_size, {} if world_size is None and mesh is None else mesh, force, manifest, threads, memory_limit),
         )  # fmt: skip
         text = module().convert(bytes_of(source), bytes_of(target), bytes_of(model), options, told)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from torch import nn
 
 from lowbit import sharding
 from lowbit.checkpoint.reader import Model, Param
+from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.load import cuts
@@ -19,7 +21,7 @@ def matched(
     """The checkpoint's parameter for each of the optimizer's, and whether they were told by their numbers alone."""
     members = [p for _, p, _, _ in opt._members()]
     names = _names(opt, model)
-    theirs = _names_there(saved, names, model, path)
+    theirs = _names_there(saved, names, model, path, opt._numbered_groups)
     flattened = any(isinstance(p, sharding.FlatShard) and not p.alone for p in members)
     if theirs is None and not flattened:
         return _in_order(opt, saved, len(members), model, path), True
@@ -68,9 +70,17 @@ def _grouped(saved: Model) -> list[Param]:
 
 
 def _names_there(
-    saved: Model, names: Sequence[str] | None, model: nn.Module | None, path: str
+    saved: Model,
+    names: Sequence[str] | None,
+    model: nn.Module | None,
+    path: str,
+    numbered: Sequence[Sequence[str]],
 ) -> dict[str, Param] | None:
-    """The checkpoint's parameters by clean names, as the optimizer has them; None where there are only numbers."""
+    """The checkpoint's parameters by clean names, as the optimizer has them; None where there are only numbers.
+
+    Args:
+        numbered: names in the groups and the order in which the program that wrote the checkpoint numbers them; empty where nobody knows.
+    """
     grouped = _grouped(saved)
     if not saved.params or any(param.index < 0 for param in grouped or saved.params):
         return {clean_name(param.name or str(param.index)): param for param in saved.params}
@@ -78,13 +88,36 @@ def _names_there(
         return None
     if grouped and all(param.name for param in grouped):
         return {clean_name(param.name): param for param in grouped}
+    if numbered and [len(group.params) for group in saved.groups] == [*map(len, numbered)]:
+        known = [clean_name(name) for group in numbered for name in group]
+        return dict(zip(known, grouped, strict=True))
     if model is None or len(saved.groups) > 1:
         return None
     if grouped:
         order = _order(model, names, len(grouped), len(grouped) - 1, path)
+        _warn_of_two_orders(model, order, names, path)
         return dict(zip(order, grouped, strict=True))
     order = _order(model, names, None, max(param.index for param in saved.params), path)
     return {order[param.index]: param for param in saved.params}
+
+
+def _warn_of_two_orders(
+    model: nn.Module, order: Sequence[str], names: Sequence[str], path: str
+) -> None:
+    """Says that the order of the model was taken, where the optimizer's own is another and would fit all shapes too."""
+    shapes = {clean_name(n): p.shape for n, p in model.named_parameters(remove_duplicate=False)}
+    fits = len(order) == len(names) and all(
+        shapes[a] == shapes[b] for a, b in zip(order, names, strict=True)
+    )
+    if not fits or list(order) == list(names):
+        return
+    first = next((a, b) for a, b in zip(order, names, strict=True) if a != b)
+    warnings.warn(
+        f"{path} numbers its parameters, and they were taken in the order of the model; this optimizer has them in another, and every shape fits both: "
+        f"{first[0]!r} would be {first[1]!r}. If it was saved from an optimizer in that other order, the states are swapped: save again from named "
+        "parameters, such as model.named_parameters()",
+        stacklevel=outside(),
+    )
 
 
 def _order(

@@ -18,7 +18,9 @@ def optimizer(
 ) -> tuple[Callable[[], Callable[..., LowbitOptimizer]], dict[str, Any]]:
     """The `optimizer_cls_and_kwargs` of `Trainer`: a factory, so that parameters come with their names.
 
-    Groups are the Trainer's, without weight decay for biases and norms. Each is split as `lowbit.param_groups` does:
+    Groups are the Trainer's, without weight decay for biases and norms. `optimizer.pt` of a Trainer that trained with
+    torch's optimizer loads too, by the Trainer or by `lowbit.load_optimizer`: its numbers are those of the Trainer's
+    two groups. Each is split as `lowbit.param_groups` does:
     embeddings and output head keep full-precision state. Under FSDP1 the optimizer is bound to the model with
     `export="fp32"`.
 
@@ -60,6 +62,10 @@ def build(
                 made = {"params": list(params), "param_names": list(names)}
                 groups.append({**group, **made, "weight_decay": weight_decay if decays else 0.0})
     opt = cls(groups, weight_decay=weight_decay, **options)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    opt._numbered_groups = [
+        [name for name in trained if (name in decayed) == decays] for decays in (True, False)
+    ]
     if any(sharding.is_flat(p) for group in groups for p in group["params"]):
         lowbit.fsdp1.bind(model, opt, export="fp32")  # Trainer saves by FSDP.optim_state_dict
     return opt

@@ -150,6 +150,9 @@ def _by_name(opt: StatefulOptimizer, saved: list[dict[str, Any]]) -> list[dict[s
 
     ValueError where some names are the same and their places are not.
     """
+    if _names(saved, saved=True) is None and _sizes(saved) == [*map(len, opt._numbered_groups)]:
+        pairs = zip(saved, opt._numbered_groups, strict=True)
+        saved = [{**group, "param_names": names} for group, names in pairs]
     theirs, ours = _names(saved, saved=True), _names(opt.param_groups)
     if (
         theirs is None

@@ -38,6 +38,9 @@ class StatefulOptimizer(Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._layouts: dict[Any, Layout] = {}
         self._flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # of flat shards: fsdp1.bind
+        self._numbered_groups: list[
+            list[str]
+        ] = []  # names as another program groups and numbers them
         self._laid_out_for: Any = None
         self._structure: dict[int, tuple[Any, dict[str, Any]]] = {}  # by group
         # Group number -> (its parameters' names, all names it came with), for groups that are part of another.
@@ -89,6 +92,7 @@ class StatefulOptimizer(Optimizer):
         self._layouts = {}
         self._laid_out_for, self._structure = self._decided(), {}
         self.__dict__.setdefault("_flat_shards", {})
+        self.__dict__.setdefault("_numbered_groups", [])
         self.__dict__.setdefault("_part_names", {})
         self.__dict__.setdefault("_warned", {"nearest"})  # the original of a copy has said it
         self._ready = True

@@ -381,3 +381,52 @@ def test_numbers_of_others_go_by_the_model_too(words, tmp_path):
     lowbit.load_optimizer(opt, tmp_path / "run.pt", model=words)
     for i, p in enumerate(words.parameters()):
         assert opt.state[p]["step"] == i + 1 and (opt.state[p]["exp_avg"] == i + 1).all()
+
+
+@FROM_FILE
+def test_two_orders_that_fit_are_told(tmp_path):
+    """Where every shape fits the order of the model and that of the optimizer, numbers alone say nothing."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(64, 64)
+            self.first = nn.Linear(64, 64, bias=False)
+            self.second = nn.Linear(64, 64, bias=False)
+
+    model = Tied()
+    old = stepped(torch.optim.AdamW(model.parameters()), model.parameters())
+    opt = lowbit.AdamW(lowbit.param_groups(model), state_format="float32")
+    with pytest.warns(UserWarning, match="every shape fits both: 'tokens.weight' would be 'first.weight'"):  # fmt: skip
+        lowbit.load_optimizer(opt, saved(tmp_path, old), model=model)
+    same_moments(opt, old, model.parameters())
+
+
+# Numbers of another program's groups
+
+
+@FROM_FILE
+@pytest.mark.parametrize("file", [False, True])
+def test_numbers_of_the_groups_of_another_program(words, tmp_path, file):
+    """As of a Trainer: two groups, decayed or not, where here are four."""
+    named = dict(words.named_parameters())
+    order = [[n for n, p in named.items() if (p.ndim > 1) == decays] for decays in (True, False)]
+    groups = [{"params": [named[n] for n in names]} for names in order]
+    old = stepped(torch.optim.AdamW(groups, lr=7e-3), words.parameters())
+    here = []
+    for group in lowbit.param_groups(words):
+        for names in order:
+            both = [n for n in group["param_names"] if n in names]
+            if both:
+                here.append({**group, "params": [named[n] for n in both], "param_names": both})
+    assert len(here) == 3
+    opt = lowbit.AdamW(here, state_format="float32")
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        opt.load_state_dict(old.state_dict())
+    opt._numbered_groups = order
+    if file:
+        lowbit.load_optimizer(opt, saved(tmp_path, old))
+    else:
+        opt.load_state_dict(old.state_dict())
+    same_moments(opt, old, words.parameters())
+    assert [group["lr"] for group in opt.param_groups] == [7e-3] * 3

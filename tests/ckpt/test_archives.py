@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import pickle
 import pickletools
 import shutil
 import struct
@@ -211,6 +212,13 @@ def test_parameters_and_what_is_dropped(tmp_path):
         and back["g"].requires_grad
     )
     same(weight, back["w"])
+    copy(tmp_path / "a.pt", tmp_path / "b.safetensors")
+    copy(tmp_path / "b.safetensors", tmp_path / "c.pt")
+    other = torch.load(tmp_path / "c.pt", weights_only=True)
+    for name in back:
+        assert type(other[name]) is type(back[name])
+        assert other[name].requires_grad == back[name].requires_grad
+    assert load_file(tmp_path / "b.safetensors").keys() == back.keys()
 
 
 def test_subclasses_of_torchao(tmp_path):
@@ -303,15 +311,119 @@ def test_odd_safetensors_are_read(tmp_path):
     assert len(inspect(tmp_path / "a.safetensors")["warnings"]) == 5
 
 
+# A length of a header may begin like any other container: an old pickle (0x80, 2), a zip (PK), a tar.
+LENGTHS = [0x0080, 0x0280, 0x0580, 0x0680, 0x7F80, 0x8080, 0xFF80, 0x28002, 0x4B50, 0x14B50]
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=hex)
+def test_a_header_of_any_length(tmp_path, length):
+    text = json.dumps({"a": ONE}).encode()
+    (tmp_path / "a.safetensors").write_bytes(header(text.ljust(length), b"\0" * 8))
+    assert [t["name"] for t in inspect(tmp_path / "a.safetensors")["tensors"]] == ["a"]
+    (tmp_path / "b.safetensors").write_bytes(header(text.ljust(length), b"\0" * 8)[:100])
+    assert inspect(tmp_path / "b.safetensors", code=3).startswith("lowbit-ckpt: ")
+
+
+def test_a_header_that_reads_like_a_tar(tmp_path):
+    text = json.dumps({"a" * (257 - 8 - 2) + "ustar": ONE}).encode()
+    (tmp_path / "a.safetensors").write_bytes(header(text, b"\0" * 8))
+    assert (tmp_path / "a.safetensors").read_bytes()[257:262] == b"ustar"
+    assert len(inspect(tmp_path / "a.safetensors")["tensors"]) == 1
+
+
+def test_what_weights_only_takes(tmp_path):
+    """Values that torch.load(weights_only=True) reads come back as they were, from every container that keeps values."""
+    given = {
+        "counter": collections.Counter(a=3, b=1),
+        "no counter": collections.Counter(),
+        "set": {1, 2, "x"},
+        "empty set": set(),
+        "complex": 1.5 - 2j,
+        "bytearray": bytearray(b"\x00\xffab"),
+        "no bytearray": bytearray(),
+        "long": [2**64, -(2**64), 2**100, -(2**63) - 1, 2**63],
+        "layout": torch.strided,
+        "sparse": torch.sparse_coo,
+        "nested": [{"deep": ({3}, collections.Counter(b=2))}],
+        "expanded": torch.arange(3.0).expand(4, 3),
+        "one": torch.ones(1).expand(9),
+    }
+    for legacy in (False, True):
+        torch.save(given, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
+        assert any("2 tensors are expanded" in w for w in inspect(tmp_path / "a.pt")["warnings"])
+        run(TOOL, "verify", tmp_path / "a.pt")
+        for name in ("b.pt", "b.safetensors", "b"):
+            options = ("--container", "dcp") if name == "b" else ()
+            run(TOOL, "convert", tmp_path / "a.pt", tmp_path / name, "--force", *options)
+            run(TOOL, "convert", tmp_path / name, tmp_path / "c.pt", "--force")
+            back = torch.load(tmp_path / "c.pt", weights_only=True)
+            for key in given:
+                same(given[key], back[key], key)
+
+
+def test_old_arguments_of_torch(tmp_path):
+    """torch 0.4 wrote None for hooks, and a torch.Size where a tuple is now."""
+    tensor = torch.arange(6.0).reshape(2, 3)
+
+    class Old:
+        def __init__(self, hooks, sizes):
+            self.hooks, self.sizes = hooks, sizes
+
+        def __reduce_ex__(self, protocol):
+            arguments = (tensor._typed_storage(), 0, self.sizes, (3, 1), False, self.hooks)
+            return torch._utils._rebuild_tensor_v2, arguments
+
+    content = {
+        "none": Old(None, (2, 3)),
+        "size": Old(collections.OrderedDict(), torch.Size([2, 3])),
+    }
+    for legacy in (False, True):
+        torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
+        copy(tmp_path / "a.pt", tmp_path / "b.pt")
+        back = torch.load(tmp_path / "b.pt", weights_only=True)
+        assert torch.equal(back["none"], tensor) and torch.equal(back["size"], tensor)
+        (tmp_path / "b.pt").unlink()
+
+
+@pytest.mark.parametrize(
+    "first, second", [(1, True), (1.0, 1), (0.0, False), (2**60, float(2**60))], ids=str
+)
+@pytest.mark.parametrize("tensors", [False, True])
+def test_numbers_that_are_one_key(tmp_path, first, second, tensors):
+    """Python takes 1, 1.0 and True for one key and keeps one entry: which, readers disagree about."""
+
+    class Pairs:
+        pass
+
+    class Pickler(pickle._Pickler):  # writes an empty dict, then both entries
+        def save(self, obj, save_persistent_id=True):
+            if isinstance(obj, Pairs):
+                self.write(pickle.EMPTY_DICT + pickle.MARK)
+                for key in (first, second):
+                    super().save(key)
+                    super().save(torch.ones(2) if tensors else 5)
+                return self.write(pickle.SETITEMS)
+            return super().save(obj, save_persistent_id)
+
+    module = type("module", (), {"Pickler": Pickler, "dumps": pickle.dumps, "__name__": "pickle"})
+    torch.save({"x": Pairs()}, tmp_path / "a.pt", pickle_module=module)
+    error = inspect(tmp_path / "a.pt", code=3)
+    assert "twice" in error or "neither text nor a whole number" in error
+
+
+def test_whole_numbers_that_a_double_cannot_tell_apart(tmp_path):
+    torch.save({"x": {2**60: "a", 2**60 + 1: "b"}}, tmp_path / "a.pt")
+    copy(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert torch.load(tmp_path / "b.pt") == {"x": {2**60: "a", 2**60 + 1: "b"}}
+
+
 def test_refused_by_name(tmp_path):
     shared = torch.zeros(2)
     cases = {
         "sparse tensor": torch.eye(3).to_sparse(),
         "meta tensor": torch.empty(3, device="meta"),
-        "one value to many": torch.zeros(1).expand(9),
+        "too much to write": torch.zeros(1).expand(1 << 27),
         "conjugated": torch.ones(2, dtype=torch.complex64).conj(),
-        "set": {1, 2},
-        "Counter": collections.Counter(a=1),
         "called x.a.b": {"a": {"b": shared}, "a.b": shared},
         "neither text nor": {(1, 2): shared},
     }

@@ -144,6 +144,35 @@ def test_unknown_names_are_refused(tmp_path):
         torchtitan.LowbitOptimizers._resolve_optimizer_factory("lowbit.Adamw")
 
 
+def test_the_optimizer_of_a_trainer_of_torch_loads(tmp_path):
+    """`optimizer.pt` has the Trainer's two groups, and numbers."""
+    need_package("transformers")
+    from transformers import Trainer, TrainingArguments
+
+    from lowbit.integrations import transformers
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(96, 64), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 96)
+    )
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], optim="adamw_torch")  # fmt: skip
+    old = Trainer(model=model, args=args).create_optimizer()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    old.step()
+    torch.save(old.state_dict(), tmp_path / "optimizer.pt")
+    for load in (
+        lambda opt: opt.load_state_dict(torch.load(tmp_path / "optimizer.pt")),
+        lambda opt: lowbit.load_optimizer(opt, tmp_path / "optimizer.pt", model=model),
+    ):
+        factory, options = transformers.optimizer(args, state_format="float32")
+        opt = factory()(model, **options)
+        assert len(opt.param_groups) > 2
+        load(opt)
+        for p in model.parameters():
+            assert torch.equal(opt.state[p]["exp_avg"], old.state[p]["exp_avg"])
+
+
 # Accelerate puts sharded parameters into the groups of an optimizer that was built for whole ones.
 
 

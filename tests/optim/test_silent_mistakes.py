@@ -136,7 +136,9 @@ def test_a_mistake_says_what_to_write(mistake):
 
 
 def test_the_page_lists_every_message_once():
-    rows = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = page[: page.index("## Files")]  # tests/ckpt/test_friendly.py
+    rows = re.findall(r"^\| `(.*?)` \|", page, re.M)
     patterns = {row: re.compile(".*".join(map(re.escape, row.split("..."))) + "$") for row in rows}
     seen = set()
     for mistake in MISTAKES:

@@ -99,6 +99,11 @@ void add_state(CLI::App& command, ConvertOptions& options) {
   command.add_option("--from", options.from, "Whose it is, where that is not found out")
       ->type_name("DIALECT");
   command
+      .add_option("--optimizer", options.optimizer,
+                  "Where SRC has several: the path of the one to convert, such as optimizers.0; "
+                  "the others stay as they are")
+      ->type_name("PATH");
+  command
       .add_option(
           "--state-format", options.wanted.state_format,
           "How state is kept: 8bit, 7bit ... 2bit, fp8, log8, factored4, bfloat16, float32, ... or "

@@ -31,6 +31,9 @@ Status run(DiffArguments& given) {
                    d["relative"].get<double>());
       fmt::print("\n");
     }
+    if (const size_t opaque = report["opaque"].size(); opaque > 0)
+      fmt::print("{} opaque object{} not compared, such as {}\n", opaque,
+                 opaque == 1 ? " was" : "s were", report["opaque"][0].get<std::string>());
     if (differences.empty()) fmt::print("the same, by {}\n", report["by"].get<std::string>());
   }
   if (differences.empty()) return fine();

@@ -71,10 +71,11 @@ Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool r
   std::string temporary = parent + partial_name(name);
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) return failed("cannot make a file beside " + printable(path) + ": " + reason());
-  // mkostemp's file is private; a checkpoint has the mode that open() would give.
+  // mkostemp's file is private; a checkpoint has the mode that open() would give, and is no more
+  // open than what is in it was.
   const mode_t mask = ::umask(0);
   ::umask(mask);
-  const bool opened = ::fchmod(fd, 0666 & ~mask) == 0;
+  const bool opened = ::fchmod(fd, 0666 & ~mask & mode_of(sources)) == 0;
   const std::string why = reason();
   ::close(fd);
   std::shared_ptr<OutputFile> file(new OutputFile(std::make_shared<OutputFile::Pool>(), temporary));

@@ -1,6 +1,7 @@
 #include "io/output.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +14,13 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMaxOpenOutputs = 200;
+/// A quarter of what the process may have open, since the sources are open too.
+size_t max_open_outputs() {
+  struct rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
+  return static_cast<size_t>(std::clamp<rlim_t>(limit.rlim_cur / 4, 1, 200));
+}
+
 constexpr uint64_t kBegin = 32u << 20;  // bytes that are written before the disk is told to begin
 
 }  // namespace
@@ -30,21 +37,33 @@ OutputFile::~OutputFile() {
   pool_->open.remove(this);
 }
 
+void OutputFile::Pool::close_oldest() {
+  open.back()->handle_ = nullptr;  // who writes to it at this moment holds it
+  open.pop_back();
+}
+
+void OutputFile::Pool::close_all() {
+  const std::lock_guard held(lock);
+  while (!open.empty()) close_oldest();
+}
+
 Result<std::shared_ptr<OutputFile::Handle>> OutputFile::handle() {
   const std::lock_guard held(pool_->lock);
   if (handle_ == nullptr) {
     const int flags = O_WRONLY | O_CLOEXEC | (created_ ? 0 : O_CREAT | O_EXCL);
-    const int fd = ::open(path_.c_str(), flags, 0666);
+    static const size_t most = max_open_outputs();
+    while (pool_->open.size() >= most) pool_->close_oldest();
+    int fd = ::open(path_.c_str(), flags, 0666);
+    while (fd < 0 && (errno == EMFILE || errno == ENFILE) && !pool_->open.empty()) {
+      pool_->close_oldest();
+      fd = ::open(path_.c_str(), flags, 0666);
+    }
     if (fd < 0) {
       if (errno == ENOSPC || errno == EDQUOT) return unwritten(path_);
       return failed("cannot create " + printable(path_) + ": " + std::strerror(errno));
     }
     created_ = true;
     handle_ = std::make_shared<Handle>(fd);
-    if (pool_->open.size() >= kMaxOpenOutputs) {
-      pool_->open.back()->handle_ = nullptr;  // who writes to it at this moment holds it
-      pool_->open.pop_back();
-    }
     pool_->open.push_front(this);
   }
   return handle_;

@@ -34,6 +34,8 @@ class OutputFile {
   struct Pool {
     std::mutex lock;
     std::list<OutputFile*> open;  // the one opened last comes first
+    void close_oldest();
+    void close_all();
   };
   OutputFile(std::shared_ptr<Pool> pool, std::string path)
       : pool_(std::move(pool)), path_(std::move(path)) {}

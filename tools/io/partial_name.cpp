@@ -1,10 +1,13 @@
 #include "io/partial_name.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <string_view>
 
 #include "io/text.h"
@@ -44,6 +47,37 @@ bool is_partial(const std::string& path) {
   const size_t mark = name.rfind(kPartial);
   return name.starts_with('.') && mark != std::string::npos &&
          name.size() == mark + kPartial.size() + kUnique.size();
+}
+
+std::vector<std::string> leftovers_of(const std::string& given) {
+  std::string path = given;
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  const std::string parent = parent_of(path);
+  const std::string begin = "." + path.substr(parent.size()) + std::string(kPartial);
+  std::vector<std::string> out;
+  std::error_code error;
+  std::filesystem::directory_iterator entries(parent.empty() ? "." : parent, error);
+  for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename();
+    if (name.starts_with(begin) && (is_partial(name) || name.ends_with(".old")))
+      out.push_back(parent + name);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+unsigned mode_of(const std::vector<std::string>& sources) {
+  unsigned mode = 0777;
+  struct stat info;
+  for (const std::string& source : sources) {
+    for (const char* part : {"", "/.metadata"}) {
+      if (::stat((source + part).c_str(), &info) != 0) continue;
+      // Who may read a file may also look into a folder.
+      const unsigned readers = info.st_mode & 0444;
+      mode &= 0700u | readers | readers >> 1 | readers >> 2;
+    }
+  }
+  return mode;
 }
 
 std::string final_path(const std::string& path) {

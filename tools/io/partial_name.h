@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "io/status.h"
 
@@ -16,6 +17,10 @@ Status sync_folder(const std::string& path);
 std::string partial_name(const std::string& name);
 /// Whether the last name of a path is temporary: the program that wrote it was killed.
 bool is_partial(const std::string& path);
+/// What killed runs left of earlier writings of `path`, or what another run writes there now.
+std::vector<std::string> leftovers_of(const std::string& path);
+/// The permissions that all of these checkpoints have; the owner's are always among them.
+unsigned mode_of(const std::vector<std::string>& sources);
 /// The path with temporary names replaced by final ones, in its last name and in its folders.
 std::string final_path(const std::string& path);
 

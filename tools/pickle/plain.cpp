@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
+#include <cstring>
 #include <functional>
 
 #include "io/text.h"
@@ -44,12 +45,24 @@ class Unfolder {
             .text = std::string(p_.global(id)->module) + " " + std::string(p_.global(id)->name)};
       case Kind::kCall:
         return call(id, depth);
+      case Kind::kLong:
+        return Value{.kind = Value::Kind::kLong, .text = std::string(p_.text(id))};
+      case Kind::kUnknown:
+      case Kind::kOpaque:
+        return opaque(p_.opaque_name(id));
       default:
+        if (p_.opaque && p_.global(id) != nullptr) return opaque(name_of(*p_.global(id)));
         return bad(what_ + ": holds an object, which is no plain value");
     }
   }
 
  private:
+  static std::string name_of(const GlobalRule& rule) {
+    return std::string(rule.module) + "." + std::string(rule.name);
+  }
+  static Value opaque(std::string_view name) {
+    return {.kind = Value::Kind::kOpaque, .text = std::string(name)};
+  }
   Result<Value> items(NodeId id, Value::Kind kind, int depth) {
     Value out{.kind = kind};
     for (const NodeId item : p_.items(id)) {
@@ -61,6 +74,8 @@ class Unfolder {
   Result<Value> dict(NodeId id, int depth) {
     if (const auto key = p_.repeated_key(id))
       return bad(what_ + ": has the key " + printable(*key) + " twice");
+    if (const auto key = p_.repeated_number(id))
+      return bad(what_ + ": has the key " + *key + " twice: Python takes 1, 1.0 and True for one");
     if (p_.attributes(id) != kNoNode)
       return bad(what_ + ": holds an OrderedDict with attributes, which is no plain value");
     const auto all = p_.items(id);
@@ -104,16 +119,128 @@ class Unfolder {
       return items(p_.item(arguments, 0), Value::Kind::kSize, depth);
     if (rule != nullptr && rule->name == "encode" && p_.text(p_.item(arguments, 1)) == "latin1")
       return latin1(p_.item(arguments, 0));
-    if (rule != nullptr && rule->name == "bytes") return Value{.kind = Value::Kind::kBytes};
+    const NodeId first = p_.item(arguments, 0);
+    if (rule != nullptr && (rule->name == "bytes" || rule->name == "bytearray"))
+      return bytes(first, rule->name == "bytes" ? Value::Kind::kBytes : Value::Kind::kBytearray);
+    if (rule != nullptr && rule->name == "set") {
+      ASSIGN_OR_RETURN(out, items(first, Value::Kind::kSet, depth));
+      for (const NodeId item : p_.items(first)) {
+        if (!hashable(item, depth))
+          return bad(what_ + ": has a set of lists or dicts, which Python does not allow");
+      }
+      return out;
+    }
+    if (rule != nullptr && rule->name == "Counter") {
+      if (first == kNoNode)
+        return Value{.kind = Value::Kind::kDict, .text = std::string(Value::kCounter)};
+      ASSIGN_OR_RETURN(out, dict(first, depth));
+      out.kind = Value::Kind::kDict;
+      out.text = Value::kCounter;
+      return out;
+    }
+    if (rule != nullptr && rule->name == "complex") {
+      Value out{.kind = Value::Kind::kComplex};
+      for (const NodeId part : p_.items(arguments))
+        out.items.push_back(Value::floating(
+            p_.is(part, Kind::kInt) ? static_cast<double>(p_.integer(part)) : p_.real(part)));
+      return out;
+    }
+    if (rule != nullptr && rule->name == "_get_layout" && p_.text(first).starts_with("torch.") &&
+        is_layout(p_.text(first).substr(6)))
+      return Value{.kind = Value::Kind::kGlobal,
+                   .text = "torch " + std::string(p_.text(first).substr(6))};
+    if (rule != nullptr && rule->module.starts_with("numpy")) return numpy(id, *rule);
     if (rule != nullptr && rule->name == "device" && p_.items(arguments).size() <= 2) {
       std::string text(p_.text(p_.item(arguments, 0)));
       if (p_.is(p_.item(arguments, 1), Kind::kInt))
         text += ":" + std::to_string(p_.integer(p_.item(arguments, 1)));
       return Value{.kind = Value::Kind::kDevice, .text = std::move(text)};
     }
+    if (p_.opaque && rule != nullptr && (rule->object || rule->name.starts_with("_rebuild_")))
+      return opaque(name_of(*rule));
     return bad(what_ + ": holds " +
                (rule == nullptr ? "a call" : "a " + printable(std::string(rule->name))) +
                ", which is no plain value");
+  }
+
+  /// Bytes, or text that stands for them byte by byte. An encoding but latin-1 is text of Python 2.
+  Result<Value> bytes(NodeId id, Value::Kind kind) {
+    Value out{.kind = kind};
+    if (p_.is(id, Kind::kBytes)) {
+      out.text = std::string(p_.text(id));
+    } else if (id != kNoNode) {
+      const NodeId text = p_.is(id, Kind::kCall) ? p_.item(p_.item(id, 1), 0) : id;
+      ASSIGN_OR_RETURN(decoded, latin1(text));
+      out.text = std::move(decoded.text);
+    }
+    return out;
+  }
+  /// "float64", "int32", ...; "" for anything but a plain dtype in this machine's byte order.
+  std::string numpy_dtype(NodeId id) const {
+    const GlobalRule* rule = p_.is(id, Kind::kCall) ? p_.global(id) : nullptr;
+    if (rule == nullptr || rule->name != "dtype") return "";
+    const std::string_view code = p_.text(p_.item(p_.item(id, 1), 0));
+    const NodeId order = p_.item(p_.item(id, 2), 1);
+    if (p_.is(order, Kind::kString) && p_.text(order) == ">") return "";
+    if (code == "b1") return "bool";
+    if (code.size() != 2 || std::string_view("1248").find(code[1]) == std::string_view::npos)
+      return "";
+    const char* name = code[0] == 'f' ? "float" : code[0] == 'i' ? "int" : "uint";
+    return std::string_view("fiu").find(code[0]) == std::string_view::npos
+               ? ""
+               : name + std::to_string(8 * (code[1] - '0'));
+  }
+  /// A number of numpy as Python's; an array by its type and shape alone.
+  Result<Value> numpy(NodeId id, const GlobalRule& rule) {
+    const NodeId arguments = p_.item(id, 1);
+    if (rule.name == "scalar") {
+      const std::string dtype = numpy_dtype(p_.item(arguments, 0));
+      ASSIGN_OR_RETURN(content, bytes(p_.item(arguments, 1), Value::Kind::kBytes));
+      const Value number = number_of(dtype, content.text);
+      return number.is(Value::Kind::kNone) ? opaque("numpy scalar") : number;
+    }
+    if (rule.name == "_reconstruct") {
+      // (version, shape, dtype, by columns, bytes)
+      const NodeId state = p_.item(id, 2), shape = p_.item(state, 1);
+      const std::string dtype = numpy_dtype(p_.item(state, 2));
+      std::string text = "numpy.ndarray";
+      if (!dtype.empty()) text += " " + dtype;
+      if (p_.is(shape, Kind::kTuple)) {
+        text += " [";
+        for (size_t i = 0; i < std::min<size_t>(p_.items(shape).size(), 8); ++i) {
+          const NodeId size = p_.items(shape)[i];
+          text += (i > 0 ? ", " : "") +
+                  (p_.is(size, Kind::kInt) ? std::to_string(p_.integer(size)) : "?");
+        }
+        text += "]";
+      }
+      return opaque(text);
+    }
+    return opaque(name_of(rule));
+  }
+  static Value number_of(const std::string& dtype, const std::string& bytes) {
+    const auto as = [&]<class T>(T x) {
+      if (bytes.size() == sizeof x) std::memcpy(&x, bytes.data(), sizeof x);
+      return x;
+    };
+    const size_t digits = dtype.find_first_of("123468");
+    const size_t width = dtype == "bool"               ? 1
+                         : digits == std::string::npos ? 0
+                                                       : std::stoul(dtype.substr(digits)) / 8;
+    if (width == 0 || bytes.size() != width) return Value::none();
+    if (dtype == "bool") return Value::boolean(as(uint8_t{}) != 0);
+    if (dtype == "float64") return Value::floating(as(double{}));
+    if (dtype == "float32") return Value::floating(static_cast<double>(as(float{})));
+    if (dtype == "float16") return Value::none();
+    if (dtype == "int8") return Value::number(as(int8_t{}));
+    if (dtype == "int16") return Value::number(as(int16_t{}));
+    if (dtype == "int32") return Value::number(as(int32_t{}));
+    if (dtype == "int64") return Value::number(as(int64_t{}));
+    if (dtype == "uint8") return Value::number(as(uint8_t{}));
+    if (dtype == "uint16") return Value::number(as(uint16_t{}));
+    if (dtype == "uint32") return Value::number(as(uint32_t{}));
+    const uint64_t large = as(uint64_t{});
+    return large <= INT64_MAX ? Value::number(static_cast<int64_t>(large)) : Value::none();
   }
 
   const Pickle& p_;
@@ -122,6 +249,55 @@ class Unfolder {
 };
 
 }  // namespace
+
+bool is_layout(std::string_view name) {
+  for (const char* known : {"strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr",
+                            "sparse_bsc", "jagged"}) {
+    if (name == known) return true;
+  }
+  return false;
+}
+
+std::string opaque_names(const Value& value) {
+  constexpr size_t kShown = 3;
+  std::vector<std::string> names;
+  const std::function<void(const Value&)> collect = [&](const Value& v) {
+    if (v.is(Value::Kind::kOpaque) && std::find(names.begin(), names.end(), v.text) == names.end())
+      names.push_back(v.text);
+    for (const Value& item : v.items) collect(item);
+  };
+  collect(value);
+  std::string out;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
+    out += (i > 0 ? ", " : "") + printable(names[i]);
+  return names.size() > kShown ? out + " and " + std::to_string(names.size() - kShown) + " more"
+                               : out;
+}
+
+std::string hexadecimal(const Value& v) {
+  std::string bytes = v.text;
+  const bool negative = !bytes.empty() && (static_cast<uint8_t>(bytes.back()) & 0x80) != 0;
+  unsigned carry = 1;
+  for (char& c : bytes) {
+    if (!negative) break;
+    const unsigned b = static_cast<uint8_t>(~c) + carry;
+    c = static_cast<char>(b);
+    carry = b >> 8;
+  }
+  std::string out;
+  for (size_t i = bytes.size(); i-- > 0;) {
+    for (const int shift : {4, 0}) {
+      const char digit = "0123456789abcdef"[static_cast<uint8_t>(bytes[i]) >> shift & 15];
+      if (!out.empty() || digit != '0') out += digit;
+    }
+  }
+  return (negative ? "-0x" : "0x") + (out.empty() ? "0" : out);
+}
+
+bool Value::is_opaque() const {
+  return kind == Kind::kOpaque || std::any_of(items.begin(), items.end(),
+                                              [](const Value& item) { return item.is_opaque(); });
+}
 
 const Value* Value::find(std::string_view key) const {
   if (!is_dict()) return nullptr;
@@ -222,10 +398,11 @@ void write_value(PickleWriter& to, const Value& v) {
       return;
     case Value::Kind::kOrdered:
     case Value::Kind::kDict: {
-      const bool ordered = v.kind == Value::Kind::kOrdered;
+      const bool ordered = v.kind == Value::Kind::kOrdered, counter = v.text == Value::kCounter;
+      if (counter) to.global("collections", "Counter");
       if (ordered) {
         to.global("collections", "OrderedDict").tuple(0).call().put();
-      } else if (!v.text.empty()) {
+      } else if (!v.text.empty() && !counter) {
         to.global("yacs.config", "CfgNode").object().put();
       } else {
         to.empty_dict().put();
@@ -234,7 +411,8 @@ void write_value(PickleWriter& to, const Value& v) {
         write_value(to, v.items[2 * i]);
         write_value(to, v.items[2 * i + 1]);
       });
-      if (!ordered && !v.text.empty()) {
+      if (counter) to.tuple(1).put().call().put();
+      if (!ordered && !counter && !v.text.empty()) {
         // What yacs keeps beside the entries; a node without it cannot be merged or frozen.
         to.empty_dict().put().mark();
         to.text("__immutable__").boolean(false);
@@ -252,8 +430,32 @@ void write_value(PickleWriter& to, const Value& v) {
       }
       return;
     }
+    case Value::Kind::kSet:
+      to.global("__builtin__", "set").empty_list().put();
+      write_items(to, size, [&](size_t i) { write_value(to, v.items[i]); });
+      to.tuple(1).put().call().put();
+      return;
+    case Value::Kind::kComplex:
+      to.global("__builtin__", "complex");
+      tuple();
+      to.call().put();
+      return;
+    case Value::Kind::kBytearray:
+      to.bytearray(v.text);
+      return;
+    case Value::Kind::kLong:
+      to.long_integer(v.text);
+      return;
+    case Value::Kind::kOpaque:  // writers refuse it before
+      to.none();
+      return;
     case Value::Kind::kGlobal: {
       const size_t space = v.text.find(' ');
+      if (is_layout(v.text.substr(space + 1))) {
+        to.global("torch.serialization", "_get_layout").text("torch." + v.text.substr(space + 1));
+        to.tuple(1).put().call().put();
+        return;
+      }
       to.global(v.text.substr(0, space), v.text.substr(space + 1));
       return;
     }

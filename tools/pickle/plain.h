@@ -17,22 +17,29 @@ namespace lowbit::ckpt {
 struct Value {
   enum class Kind : uint8_t {
     kNone,
-    kBool,     // integer
-    kInt,      // integer
-    kFloat,    // real
-    kText,     // text
-    kBytes,    // text
-    kList,     // items
-    kTuple,    // items
-    kDict,     // items: key, value, key, value
-    kOrdered,  // the same, an OrderedDict
-    kGlobal,   // text: "module name" of a dtype, a layout, ..., which writers may write again
-    kDevice,   // text: "cpu", "cuda:0"
-    kSize,     // items, integers: torch.Size
+    kBool,       // integer
+    kInt,        // integer
+    kFloat,      // real
+    kText,       // text
+    kBytes,      // text
+    kList,       // items
+    kTuple,      // items
+    kDict,       // items: key, value, key, value
+    kOrdered,    // the same, an OrderedDict
+    kGlobal,     // text: "module name" of a dtype, a layout, ..., which writers may write again
+    kDevice,     // text: "cpu", "cuda:0"
+    kSize,       // items, integers: torch.Size
+    kSet,        // items
+    kComplex,    // items: real and imaginary part, floats
+    kBytearray,  // text
+    kLong,       // text: an integer of more than 64 bits, little-endian in two's complement
+    kOpaque,     // text: the class of an object that is not looked at, "argparse.Namespace"
   };
   static constexpr int kMaxDepth = 100;
   /// The text of a kDict that is a yacs CfgNode.
   static constexpr const char* kConfiguration = "yacs.config CfgNode";
+  /// The text of a kDict that is a Counter.
+  static constexpr const char* kCounter = "collections Counter";
 
   Kind kind = Kind::kNone;
   int64_t integer = 0;
@@ -49,6 +56,8 @@ struct Value {
   static Value tuple(std::vector<Value> v) { return {.kind = Kind::kTuple, .items = std::move(v)}; }
 
   bool is(Kind k) const { return kind == k; }
+  /// Whether it is an opaque object, or holds one. Such a value cannot be written.
+  bool is_opaque() const;
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
   /// The value of a text key of a dict; null if the dict has no such key.
   const Value* find(std::string_view key) const;
@@ -57,6 +66,12 @@ struct Value {
   bool operator==(const Value&) const = default;
 };
 
+/// Whether torch has a layout of that name: "strided", "sparse_coo", ...
+bool is_layout(std::string_view name);
+/// The classes of the opaque objects in a value, each once: "argparse.Namespace, a.B".
+std::string opaque_names(const Value& value);
+/// A kLong as people and Python's int(text, 16) read it: "-0x1f...".
+std::string hexadecimal(const Value& value);
 /// The plain value at a node. An error if it is no plain value, is nested too deep, repeats a key,
 /// or expands to more than `limit` values. `what` names the input in errors.
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,

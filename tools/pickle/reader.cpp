@@ -1,10 +1,16 @@
 #include "pickle/reader.h"
 
+#include <algorithm>
+#include <unordered_map>
+
 #include "io/text.h"
+#include "pickle/opaque.h"
 #include "pickle/schema.h"
 
 namespace lowbit::ckpt {
 namespace {
+
+constexpr size_t kMaxUnknown = 1u << 16;  // names outside the allowlist
 
 class PickleReader {
  public:
@@ -13,6 +19,7 @@ class PickleReader {
       : allowed_(allowed), what_(what), limits_(limits) {
     out_.bytes = std::move(bytes);
     out_.rules = allowed.globals;
+    out_.opaque = allowed.opaque;
     bytes_ = out_.bytes;
   }
 
@@ -63,6 +70,25 @@ class PickleReader {
     stack_.push_back(static_cast<NodeId>(out_.nodes.size() - 1));
     return fine();
   }
+  /// A str of Python 2: text where it can be, else bytes.
+  Status old_text(size_t width) {
+    uint64_t n;
+    if (!number(width, n) || n > bytes_.size() - at_) return cut();
+    at_ += n;
+    const bool text = is_utf8(bytes_.substr(at_ - n, n), false);
+    return push(text ? Kind::kString : Kind::kBytes, at_ - n, static_cast<uint32_t>(n));
+  }
+  Status long_integer(uint64_t n) {
+    if (n > bytes_.size() - at_) return cut();
+    if (n > 8) {
+      at_ += n;
+      return push(Kind::kLong, at_ - n, static_cast<uint32_t>(n));
+    }
+    uint64_t bits = 0;
+    if (!number(n, bits)) return cut();
+    const unsigned shift = static_cast<unsigned>(64 - 8 * n);
+    return integer(n == 0 ? 0 : static_cast<int64_t>(bits << shift) >> shift);
+  }
   Status integer(int64_t value) { return push(Kind::kInt, static_cast<uint64_t>(value)); }
   /// Text whose length has `width` bytes.
   Status text(Kind kind, size_t width) {
@@ -97,12 +123,75 @@ class PickleReader {
       if (allowed_.globals[i].module == module && allowed_.globals[i].name == name)
         return push(Kind::kGlobal, i);
     }
-    return no("names " + printable(std::string(module) + "." + std::string(name)) +
-              ", which is outside the allowlist; nothing was executed");
+    if (out_.unknown.size() > kMaxUnknown)
+      return no("names more than " + std::to_string(kMaxUnknown) +
+                " globals outside the allowlist");
+    if (allowed_.opaque && may_be_named(module, name))
+      return push(Kind::kUnknown, name_of(module, name));
+    return no(
+        "names " + printable(std::string(module) + "." + std::string(name)) +
+        ", which is outside the allowlist; nothing was executed. Loading it would run what it "
+        "names: if you trust the file, save it again with tensors and plain values only");
+  }
+  /// The number of a name in `unknown`.
+  uint64_t name_of(std::string_view module, std::string_view name) {
+    std::string all = std::string(module) + "." + std::string(name);
+    const auto [known, is_new] = unknown_.try_emplace(std::move(all), out_.unknown.size());
+    if (is_new) out_.unknown.push_back(known->first);
+    return known->second;
+  }
+  void note(const char* what) {
+    if (std::find(out_.notes.begin(), out_.notes.end(), what) == out_.notes.end())
+      out_.notes.emplace_back(what);
+  }
+  /// An object of an unknown class: its arguments and its state are not looked at.
+  Status call_unknown(Kind kind, NodeId callable, NodeId arguments) {
+    const uint64_t number = out_.nodes[callable].data;
+    const std::string_view all = out_.unknown[number];
+    const auto parts = [](std::string_view name) {
+      const size_t dot = name.rfind('.');
+      return std::pair(name.substr(0, dot), name.substr(dot + 1));
+    };
+    const auto [module, name] = parts(all);
+    if (kind == Kind::kCall && !is_constructor(module, name))
+      return no("calls " + std::string(all) +
+                ", a function: what it gives only running it would tell; nothing was executed. "
+                "Save the file again with tensors and plain values only");
+    // copyreg's own way to say which class it is.
+    const NodeId first = out_.item(arguments, 0);
+    const bool rebuilt = name == "_reconstructor" || name == "__newobj_ex__";
+    return push(Kind::kOpaque,
+                rebuilt && out_.is(first, Kind::kUnknown) ? out_.nodes[first].data : number);
+  }
+  /// A dict of the pairs that Python 2 hands to an OrderedDict, or Python 3 to a Counter.
+  Status filled_dict(NodeId from, uint64_t kind) {
+    std::vector<NodeId> flat;
+    for (const NodeId pair : out_.items(from)) {
+      const auto both = out_.items(pair);
+      if (both.size() != 2 || !(out_.is(pair, Kind::kTuple) || out_.is(pair, Kind::kList)))
+        return no("makes an OrderedDict of something else than pairs");
+      flat.insert(flat.end(), both.begin(), both.end());
+    }
+    added_ += flat.size();
+    if (added_ > limits_.nodes)
+      return no("has more than " + std::to_string(limits_.nodes) + " values");
+    RETURN_IF_ERROR(push(Kind::kDict, kind));
+    if (flat.empty()) return fine();
+    out_.lists.push_back(std::move(flat));
+    out_.nodes[stack_.back()].length = static_cast<uint32_t>(out_.lists.size());
+    return fine();
   }
   Status call(Kind kind) {
     if (!has(2)) return empty();
-    const NodeId arguments = pop(), callable = pop();
+    const NodeId arguments = pop();
+    NodeId callable = pop();
+    // The class of a module as torch's old format names it: ("module", class, file, its source).
+    const NodeId id = allowed_.opaque ? out_.item(callable, 0) : kNoNode;
+    if (out_.is(callable, Kind::kPersistent) && out_.is(id, Kind::kTuple) &&
+        out_.is(out_.item(id, 0), Kind::kString) && out_.text(out_.item(id, 0)) == "module")
+      callable = out_.item(id, 1);
+    if (out_.is(callable, Kind::kUnknown) && out_.is(arguments, Kind::kTuple))
+      return call_unknown(kind, callable, arguments);
     if (!out_.is(callable, Kind::kGlobal) || !out_.is(arguments, Kind::kTuple))
       return no("calls something that is not a global");
     const GlobalRule& rule = *out_.global(callable);
@@ -114,7 +203,14 @@ class PickleReader {
       return no("calls " + std::string(rule.module) + "." + std::string(rule.name) +
                 " in a way that torch never does; nothing was executed");
     // What is filled later.
-    if (kind == Kind::kCall && rule.name == "OrderedDict") return push(Kind::kDict, 1);
+    if (kind == Kind::kCall && rule.name == "OrderedDict")
+      return filled_dict(out_.item(arguments, 0), 1);
+    if (kind == Kind::kCall && rule.name == "defaultdict") {
+      note("the defaults of a defaultdict");
+      return push(Kind::kDict);
+    }
+    if (rule.module.starts_with("numpy") && rule.name == "scalar")
+      note("the types of numpy's numbers, which become Python's,");
     if (kind == Kind::kObject && rule.name == "CfgNode")
       return push(Kind::kDict, Pickle::kConfiguration);
     const uint64_t start = out_.pool.size();
@@ -125,6 +221,10 @@ class PickleReader {
   Status append(Kind kind, size_t n) {
     if (!has(n + 1)) return empty();
     Node& target = out_.nodes[stack_[stack_.size() - n - 1]];
+    if (target.kind == Kind::kOpaque) {
+      stack_.resize(stack_.size() - n);
+      return fine();
+    }
     if (target.kind != kind) return no("adds to something that is not a list or dict");
     if (n > 0) {
       if (target.length == 0) {
@@ -167,7 +267,11 @@ class PickleReader {
       return fine();
     }
     if (object.kind == Kind::kDict && object.data == Pickle::kConfiguration) return fine();
-    if (object.kind != Kind::kObject || out_.pool[object.data + 2] != kNoNode)
+    if (object.kind == Kind::kOpaque) return fine();
+    const GlobalRule* rule = out_.global(stack_.back());
+    const bool stateful =
+        object.kind == Kind::kObject || (object.kind == Kind::kCall && rule->object);
+    if (!stateful || out_.pool[object.data + 2] != kNoNode)
       return no("sets the state of something that has none");
     out_.pool[object.data + 2] = state;
     return fine();
@@ -200,13 +304,12 @@ class PickleReader {
       case 'J':
         return integer_of(
             4, [](uint64_t v) { return int64_t{static_cast<int32_t>(static_cast<uint32_t>(v))}; });
-      case 0x8a: {  // LONG1
-        uint64_t bits = 0;
-        if (!number(1, n) || n > 8 || !number(n, bits))
-          return no("has an integer of more than 64 bits, or ends inside it");
-        const unsigned shift = static_cast<unsigned>(64 - 8 * n);
-        return integer(n == 0 ? 0 : static_cast<int64_t>(bits << shift) >> shift);
-      }
+      case 0x8a:  // LONG1
+        return number(1, n) ? long_integer(n) : Status(cut());
+      case 'U':
+        return old_text(1);
+      case 'T':
+        return old_text(4);
       case 'G':  // a big-endian double
         return number(8, n) ? push(Kind::kFloat, __builtin_bswap64(n)) : Status(cut());
       case 0x8c:
@@ -294,6 +397,7 @@ class PickleReader {
   size_t at_ = 0;
   uint64_t added_ = 0;
   Pickle out_;
+  std::unordered_map<std::string, uint64_t> unknown_;
   std::vector<NodeId> stack_, memo_;
   std::vector<size_t> marks_;
 };

@@ -21,6 +21,7 @@ struct PickleLimits {
 struct Allowlist {
   std::span<const GlobalRule> globals;
   bool persistent = false;  // whether persistent ids, which name storages, are allowed
+  bool opaque = false;      // whether objects of other classes are named, unread (pickle/opaque.h)
 };
 
 /// Parses all of `bytes`. `what` names the input in errors.

@@ -28,9 +28,11 @@ int argument_of(uint8_t op) {
     case 0x8a:  // LONG1
     case 0x8c:
     case 'C':
+    case 'U':
       return -1;
     case 'X':
     case 'B':
+    case 'T':
       return -4;
     case 0x8d:
       return -8;

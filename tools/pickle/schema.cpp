@@ -22,6 +22,15 @@ bool fits(const Pickle& p, NodeId id, char letter) {
       return p.is(id, Kind::kGlobal);
     case 'o':
       return p.ordered(id) && p.items(id).empty();
+    case 'z':
+      return fits(p, id, 'n') || (p.is(id, Kind::kCall) && p.global(id)->name == "Size");
+    case 'h':
+      return p.is(id, Kind::kNone) || fits(p, id, 'o');
+    case 'r':
+      return p.is(id, Kind::kInt) || p.is(id, Kind::kFloat);
+    case 'y':
+      return p.is(id, Kind::kBytes) || p.is(id, Kind::kString) ||
+             (p.is(id, Kind::kCall) && p.global(id)->name == "encode");
     case 'd':
       return p.is(id, Kind::kDict) && p.items(id).empty();
     case 't':

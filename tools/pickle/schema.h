@@ -1,6 +1,8 @@
 // The arguments of an allowed global, as a pattern with one letter for each argument:
-//   i integer   s string   b bool   n tuple of integers   p persistent id   g a global
-//   o OrderedDict()   d an empty dict   w any dict   l any list   u any tuple   x anything
+//   i integer   r integer or float   s string   b bool   y bytes, also as text of latin-1
+//   n tuple of integers   z the same, or a torch.Size   p persistent id   g a global
+//   o OrderedDict()   h the same, or None   d an empty dict   w any dict   l any list
+//   u any tuple   x anything
 //   t a call that gives a tensor
 //   m a memory format's class   f the name of a memory format
 //   * after a letter: any number of it      ? the arguments that follow are optional

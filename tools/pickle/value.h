@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -31,6 +32,9 @@ enum class Kind : uint8_t {
   kCall,        // items: callable, arguments, state or kNoNode
   kObject,      // the same, made by NEWOBJ
   kPersistent,  // items: the id
+  kLong,        // text: an integer of more than 64 bits, little-endian in two's complement
+  kUnknown,     // a global outside the allowlist, where such may be named: `data` in `unknown`
+  kOpaque,      // an object of such a class, whose content is not looked at: the same
 };
 
 struct Node {
@@ -98,6 +102,11 @@ class Pickle {
     if (is(id, Kind::kCall) || is(id, Kind::kObject)) id = item(id, 0);
     return is(id, Kind::kGlobal) ? &rules[nodes[id].data] : nullptr;
   }
+  /// The class of an opaque object, or an unknown global ("argparse.Namespace"); empty for others.
+  std::string_view opaque_name(NodeId id) const {
+    return is(id, Kind::kUnknown) || is(id, Kind::kOpaque) ? unknown[nodes[id].data]
+                                                           : std::string_view();
+  }
   /// The value of a string key of a dict, or kNoNode.
   NodeId find(NodeId dict, std::string_view key) const {
     const auto all = items(dict);
@@ -118,11 +127,37 @@ class Pickle {
     return twice == keys.end() ? std::nullopt : std::optional(*twice);
   }
 
+  /// A number that a dict has twice as a key, of any type: Python takes 1, 1.0 and True for one.
+  std::optional<std::string> repeated_number(NodeId dict) const {
+    std::vector<int64_t> whole;
+    std::vector<double> others;
+    const auto all = items(dict);
+    for (size_t i = 0; i + 1 < all.size(); i += 2) {
+      if (is(all[i], Kind::kInt) || is(all[i], Kind::kBool)) whole.push_back(integer(all[i]));
+      if (!is(all[i], Kind::kFloat)) continue;
+      const double x = real(all[i]);
+      if (x >= -0x1p63 && x < 0x1p63 && x == std::trunc(x)) {
+        whole.push_back(static_cast<int64_t>(x));
+      } else if (x == x) {  // no NaN equals another
+        others.push_back(x);
+      }
+    }
+    std::sort(whole.begin(), whole.end());
+    std::sort(others.begin(), others.end());
+    const auto same = std::adjacent_find(whole.begin(), whole.end());
+    if (same != whole.end()) return std::to_string(*same);
+    const auto twice = std::adjacent_find(others.begin(), others.end());
+    return twice == others.end() ? std::nullopt : std::optional(std::to_string(*twice));
+  }
+
   std::string bytes;  // the input
   std::span<const GlobalRule> rules;
   std::vector<Node> nodes;
   std::vector<NodeId> pool;
   std::vector<std::vector<NodeId>> lists;
+  std::vector<std::string> unknown;  // names of globals outside the allowlist, each once
+  std::vector<std::string> notes;    // what is read as something simpler, each once
+  bool opaque = false;               // whether unknown classes may be named
   NodeId root = 0;
   int protocol = 0;
 };

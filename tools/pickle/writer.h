@@ -43,18 +43,18 @@ class PickleWriter {
   }
   /// Bytes as protocol 2 writes them: _codecs.encode(text, "latin1").
   PickleWriter& bytes(std::string_view s) {
-    std::string utf8;
-    for (const char c : s) {
-      const auto b = static_cast<unsigned char>(c);
-      if (b < 0x80) {
-        utf8 += c;
-      } else {
-        utf8 += static_cast<char>(0xc0 | b >> 6);
-        utf8 += static_cast<char>(0x80 | (b & 0x3f));
-      }
-    }
     global("_codecs", "encode");
-    return text(utf8).text("latin1").tuple(2).call();
+    return text(latin1(s)).text("latin1").tuple(2).call();
+  }
+  /// A bytearray as protocol 2 writes it: bytearray(text, "latin-1").
+  PickleWriter& bytearray(std::string_view s) {
+    global("__builtin__", "bytearray");
+    if (s.empty()) return tuple(0).call().put();
+    return text(latin1(s)).text("latin-1").tuple(2).put().call().put();
+  }
+  /// An integer of 9 to 255 bytes, little-endian.
+  PickleWriter& long_integer(std::string_view s) {
+    return raw("\x8a").raw(little(s.size(), 1)).raw(s);
   }
   PickleWriter& text(std::string_view s) {
     return once('t' + std::string(s), "X" + little(s.size(), 4) + std::string(s));
@@ -100,6 +100,20 @@ class PickleWriter {
   std::string finish() { return std::move(raw(".").out_); }
 
  private:
+  /// The text whose characters are these bytes, in UTF-8.
+  static std::string latin1(std::string_view s) {
+    std::string utf8;
+    for (const char c : s) {
+      const auto b = static_cast<unsigned char>(c);
+      if (b < 0x80) {
+        utf8 += c;
+      } else {
+        utf8 += static_cast<char>(0xc0 | b >> 6);
+        utf8 += static_cast<char>(0x80 | (b & 0x3f));
+      }
+    }
+    return utf8;
+  }
   PickleWriter& raw(std::string_view s) {
     out_ += s;
     return *this;

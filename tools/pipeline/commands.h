@@ -52,10 +52,11 @@ struct ConvertOptions {
   Wanted wanted;
   Selection select;
   bool dry_run = false;
-  std::string weights;  // "": as they are; "bfloat16_stochastic", ...: rounds float32 weights
-  uint64_t seed = 0;    // of that rounding
-  std::string model;    // a checkpoint with the weights, where shapes or names are needed
-  WriteOptions write;   // mesh.parts empty: as many ranks as the source has
+  std::string weights;    // "": as they are; "bfloat16_stochastic", ...: rounds float32 weights
+  uint64_t seed = 0;      // of that rounding
+  std::string optimizer;  // where its state dict lies, if there are several: "optimizers.0"
+  std::string model;      // a checkpoint with the weights, where shapes or names are needed
+  WriteOptions write;     // mesh.parts empty: as many ranks as the source has
 };
 /// Values of `to` and `from`, and of `container`.
 std::vector<std::string> dialect_names();
@@ -85,7 +86,7 @@ struct DiffOptions {
   double tolerance = 0;  // of the difference, relative to the larger tensor's 2-norm
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };
-/// {"same": bool, "differences": [{"name", "what", "first": index, "count", "max"}]}
+/// {"same": bool, "opaque": [names of what is not read, so not compared], "differences": [{"name", "what", "first": index, "count", "max"}]}
 Result<Json> diff(const std::string& a, const std::string& b, const DiffOptions& options);
 
 /// XXH3-128, in hex, of all tensors by name: name, dtype, shape and row-major bytes, of torchao's

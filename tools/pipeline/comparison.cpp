@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "dialect/common/square_sum.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -41,6 +42,8 @@ void Comparison::differ(const std::string& name, std::string what) {
   out_.push_back({{"name", printable(name)}, {"what", std::move(what)}});
 }
 
+void Comparison::skip(const std::string& name) { skipped_.push_back(printable(name)); }
+
 Status Comparison::bytes(const std::string& name, const Leaf& a, const Leaf& b) {
   if (!alike(name, a.shape, b.shape)) return fine();
   if (a.dtype != b.dtype) {
@@ -69,24 +72,24 @@ Status Comparison::bytes(const std::string& name, const Leaf& a, const Leaf& b) 
 
 Status Comparison::numbers(const std::string& name, const Shape& shape, Floats& a, Floats& b) {
   const uint64_t n = volume(shape);
-  std::vector<float> x(std::min(kComparisonPiece, n)), y(x.size());
+  std::vector<double> x(std::min(kComparisonPiece, n)), y(x.size());
   Tally tally;
-  double difference = 0, norm_a = 0, norm_b = 0;
+  SquareSum difference, norm_a, norm_b;
   for (uint64_t at = 0; at < n; at += kComparisonPiece) {
     const uint64_t count = std::min(kComparisonPiece, n - at);
-    RETURN_IF_ERROR(a.read(at, count, x.data()));
-    RETURN_IF_ERROR(b.read(at, count, y.data()));
+    RETURN_IF_ERROR(a.read_doubles(at, count, x.data()));
+    RETURN_IF_ERROR(b.read_doubles(at, count, y.data()));
     for (uint64_t i = 0; i < count; ++i) {
       const double p = x[i], q = y[i];
-      norm_a += p * p;
-      norm_b += q * q;
+      norm_a.add(p);
+      norm_b.add(q);
       if (p == q || (std::isnan(p) && std::isnan(q))) continue;
-      difference += (p - q) * (p - q);
+      difference.add(p - q);
       tally.take(at + i, std::abs(p - q));
     }
     RETURN_IF_ERROR(advance(count * sizeof(float)));
   }
-  const double relative = std::sqrt(difference / std::max(norm_a, norm_b));
+  const double relative = difference.root() / std::max(norm_a.root(), norm_b.root());
   if (tally.count > 0 && !(relative <= options_.tolerance)) report(name, shape, tally, &relative);
   return fine();
 }

@@ -33,6 +33,10 @@ class Comparison {
   /// Whether the shapes are the same.
   bool alike(const std::string& name, const Shape& a, const Shape& b);
 
+  /// Notes an object whose content cannot be compared.
+  void skip(const std::string& name);
+  const std::vector<std::string>& skipped() const { return skipped_; }
+
   Json take() { return std::move(out_); }
 
  private:
@@ -52,6 +56,7 @@ class Comparison {
 
   const DiffOptions& options_;
   std::vector<std::string> met_;  // names, for patterns to fit
+  std::vector<std::string> skipped_;
   uint64_t total_, done_ = 0;
   Json out_ = Json::array();
 };

@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "container/common/open.h"
 #include "container/common/subclass_cut.h"
 #include "dialect/common/dialect.h"
+#include "dialect/common/document_leaves.h"
+#include "dialect/common/floats.h"
 #include "dialect/common/master.h"
 #include "dialect/common/model_order.h"
+#include "dialect/common/number_keys.h"
 #include "dialect/common/rounding.h"
 #include "dialect/common/weights.h"
 #include "io/text.h"
@@ -58,8 +62,9 @@ Json states_of(const DialectReport& report, bool dry_run) {
     Json row{
         {"param", s.param}, {"state", s.state}, {"from", s.from}, {"to", s.to}, {"exact", s.exact}};
     if (!s.exact && !dry_run) {
-      row["max_error"] = error_number(s.max_error);
-      row["relative_error"] = error_number(s.relative_error);
+      const RoundingError before = s.before == nullptr ? RoundingError{} : *s.before;
+      row["max_error"] = error_number(std::max(s.max_error, before.limit));
+      row["relative_error"] = error_number(std::max(s.relative_error, before.relative()));
     }
     states.push_back(std::move(row));
   }
@@ -107,6 +112,8 @@ Status check_options(const ConvertOptions& options, const Dialect* from, const D
       !options.wanted.full_precision.empty())
     return usage(
         "--state-format, --block and --full-precision say how the target of --to keeps its state");
+  if (!options.optimizer.empty())
+    return usage("--optimizer says which optimizer --to converts; say to what");
   if (from != nullptr || options.wanted.lossy)
     return usage("--from and --lossy are about the way to another optimizer; say which with --to");
   return fine();
@@ -122,6 +129,38 @@ struct Conversion {
   DialectReport changes;
   std::vector<std::string> warnings;
 };
+
+/// By parameter and state.
+using RoundingErrors =
+    std::map<std::pair<std::string, std::string>, std::shared_ptr<RoundingError>>;
+
+/// Measures what float32 makes of states that are float64.
+RoundingErrors measure_float64(Model& model) {
+  RoundingErrors out;
+  for (Param& p : model.params) {
+    for (State& s : p.states) {
+      if (!is_float64(s)) continue;
+      const auto error = std::make_shared<RoundingError>();
+      s.values = rounded_floats(*s.leaves[0], error);
+      out.emplace(std::pair(shown(p), s.name), error);
+    }
+  }
+  return out;
+}
+
+/// Float64 that the target has as anything else was rounded, which --keep refuses.
+Status note_rounding(const RoundingErrors& errors, const Wanted& wanted, DialectReport& changes) {
+  for (StateReport& s : changes.states) {
+    const auto error = errors.find({s.param, s.state});
+    if (error == errors.end() || s.to == "float64") continue;
+    if (wanted.keep)
+      return mismatch(s.param + ": " + s.state + " (float64) would be rounded to " + s.to +
+                      "; leave --keep out, or take --to torch, which keeps float64");
+    s.exact = false;
+    s.before = error->second;
+  }
+  return fine();
+}
 
 /// The optimizer's state, as the target has it.
 Status translate(Conversion& at, const Wanted& wanted) {
@@ -140,8 +179,24 @@ Status translate(Conversion& at, const Wanted& wanted) {
   at.model = std::move(read);
   RETURN_IF_ERROR(check_order(at.model));
   RETURN_IF_ERROR(check_full_precision(at.model, wanted.full_precision));
+  const bool stepped =
+      std::any_of(at.model.params.begin(), at.model.params.end(),
+                  [](const Param& p) { return !p.states.empty() || !p.numbers.empty(); });
+  if (!stepped && at.model.algorithm.empty() && at.to->name != std::string_view("torch"))
+    return bad(printable(at.source) +
+               ": its optimizer was never stepped, so there is no state to convert: build the new "
+               "optimizer and begin");
   at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
-  ASSIGN_OR_RETURN(made, at.to->write(at.model, wanted, at.changes));
+  const RoundingErrors rounded = measure_float64(at.model);
+  auto written = at.to->write(at.model, wanted, at.changes);
+  if (!written.ok()) {
+    Error error = written.error();
+    if (error.code == Exit::kBadInput && !error.text.starts_with(printable(at.source)))
+      error.text = printable(at.source) + ": " + error.text;
+    return error;
+  }
+  Document made = std::move(written.value());
+  RETURN_IF_ERROR(note_rounding(rounded, wanted, at.changes));
   at.out = std::move(made);
   at.out.manifest = at.document->manifest;
   at.out.dicts = at.document->dicts;
@@ -152,13 +207,15 @@ Status translate(Conversion& at, const Wanted& wanted) {
 }
 
 /// Opens the source.
-Status open_source(Conversion& at, const Selection& selection) {
+Status open_source(Conversion& at, const Selection& selection, const std::string& optimizer) {
   ASSIGN_OR_RETURN(whole, open_checkpoint(at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
   at.document = std::make_shared<Document>(select(std::move(whole), selection));
+  at.document->optimizer = optimizer;
   if (at.document->leaves.empty())
     return usage("nothing of " + printable(at.source) + " is selected");
   at.warnings = at.document->manifest->warnings;
+  for (std::string& line : leave_out_opaque(*at.document)) at.warnings.push_back(std::move(line));
   return fine();
 }
 
@@ -184,6 +241,18 @@ Status make_target(Conversion& at, const ConvertOptions& options) {
   // Its weights are read too: what is written must not take its place.
   if (at.document->model != nullptr) at.out.others.push_back(at.document->model->manifest);
   return fine();
+}
+
+/// A directory keeps every key as text, so what is written as a file gets the numbers back that an
+/// optimizer looks for.
+void restore_keys(Conversion& at, ContainerKind target) {
+  if (target == ContainerKind::kDcp) return;
+  const uint64_t changed = restore_number_keys(at.out);
+  if (changed > 0 && at.document->manifest->kind != ContainerKind::kDcp)
+    at.warnings.push_back(
+        std::to_string(changed) +
+        " parameters had their state under text, such as '0', where the optimizer looks for "
+        "numbers, and would have loaded none: they are written as numbers");
 }
 
 /// What writing would report.
@@ -240,13 +309,15 @@ Result<Json> convert(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_options(options, from, to));
   at.from = from;
   at.to = to;
-  RETURN_IF_ERROR(open_source(at, options.select));
+  RETURN_IF_ERROR(open_source(at, options.select, options.optimizer));
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
   RETURN_IF_ERROR(make_target(at, options));
+  restore_keys(at, kind);
   const bool directory = kind == ContainerKind::kDcp;
   if (!options.write.mesh.parts.empty() && !directory)
     return usage("--world-size is of directories, and " + printable(target) +
                  " is to be one file; leave it out, or take --container dcp");
+  for (std::string& line : warn_of_leftovers(target)) at.warnings.push_back(std::move(line));
   WriteOptions write = options.write;
   if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*at.document->manifest)}, {0}};
   ASSIGN_OR_RETURN(report, options.dry_run ? plan(kind, at.out, target, write)

@@ -9,6 +9,7 @@
 #include "dialect/common/floats.h"
 #include "dialect/common/formats.h"
 #include "dialect/common/quantize.h"
+#include "dialect/common/square_sum.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -129,40 +130,41 @@ Result<Health> health_of(const State& state) {
   if (h.elements == 0) return h;
   Cells cells(state.shape, h);
   h.minimum = std::numeric_limits<double>::infinity();
-  double squares = 0;
-  std::vector<float> values(std::min(kHealthPiece, h.elements));
+  SquareSum squares;
+  std::vector<double> values(std::min(kHealthPiece, h.elements));
   std::vector<uint16_t> codes(h.coded ? values.size() : 0);
   std::optional<Unpacker> unpacker;
   if (h.coded) unpacker.emplace(*state.codes);
   for (uint64_t at = 0; at < h.elements; at += values.size()) {
     const uint64_t n = std::min<uint64_t>(values.size(), h.elements - at);
-    RETURN_IF_ERROR(state.values->read(at, n, values.data()));
+    RETURN_IF_ERROR(state.values->read_doubles(at, n, values.data()));
     if (h.coded) RETURN_IF_ERROR(unpacker->read(at, n, codes.data()));
     for (uint64_t i = 0; i < n; ++i) {
-      const float x = values[i], magnitude = std::abs(x);
+      const double x = values[i], magnitude = std::abs(x);
       if (h.coded) {
         ++h.histogram[codes[i]];
-        h.saturated += ends[codes[i]] && x != 0.0f;
+        h.saturated += ends[codes[i]] && x != 0;
       }
       if (!std::isfinite(x)) {
         ++(std::isnan(x) ? h.nan : h.infinite);
         continue;
       }
       h.negative += x < 0;
-      if (x == 0.0f) {
+      if (x == 0) {
         ++h.zero;
         continue;
       }
-      h.minimum = std::min<double>(h.minimum, magnitude);
-      h.limit = std::max<double>(h.limit, magnitude);
-      squares += static_cast<double>(x) * x;
-      cells.take(at + i, magnitude);
+      h.minimum = std::min(h.minimum, magnitude);
+      h.limit = std::max(h.limit, magnitude);
+      squares.add(x);
+      cells.take(at + i, static_cast<float>(
+                             std::min<double>(magnitude, std::numeric_limits<float>::max())));
       if (!h.coded) ++h.histogram[static_cast<size_t>(std::clamp(std::ilogb(x) + 64, 0, 127))];
     }
   }
   if (h.limit == 0) h.minimum = 0;
   const uint64_t finite = h.elements - h.nan - h.infinite;
-  h.root_mean_square = finite == 0 ? 0 : std::sqrt(squares / static_cast<double>(finite));
+  h.root_mean_square = finite == 0 ? 0 : squares.root(static_cast<double>(finite));
   for (const uint64_t count : h.histogram) h.used += count > 0;
   return h;
 }

@@ -31,6 +31,13 @@ Json shown(const Value& v, int depth) {
     case Value::Kind::kGlobal:
     case Value::Kind::kDevice:
       return printable(v.text);
+    case Value::Kind::kOpaque:
+      return fmt::format("<{}: opaque, not read>", printable(v.text));
+    case Value::Kind::kLong:
+      return hexadecimal(v);
+    case Value::Kind::kComplex:
+      return fmt::format("{}{:+}j", v.items[0].real, v.items[1].real);
+    case Value::Kind::kBytearray:
     case Value::Kind::kBytes:
       return fmt::format("<{} bytes>", v.text.size());
     case Value::Kind::kDict:
@@ -118,8 +125,9 @@ class Totals {
   Status add(const Document& document, const Leaf& leaf, const std::string* stored_as) {
     const std::string name = leaf.name();
     if (leaf.kind == Leaf::Kind::kValue || leaf.kind == Leaf::Kind::kOpaque) {
-      out_["values"][printable(name)] =
-          leaf.kind == Leaf::Kind::kValue ? shown(leaf.value, 0) : Json("<not plain data>");
+      out_["values"][printable(name)] = leaf.kind == Leaf::Kind::kValue || leaf.value.is_opaque()
+                                            ? shown(leaf.value, 0)
+                                            : Json("<not plain data>");
       return fine();
     }
     ASSIGN_OR_RETURN(bytes, kept_bytes(document, leaf));

@@ -31,6 +31,8 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   ASSIGN_OR_RETURN(whole, open_checkpoint(source));
   RETURN_IF_ERROR(check_selection(whole, options.select));
   Document document = select(std::move(whole), options.select);
+  std::vector<std::string> warnings = document.manifest->warnings;
+  for (std::string& line : leave_out_opaque(document)) warnings.push_back(std::move(line));
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
   RETURN_IF_ERROR(check_mesh(document, options.write.mesh));
@@ -39,11 +41,11 @@ Result<Json> reshard(const std::string& source, const std::string& target,
     ASSIGN_OR_RETURN(recut, torchao_recut(document, leaf));
     leaf.recut = std::move(recut);
   }
+  for (std::string& line : warn_of_leftovers(target)) warnings.push_back(std::move(line));
   if (options.dry_run)
     RETURN_IF_ERROR(check_target(ContainerKind::kDcp, document, target, options.write));
   ASSIGN_OR_RETURN(report, options.dry_run ? plan_dcp(document, options.write)
                                            : write_dcp(document, target, options.write));
-  std::vector<std::string> warnings = document.manifest->warnings;
   if (report.unchecked > 0)
     warnings.push_back(std::to_string(report.unchecked) +
                        " records of the source have no checksums: whether they are damaged cannot "

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "io/partial_name.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -85,6 +86,41 @@ Document select(Document document, const Selection& selection) {
   std::erase_if(document.leaves,
                 [&](const Leaf& leaf) { return !selected(selection, leaf.name()); });
   return document;
+}
+
+std::vector<std::string> warn_of_leftovers(const std::string& target) {
+  std::vector<std::string> warnings;
+  for (const std::string& left : leftovers_of(target))
+    warnings.push_back(printable(left) +
+                       " was left by a run that was killed; delete it, unless another run is "
+                       "writing it now");
+  return warnings;
+}
+
+std::vector<std::string> leave_out_opaque(Document& document) {
+  constexpr size_t kShown = 5;
+  std::vector<std::string> warnings;
+  std::vector<Leaf> kept;
+  size_t left_out = 0;
+  for (Leaf& leaf : document.leaves) {
+    if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque()) {
+      if (left_out++ < kShown)
+        warnings.push_back(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
+                           ") and is left out");
+      const bool listed = std::any_of(leaf.path.begin(), leaf.path.end(), [](const Key& key) {
+        return key.kind == Key::Kind::kIndex || key.kind == Key::Kind::kTupleIndex;
+      });
+      if (!listed) continue;
+      leaf.kind = Leaf::Kind::kValue;
+      leaf.value = Value::none();
+    }
+    kept.push_back(std::move(leaf));
+  }
+  if (left_out > kShown)
+    warnings.push_back(std::to_string(left_out - kShown) +
+                       " more opaque values are left out; inspect names them");
+  document.leaves = std::move(kept);
+  return warnings;
 }
 
 Status check_selection(const Document& document, const Selection& selection) {

@@ -26,6 +26,13 @@ std::vector<std::string> names_of(const std::string& name, const State& state);
 /// The leaves that are selected.
 Document select(Document document, const Selection& selection);
 
+/// Leaves out objects that only the program that wrote them can make again; a place in a list stays,
+/// as None. Returns a warning for each, or for the first of many.
+std::vector<std::string> leave_out_opaque(Document& document);
+
+/// A warning for each hidden folder or file that a killed run left beside `target`.
+std::vector<std::string> warn_of_leftovers(const std::string& target);
+
 /// An error (usage) where a pattern of `include` fits no leaf: a typing mistake would else write a
 /// checkpoint without what was asked for, or find that nothing differs.
 Status check_selection(const Document& document, const Selection& selection);

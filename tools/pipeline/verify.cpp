@@ -4,7 +4,9 @@
 #include "container/common/open.h"
 #include "container/common/record_reader.h"
 #include "container/common/tensor_reader.h"
+#include "container/common/tree.h"
 #include "container/dcp/digests.h"
+#include "dialect/common/dialect.h"
 #include "io/hash.h"
 #include "io/parallel.h"
 #include "io/text.h"
@@ -192,6 +194,7 @@ Status hold_recorded(const Document& document, const Recorded& recorded, const S
 struct Selected {
   std::vector<const Leaf*> tensors;
   uint64_t bytes = 0, values = 0;  // of tensors; leaves that are none
+  std::vector<const Leaf*> opaque;
 };
 
 /// An error where a value is no plain data, unless `options` let it pass.
@@ -205,6 +208,7 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
       continue;
     }
     ++out.values;
+    if (leaf.kind == Leaf::Kind::kOpaque) out.opaque.push_back(&leaf);
     if (leaf.kind == Leaf::Kind::kOpaque && !options.opaque) {
       ASSIGN_OR_RETURN(value,
                        document.manifest->container->value(*leaf.blob));  // says what it holds
@@ -233,6 +237,22 @@ Status check_tensors(const Selected& what, const std::optional<Recorded>& record
   });
 }
 
+/// The places of leaves, and what an optimizer of lowbit's would make of its state: what is missing,
+/// cast or contradictory there has sound bytes. A part of a checkpoint is not judged.
+void check_meaning(const std::shared_ptr<const Document>& document, const VerifyOptions& options,
+                   TensorCheck& out) {
+  if (!options.select.include.empty() || !options.select.exclude.empty()) return;
+  const auto find = [&](const Error& error) {
+    out.find(error.tensor.empty() ? "the checkpoint" : error.tensor, error.text);
+  };
+  if (const Status places = check_places(*document); !places.ok()) return find(places.error());
+  if (!has_optimizer_tree(*document)) return;
+  const auto found = recognize(*document);
+  if (!found.ok() || found.value().dialect->name != std::string_view("lowbit")) return;
+  const auto model = found.value().dialect->read(document, found.value().tree);
+  if (!model.ok()) find(model.error());
+}
+
 /// A warning where records have no checksums that should have some.
 void warn_unchecked(const Manifest& m, Json& warnings) {
   if (m.kind == ContainerKind::kSafetensors || m.kind == ContainerKind::kLegacy) return;
@@ -244,12 +264,15 @@ void warn_unchecked(const Manifest& m, Json& warnings) {
 }  // namespace
 
 Result<Json> verify(const std::string& path, const VerifyOptions& options) {
-  ASSIGN_OR_RETURN(document, open_checkpoint(path));
+  ASSIGN_OR_RETURN(opened, open_checkpoint(path));
+  const auto shared = std::make_shared<const Document>(std::move(opened));
+  const Document& document = *shared;
   RETURN_IF_ERROR(check_selection(document, options.select));
   ASSIGN_OR_RETURN(recorded, read_recorded(*document.manifest));
   ASSIGN_OR_RETURN(what, select_leaves(document, options));
   std::vector<TensorCheck> checks(what.tensors.size() + 1, TensorCheck(document, options));
   if (recorded) RETURN_IF_ERROR(hold_recorded(document, *recorded, options.select, checks.back()));
+  check_meaning(shared, options, checks.back());
   RETURN_IF_ERROR(check_tensors(what, recorded, options, checks));
   RETURN_IF_ERROR(document.finish());
   Json warnings = document.manifest->warnings, findings = Json::array();
@@ -259,6 +282,9 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options) {
     for (const std::string& w : check.warnings) warnings.push_back(w);
     for (const Json& f : check.findings) findings.push_back(f);
   }
+  for (const Leaf* leaf : what.opaque)
+    warnings.push_back(printable(leaf->name()) + ": is opaque, not read: " +
+                       (leaf->value.is_opaque() ? opaque_names(leaf->value) : "no plain value"));
   warn_unchecked(*document.manifest, warnings);
   const bool ok = findings.empty();
   return Json{{"path", printable(path)},

@@ -138,6 +138,7 @@ ConvertOptions convert_options(const std::string& json) {
   ConvertOptions out;
   fields.take("to", out.to);
   fields.take("from", out.from);
+  fields.take("optimizer", out.optimizer);
   fields.take("container", out.container);
   fields.take(out.wanted);
   fields.take(out.select);

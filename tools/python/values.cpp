@@ -118,6 +118,11 @@ Object to_python(const Value& v) {
     case Value::Kind::kGlobal:
     case Value::Kind::kDevice:
       return text(v.text);
+    case Value::Kind::kOpaque:
+      return text("<" + v.text + ": opaque, not read>");
+    case Value::Kind::kLong:
+      return Object(PyLong_FromString(hexadecimal(v).c_str(), nullptr, 16));
+    case Value::Kind::kBytearray:
     case Value::Kind::kBytes:
       return bytes(v.text);
     case Value::Kind::kDict:

@@ -27,6 +27,8 @@ class Trick:
     codes: int | tuple[int, ...] = BAD
     torch: bool | None = False
     """Whether torch.load(weights_only=True) takes it in a torch.save file."""
+    convert: int | None = None
+    """What convert says of a torch.save file, where that is not what verify says: it leaves out objects that it only names."""
 
 
 def laughs(levels: int) -> Raw:
@@ -63,7 +65,20 @@ TRICKS = [
         mentions="serialization|opcode",
     ),
     Trick("code_stack_global", Raw(string("posix") + string("system") + b"\x93" + dump(("true",)) + b"R"), mentions=r"system|opcode"),
-    Trick("code_import_of_a_module", glob("torch.nonsense", "Nothing"), mentions="nonsense"),
+    Trick("code_import_of_a_module", glob("torch.nonsense", "Nothing"), mentions="nonsense", convert=FINE),
+    # Objects of unknown classes are named and never built; what reaches the system, or must be run, is refused.
+    Trick("opaque_object", Raw(glob("argparse", "Namespace") + b")\x81" + dump({"a": 1}) + b"b"), mentions="Namespace", convert=FINE),
+    Trick("opaque_of_a_call", reduce(glob("pathlib", "PosixPath"), "a"), mentions="PosixPath|pathlib", convert=FINE),
+    Trick("opaque_with_code_inside", Raw(glob("argparse", "Namespace") + b")\x81" + dump({"a": live()}) + b"b"), mentions=r"posix\W+system|Namespace"),
+    Trick("opaque_class_of_a_call", Raw(glob("types", "Maker") + b")R)R"), mentions="Maker|types|global|call"),
+    Trick("opaque_function", reduce(glob("json", "loads"), "1"), mentions="json|loads"),
+    Trick("opaque_class_of_the_system", Raw(glob("multiprocessing.subprocess", "Popen") + b")\x81"), mentions="Popen|multiprocessing"),
+    Trick("opaque_names_without_end", Raw(b"](" + b"".join(glob("a", f"B{i}") for i in range(70_000)) + b"e"), mentions="more than|limit|allow", torch=None),
+    Trick("opaque_items_without_end", Raw(glob("a", "B") + b")\x81(" + b"N" * 2_800_000 + b"e"), mentions="B|limit|allow|more than", torch=None, convert=FINE),
+    Trick("set_of_lists", reduce(glob("__builtin__", "set"), [[1]]), mentions="key|hash|set"),
+    Trick("complex_of_text", reduce(glob("__builtin__", "complex"), "1", "2"), mentions="complex"),
+    Trick("counter_of_a_list", reduce(glob("collections", "Counter"), [1]), mentions="Counter", torch=None),
+    Trick("pairs_of_three", reduce(glob("collections", "OrderedDict"), [[1, 2, 3]]), mentions="pairs|OrderedDict"),
     Trick("code_newobj", Raw(glob("subprocess", "Popen") + dump(("true",)) + b"\x81"), mentions="Popen"),
     Trick("code_global_of_numbers", Raw(b"K\x01K\x02\x93"), mentions="text|string|global|opcode|name"),
     Trick("code_getattr", reduce(glob("builtins", "getattr"), glob("torch", "Size"), "__init__"), mentions="getattr|attr|" + UNKNOWN),
@@ -196,7 +211,9 @@ for trick in TRICKS:
         trick.codes,
         trick.mentions,
         torch=trick.torch,
-        convert=tuple({trick.codes} if isinstance(trick.codes, int) else trick.codes),
+        convert=tuple({trick.codes} if isinstance(trick.codes, int) else trick.codes)
+        if trick.convert is None
+        else (trick.convert,),
     )
     add(
         "pickle.metadata_" + trick.name,

@@ -83,6 +83,10 @@ def quantized(layout: str, scale: bytes) -> Callable[[Path], Path]:
         step = {"step": save.tensors["step"]}
         byte, fine = tensor((256,), "4", "uint8"), tensor((1,), "7", held=1)
         other, book = tensor((256,), "8", "uint8"), tensor((256,), "6")
+        if layout == "lowbit":  # its codes and scales are matrices
+            save.tensors["weight"] = tensor((1, 256), "0")
+            byte, other = (tensor((1, 256), key, "uint8") for key in ("4", "8"))
+            one, fine = (tensor((1, 1), key, held=1) for key in ("5", "7"))
         del save.storages["2"], save.storages["3"]
         if layout == "lowbit":
             del save.storages["6"]

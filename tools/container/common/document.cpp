@@ -198,7 +198,8 @@ Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
       leaf.path = b.path;
       leaf.blob = &b;
       const auto value = b.value ? Result<Value>(*b.value) : manifest->container->value(b);
-      leaf.kind = value.ok() ? Leaf::Kind::kValue : Leaf::Kind::kOpaque;
+      leaf.kind =
+          value.ok() && !value.value().is_opaque() ? Leaf::Kind::kValue : Leaf::Kind::kOpaque;
       if (value.ok()) {
         leaf.value = value.value();
       } else {

@@ -41,7 +41,8 @@ struct Leaf {
   // For a cut of a directory inside a block: the box as a leaf without a path, quantized anew or
   // plain, as its library stores it. Empty: such a cut is an error.
   std::function<Result<Leaf>(const Box&)> recut = {};
-  // kValue; kOpaque: a pickle that is no plain value, copied as it is
+  // kValue; kOpaque: an item of a directory that is no plain value and is copied as it is, or the
+  // names of the classes of a file's objects, which cannot be written
   Value value;
   const Blob* blob = nullptr;  // in Document::manifest, where it came from there unchanged
 
@@ -56,6 +57,8 @@ struct Document {
   std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
                                              // user gave one: dialects may ask it for shapes
   std::vector<DictInfo> dicts = {};          // see Manifest; those without leaves are not written
+  std::string optimizer = {};  // the flat path of the optimizer's state dict that is meant, where
+                               // the user said it
   /// Further checkpoints that its sources read: the original of one that a dialect made.
   std::vector<std::shared_ptr<const Manifest>> others = {};
   /// The leaf with a flat name; null if there is none.

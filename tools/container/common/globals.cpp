@@ -56,17 +56,22 @@ constexpr Refused kRefused[] = {
 
 const std::vector<GlobalRule>& plain_globals() {
   static const std::vector<GlobalRule> rules = [] {
-    std::vector<GlobalRule> r = {{"collections", "OrderedDict", ""},
+    std::vector<GlobalRule> r = {{"collections", "OrderedDict", "?l"},
+                                 {"collections", "Counter", "?w"},
+                                 {"collections", "defaultdict", "?x"},
                                  {"torch", "Size", "n"},
                                  {"torch", "device", "s?i"},
                                  {"torch", "strided", nullptr},
                                  {"_codecs", "encode", "ss"},
-                                 {"__builtin__", "bytes", ""},
                                  // lpmm keeps its settings in these, with empty sets in them.
                                  {"yacs.config", "CfgNode", nullptr, true},
-                                 {"__builtin__", "set", "l"},
-                                 {"builtins", "set", "l"},
                                  {"torch.serialization", "_get_layout", "s"}};
+    for (const char* module : {"__builtin__", "builtins"}) {
+      r.insert(r.end(), {{module, "set", "l"},
+                         {module, "complex", "rr"},
+                         {module, "bytearray", "?ys"},
+                         {module, "bytes", "?y"}});
+    }
     for (const Dtype& d : all_dtypes()) r.push_back({"torch", d.name, nullptr});
     return r;
   }();
@@ -76,11 +81,11 @@ const std::vector<GlobalRule>& plain_globals() {
 const Allowlist& tensor_globals() {
   static const std::vector<GlobalRule> rules = [] {
     std::vector<GlobalRule> r = plain_globals();
-    r.insert(r.end(), {{"torch._utils", "_rebuild_tensor", "pinn"},
-                       {"torch._utils", "_rebuild_tensor_v2", "pinnbo?w"},
-                       {"torch._utils", "_rebuild_tensor_v3", "pinnbog?w"},
-                       {"torch._utils", "_rebuild_parameter", "tbo"},
-                       {"torch._utils", "_rebuild_parameter_with_state", "tbox"},
+    r.insert(r.end(), {{"torch._utils", "_rebuild_tensor", "pizz"},
+                       {"torch._utils", "_rebuild_tensor_v2", "pizzbh?w"},
+                       {"torch._utils", "_rebuild_tensor_v3", "pizzbhg?w"},
+                       {"torch._utils", "_rebuild_parameter", "tbh"},
+                       {"torch._utils", "_rebuild_parameter_with_state", "tbhx"},
                        {"torch._tensor", "_rebuild_from_type_v2", "ggux"},
                        {"torch._utils", "_rebuild_wrapper_subclass", "ggnnixx?b"},
                        {"torch", "Tensor", nullptr},
@@ -100,6 +105,22 @@ const Allowlist& tensor_globals() {
     return r;
   }();
   static const Allowlist allowed{rules, true};
+  return allowed;
+}
+
+const Allowlist& tree_globals() {
+  static const std::vector<GlobalRule> rules = [] {
+    const auto known = tensor_globals().globals;
+    std::vector<GlobalRule> r(known.begin(), known.end());
+    for (const char* module : {"numpy.core.multiarray", "numpy._core.multiarray"}) {
+      r.push_back({module, "scalar", "xy"});
+      r.push_back({module, "_reconstruct", "xux", true});
+    }
+    r.push_back({"numpy", "dtype", "s?xx", true});
+    r.push_back({"numpy", "ndarray", nullptr});
+    return r;
+  }();
+  static const Allowlist allowed{rules, true, true};
   return allowed;
 }
 

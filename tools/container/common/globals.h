@@ -14,6 +14,10 @@ const std::vector<GlobalRule>& plain_globals();
 /// The globals of tensors, of the wrappers around them, and of plain values.
 const Allowlist& tensor_globals();
 
+/// The same in a whole file of torch.save, where objects of other classes are named and stay
+/// unread.
+const Allowlist& tree_globals();
+
 /// What kind of tensor `function` rebuilds ("a sparse tensor") if it has no dense elements, and is
 /// refused; null for any other function.
 const char* refused_kind(std::string_view function);

@@ -63,7 +63,10 @@ Result<TensorNode> read_stored(const File& file, const FileExtent& extent,
   ASSIGN_OR_RETURN(archive, open_item(file, extent, what));
   ASSIGN_OR_RETURN(p, read_pickle(std::move(archive.pickle), tensor_globals(), what));
   ItemStorages storages(archive.index, extent.file);
-  return read_tensor(p, p.root, storages, what);
+  ASSIGN_OR_RETURN(node, read_tensor(p, p.root, storages, what));
+  if (node.is_expanded)  // torch saves a copy
+    return bad(what + ": its strides give one value to many elements");
+  return node;
 }
 
 Result<Payload> read_payload(const File& file, const FileExtent& extent, const std::string& what) {

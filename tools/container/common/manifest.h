@@ -37,7 +37,12 @@ struct Alias {
   uint64_t first = 0;   // in elements
   Shape stride;
   uint64_t elements = 0;  // of the whole storage
+};
+
+/// What a file keeps of a tensor besides its values.
+struct Gradient {
   bool parameter = false, requires_grad = false;
+  bool operator==(const Gradient&) const = default;
 };
 
 /// A tensor in a file: names, dtype and the extents of its bytes. The first of the forms that one
@@ -49,6 +54,7 @@ struct Tensor {
   Shape shape;
   std::vector<Chunk> chunks;        // they tile the shape; sorted by offset
   std::optional<Alias> alias = {};  // where the container keeps sharing
+  Gradient gradient = {};
   std::string part = {};  // not empty: this is that inner tensor of the subclass called `name`
 
   uint64_t bytes() const { return volume(shape) * static_cast<uint64_t>(dtype->bytes); }
@@ -72,7 +78,7 @@ struct Blob {
 };
 
 /// The values of a chunk: element (i, j, ...) is element `first + i * stride[0] + ...` of the
-/// record. No two of them share an element.
+/// record. No two of them share an element, but for dimensions of stride 0.
 struct Payload {
   const Dtype* dtype = nullptr;
   Shape shape, stride;

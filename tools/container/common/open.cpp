@@ -15,37 +15,108 @@ namespace {
 /// The pickle of torch's magic number, with which files of the old format start.
 constexpr std::string_view kLegacyMagic("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", 15);
 
+/// How a file begins like safetensors: the length of a JSON object, and then the object, which may
+/// have spaces before it. kWhole: the file is long enough for such a header.
+enum class Safetensors : uint8_t { kNo, kCutOff, kWhole };
+Safetensors safetensors_of(std::string_view head, uint64_t size) {
+  uint64_t length = 0;
+  if (head.size() <= sizeof length) return Safetensors::kNo;
+  std::memcpy(&length, head.data(), sizeof length);
+  if (length >> 48 != 0 || std::string_view("{ \t\n\r").find(head[8]) == std::string_view::npos)
+    return Safetensors::kNo;
+  return length <= size - sizeof length ? Safetensors::kWhole : Safetensors::kCutOff;
+}
+
 Result<Manifest> read_file(const std::string& path) {
   std::string head(512, '\0');
+  uint64_t size = 0;
   {
     ASSIGN_OR_RETURN(archive, Archive::open(path));
     ASSIGN_OR_RETURN(file, archive->file());
-    if (file->size() == 0) return bad(archive->what() + ": is empty");
-    head.resize(std::min<uint64_t>(head.size(), file->size()));
+    size = file->size();
+    if (size == 0) return bad(archive->what() + ": is empty");
+    head.resize(std::min<uint64_t>(head.size(), size));
     RETURN_IF_ERROR(file->read(0, head.data(), head.size()));
   }
   const std::string what = printable(path);
+  // Before the others: its first bytes are a length, which may be any magic number.
+  const Safetensors safetensors = safetensors_of(head, size);
+  if (safetensors == Safetensors::kWhole) return read_safetensors(path);
   if (head.starts_with("PK")) return read_torch_zip(path);
   if (head.starts_with(kLegacyMagic)) return read_torch_legacy(path);
   if (head.size() == 512 && head.substr(257, 5) == "ustar")
     return bad(what +
                ": is a tar of torch before 0.1.10, which is not read; load and save it with "
                "that torch");
-  if (head.starts_with("\x80") && head.size() > 1 && head[1] <= 5)
-    return bad(what + ": is a pickle, but not of torch.save");
-  // A length, and then a JSON object, which may have spaces before it.
-  if (head.size() > 8 && head[6] == 0 && head[7] == 0 &&
-      (head[8] == '{' || head[8] == ' ' || head[8] == '\t' || head[8] == '\n' || head[8] == '\r'))
-    return read_safetensors(path);
+  if (head.starts_with("\x80") && head.size() > 1 && static_cast<uint8_t>(head[1]) <= 5)
+    return bad(what +
+               ": is a pickle, but not of torch.save, and may hold anything; load it where it was "
+               "written, and save its state dicts with torch.save");
+  if (head.starts_with("version https://git-lfs"))
+    return bad(what + ": is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it");
+  if (safetensors == Safetensors::kCutOff) return read_safetensors(path);  // which says so
   return bad(what + ": is neither a file of torch.save nor of safetensors (it starts with '" +
              printable(head.substr(0, 8)) + "')");
+}
+
+/// What a folder is that is no checkpoint by itself; fine where it may be one.
+Status check_folder(const std::string& path) {
+  ASSIGN_OR_RETURN(folder, Directory::open(path));
+  ASSIGN_OR_RETURN(names, folder->list());
+  std::string files, folders;
+  for (const std::string& name : names) {
+    if (name.ends_with(".metadata") || name.ends_with(".distcp")) return fine();
+    const bool known = name == "optimizer.pt" || name == "optimizer.bin" ||
+                       name.ends_with(".safetensors") || name == "pytorch_model.bin";
+    if (known) files += (files.empty() ? "" : ", ") + printable(name);
+    struct stat info;
+    if (::stat((path + "/" + name + "/.metadata").c_str(), &info) == 0)
+      folders += (folders.empty() ? "" : ", ") + printable(name);
+  }
+  const std::string what = printable(path);
+  if (folder->has("optimizer.pt") || folder->has("trainer_state.json"))
+    return bad(what +
+               ": is a checkpoint folder of a Trainer, of several files; give one of them: " +
+               (files.empty()     ? folders
+                : folders.empty() ? files
+                                  : files + ", " + folders));
+  if (!folders.empty())
+    return bad(what + ": is no checkpoint, but holds some; give one of them: " + folders);
+  if (!files.empty())
+    return bad(what + ": is a folder of several files; give one of them: " + files);
+  return fine();
+}
+
+/// "OUTER.zip/INNER.pth" as the path of the zip and the name of the record; empty for other paths.
+std::pair<std::string, std::string> member_of(const std::string& path) {
+  struct stat info;
+  for (size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0;
+       slash = path.rfind('/', slash - 1)) {
+    const std::string outer = path.substr(0, slash);
+    if (::stat(outer.c_str(), &info) != 0) continue;
+    if (S_ISREG(info.st_mode)) return {outer, path.substr(slash + 1)};
+    break;
+  }
+  return {};
 }
 
 }  // namespace
 
 Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
   struct stat info;
-  if (::stat(path.c_str(), &info) != 0) return not_opened("cannot open " + printable(path));
+  if (::stat(path.c_str(), &info) != 0) {
+    const int why = errno;
+    const auto [outer, member] = member_of(path);
+    errno = why;
+    if (why != ENOTDIR || member.empty()) return not_opened("cannot open " + printable(path));
+    ASSIGN_OR_RETURN(manifest, read_torch_zip(outer, member));
+    return std::shared_ptr<const Manifest>(std::make_shared<Manifest>(std::move(manifest)));
+  }
+  if (S_ISFIFO(info.st_mode))
+    return bad(printable(path) +
+               ": is a pipe, not a regular file: a checkpoint is read here and there; write it to "
+               "a file first");
+  if (S_ISDIR(info.st_mode)) RETURN_IF_ERROR(check_folder(path));
   if (is_partial(path))
     return bad(printable(path) +
                ": was left by a program that was killed while it wrote; delete it");

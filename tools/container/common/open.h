@@ -8,14 +8,16 @@
 namespace lowbit::ckpt {
 
 /// Reads a DCP directory, a torch.save file (zip or legacy) or a safetensors file; the first bytes
-/// tell which. Only headers and pickles are read.
+/// tell which. Only headers and pickles are read. "OUTER.zip/INNER.pth" is a torch.save file inside
+/// another zip.
 Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path);
 /// Reads the same as a document.
 Result<Document> open_checkpoint(const std::string& path);
 
 // One for each container:
 Result<Manifest> read_dcp(const std::string& path);
-Result<Manifest> read_torch_zip(const std::string& path);
+/// `member`: the record of another zip that is read; "": the file itself.
+Result<Manifest> read_torch_zip(const std::string& path, const std::string& member = "");
 Result<Manifest> read_torch_legacy(const std::string& path);
 Result<Manifest> read_safetensors(const std::string& path);
 

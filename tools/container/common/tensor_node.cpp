@@ -12,6 +12,8 @@ namespace {
 
 Result<Shape> naturals(const Pickle& p, NodeId tuple, const std::string& what) {
   Shape out;
+  // Old torch has a torch.Size where a tuple is now.
+  if (p.is(tuple, Kind::kCall)) tuple = p.item(p.item(tuple, 1), 0);
   for (const NodeId id : p.items(tuple)) {
     if (p.integer(id) < 0) return bad(what + ": has a negative size or stride");
     out.push_back(p.integer(id));
@@ -20,13 +22,24 @@ Result<Shape> naturals(const Pickle& p, NodeId tuple, const std::string& what) {
   return out;
 }
 
+/// Bytes that an expanded tensor may stand for: a few bytes of a file must not become a full disk.
+constexpr uint64_t kMaxExpanded = 1ull << 28;
+
+/// Whether one value stands for many elements, as after torch's `expand`.
+bool is_expanded(const Payload& t) {
+  for (size_t d = 0; d < t.shape.size(); ++d) {
+    if (t.shape[d] > 1 && t.stride[d] == 0) return volume(t.shape) > 0;
+  }
+  return false;
+}
+
 /// Whether the elements lie inside `held` elements, each in its own place: taken by rising stride,
-/// each stride is longer than all that the smaller ones reach.
+/// each stride is longer than all that the smaller ones reach. Dimensions of stride 0 do not count.
 Status check_strides(const Payload& t, uint64_t held, const std::string& what) {
   if (volume(t.shape) == 0) return fine();
   std::vector<std::pair<uint64_t, uint64_t>> steps;  // stride, size
   for (size_t d = 0; d < t.shape.size(); ++d) {
-    if (t.shape[d] > 1)
+    if (t.shape[d] > 1 && t.stride[d] != 0)
       steps.emplace_back(static_cast<uint64_t>(t.stride[d]), static_cast<uint64_t>(t.shape[d]));
   }
   std::sort(steps.begin(), steps.end());
@@ -88,10 +101,7 @@ class TensorParser {
     }
     if (rule.name == "_rebuild_parameter" || rule.name == "_rebuild_parameter_with_state") {
       ASSIGN_OR_RETURN(out, read(p_.item(arguments, 0), depth + 1));
-      if (out.alias) {
-        out.alias->parameter = true;
-        out.alias->requires_grad = p_.integer(p_.item(arguments, 1)) != 0;
-      }
+      if (out.alias) out.gradient = {true, p_.integer(p_.item(arguments, 1)) != 0};
       if (rule.name != "_rebuild_parameter") out.dropped = "attributes of a parameter";
       return out;
     }
@@ -128,13 +138,19 @@ class TensorParser {
       return bad(what_ + ": its record has " + std::to_string(record.size) +
                  " bytes, which contradicts its pickle");
     RETURN_IF_ERROR(check_strides(out, record.size / width, what_));
+    const bool expanded = is_expanded(out);
+    if (expanded && volume(out.shape) > kMaxExpanded / width)
+      return bad(what_ + ": its strides expand " + std::to_string(record.size / width) +
+                 " elements to " + shape_text(out.shape) +
+                 ", which is too much to write; save it without expand()");
     out.record = std::move(record);
     TensorNode node;
     node.dtype = out.dtype;
+    node.is_expanded = expanded;
     node.shape = out.shape;
     node.alias = Alias{name.key, out.first, out.stride, out.record.size / width};
     const NodeId grad = p_.item(arguments, 4);
-    node.alias->requires_grad = p_.is(grad, Kind::kBool) && p_.integer(grad) != 0;
+    node.gradient.requires_grad = p_.is(grad, Kind::kBool) && p_.integer(grad) != 0;
     node.stored.parts.emplace_back("", std::move(out));
     return node;
   }
@@ -219,6 +235,17 @@ class TensorParser {
 };
 
 }  // namespace
+
+std::vector<StorageName> storage_names(const Pickle& pickle) {
+  std::vector<StorageName> out;
+  const std::string what;
+  for (NodeId id = 0; id < pickle.nodes.size(); ++id) {
+    if (!pickle.is(id, Kind::kPersistent)) continue;
+    if (auto name = storage_name(pickle, id, what); name.ok())
+      out.push_back(std::move(name.value()));
+  }
+  return out;
+}
 
 bool is_tensor(const Pickle& p, NodeId node) {
   return p.is(node, Kind::kCall) && p.global(node)->name.starts_with("_rebuild_");

@@ -29,11 +29,16 @@ struct TensorNode {
   const Dtype* dtype = nullptr;
   Shape shape;
   std::optional<Alias> alias;  // of a plain one
-  bool is_local = false;       // one rank's part of a DTensor of shape `whole`
+  Gradient gradient;
+  bool is_local = false;  // one rank's part of a DTensor of shape `whole`
   Shape whole;
-  std::string dropped;  // what is not kept ("attributes of a tensor"); usually empty
+  bool is_expanded = false;  // a dimension of stride 0: one value stands for many elements
+  std::string dropped;       // what is not kept ("attributes of a tensor"); usually empty
 };
 
+/// The storages that a pickle names anywhere, also in objects that are not looked at. One that is not
+/// named as torch does is left out.
+std::vector<StorageName> storage_names(const Pickle& pickle);
 /// Whether a node is a tensor of any kind.
 bool is_tensor(const Pickle& pickle, NodeId node);
 /// The tensor of a node. Its strides must stay inside the storage and use no element twice; a kind

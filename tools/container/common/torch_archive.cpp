@@ -92,11 +92,11 @@ class Pickler {
   void tensor(const Leaf& l) {
     const Alias* alias =
         shares_ && l.stored != nullptr && l.stored->alias ? &*l.stored->alias : nullptr;
-    const bool parameter = alias != nullptr && alias->parameter;
-    if (parameter) w_.global("torch._utils", "_rebuild_parameter");
-    dense(l, alias, !parameter && alias != nullptr && alias->requires_grad);
-    if (!parameter) return;
-    w_.boolean(alias->requires_grad);
+    const Gradient gradient = l.stored != nullptr ? l.stored->gradient : Gradient{};
+    if (gradient.parameter) w_.global("torch._utils", "_rebuild_parameter");
+    dense(l, alias, !gradient.parameter && gradient.requires_grad);
+    if (!gradient.parameter) return;
+    w_.boolean(gradient.requires_grad);
     ordered_dict();
     w_.tuple(3).put().call().put();
   }

@@ -81,6 +81,12 @@ class Grower {
 
 }  // namespace
 
+Status check_places(const Document& document) {
+  Grower grower;
+  for (const Leaf& leaf : document.leaves) RETURN_IF_ERROR(grower.add(leaf));
+  return fine();
+}
+
 Result<std::vector<TreeNode>> tree_of(const Document& document) {
   Grower grower;
   for (const Leaf& leaf : document.leaves) RETURN_IF_ERROR(grower.add(leaf));

@@ -17,6 +17,8 @@ struct TreeNode {
   std::vector<std::pair<Key, size_t>> children = {};  // numbers of nodes; in order
 };
 
+/// An error where two leaves lie at one place, or one below another.
+Status check_places(const Document& document);
 /// The nodes of the tree; node 0 is the root. Paths that contradict each other, and lists with
 /// missing items, are errors.
 Result<std::vector<TreeNode>> tree_of(const Document& document);

@@ -42,6 +42,7 @@ struct DirectoryEntry {
   std::string name;
   uint64_t flags, crc, size;
   uint64_t header;  // where the local header begins, from the archive's start
+  bool compressed = false;
 };
 
 Result<DirectoryEntry> directory_entry(Bytes& b, const std::string& what) {
@@ -75,8 +76,7 @@ Result<DirectoryEntry> directory_entry(Bytes& b, const std::string& what) {
       return bad(what + ": the zip directory has a broken extra field");
     x.at = end;
   }
-  if (method != 0 || packed != e.size)
-    return bad(what + ": record " + printable(e.name) + " is compressed, which torch never writes");
+  e.compressed = method != 0 || packed != e.size;
   if ((e.flags & ~0x0808ull) != 0)
     return bad(what + ": record " + printable(e.name) + " is encrypted or has unknown flags");
   return e;
@@ -146,18 +146,20 @@ bool plain_name(const std::string& name) {
 /// Reads one archive, whose records must follow one another without a gap.
 class ZipReader {
  public:
-  ZipReader(const File& file, uint64_t base, const Directory64& directory, const std::string& what)
-      : file_(file), base_(base), directory_(directory), what_(what) {}
+  ZipReader(const File& file, uint64_t base, const Directory64& directory, const std::string& what,
+            bool loose = false)
+      : file_(file), base_(base), directory_(directory), what_(what), loose_(loose) {}
 
   Result<ZipIndex> read() {
     ASSIGN_OR_RETURN(entries, read_directory());
     ZipIndex index;
+    if (!loose_) RETURN_IF_ERROR(check_one_folder(entries));
     for (const DirectoryEntry& e : entries) {
       ASSIGN_OR_RETURN(start, check_local_header(e));
       RETURN_IF_ERROR(check_name(e));
       index.has_crcs = index.has_crcs || e.crc != 0;
-      index.records.push_back({e.name.substr(e.name.find('/') + 1), base_ + start, e.size,
-                               static_cast<uint32_t>(e.crc)});
+      index.records.push_back({loose_ ? e.name : e.name.substr(e.name.find('/') + 1), base_ + start,
+                               e.size, static_cast<uint32_t>(e.crc)});
     }
     if (end_ != directory_.offset)
       return bad(what_ + ": the zip has bytes between its records and its directory");
@@ -182,9 +184,30 @@ class ZipReader {
     }
     if (b.at != bytes.size())
       return bad(what_ + ": the zip directory has bytes behind its entries");
+    RETURN_IF_ERROR(check_method(entries));
     std::sort(entries.begin(), entries.end(),
               [](const DirectoryEntry& a, const DirectoryEntry& c) { return a.header < c.header; });
     return entries;
+  }
+
+  /// Nothing may be compressed. The code of a TorchScript program is.
+  Status check_method(const std::vector<DirectoryEntry>& entries) const {
+    const auto ends = [&](const char* name) {
+      return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& e) {
+        const size_t slash = e.name.find('/');
+        return slash != std::string::npos && e.name.substr(slash + 1).starts_with(name);
+      });
+    };
+    for (const DirectoryEntry& e : entries) {
+      if (!e.compressed) continue;
+      if (ends("code/") && ends("constants.pkl"))
+        return bad(what_ +
+                   ": is a TorchScript program, not a checkpoint; load it with torch.jit.load and "
+                   "save its state_dict()");
+      return bad(what_ + ": record " + printable(e.name) +
+                 " is compressed, which torch never writes");
+    }
+    return fine();
   }
 
   /// Holds the local header and the descriptor against the directory. Returns where the data
@@ -209,6 +232,8 @@ class ZipReader {
       return bad(record + " has a local header that contradicts the directory");
     if (start > directory_.offset || e.size > directory_.offset - start)
       return bad(record + " lies beyond the data");
+    std::string extras(extra, '\0');
+    RETURN_IF_ERROR(file_.read(base_ + e.header + 30 + name, extras.data(), extra));
     std::string local_name(name, '\0');
     RETURN_IF_ERROR(file_.read(base_ + e.header + 30, local_name.data(), name));
     if (local_name != e.name)
@@ -218,8 +243,12 @@ class ZipReader {
     const auto agrees = [late](uint64_t field, uint64_t value) {
       return field == value || (late && field == 0);
     };
-    if (!agrees(crc, e.crc) || !agrees(size, std::min(e.size, kMax32)) ||
-        !agrees(packed, std::min(e.size, kMax32)))
+    // Python's zipfile may write small sizes with 64 bits too.
+    Bytes x{extras};
+    const bool wide = size == kMax32 && packed == kMax32 && x.take(2) == 1 && x.take(2) == 16 &&
+                      x.take(8) == e.size && x.take(8) == e.size && !x.cut;
+    if (!agrees(crc, e.crc) || (!wide && !agrees(size, std::min(e.size, kMax32))) ||
+        (!wide && !agrees(packed, std::min(e.size, kMax32))))
       return bad(record + " has a local header that contradicts the directory");
     if (late) RETURN_IF_ERROR(check_descriptor(e));
     return start;
@@ -239,8 +268,32 @@ class ZipReader {
     return fine();
   }
 
+  /// A zip of several files is none of torch.save, but may hold some.
+  Status check_one_folder(const std::vector<DirectoryEntry>& entries) const {
+    constexpr size_t kShown = 5;
+    std::string names;
+    size_t count = 0;
+    for (const DirectoryEntry& e : entries) {
+      if (e.name.find('/') != std::string::npos) return fine();
+      if (e.name.ends_with(".pth") || e.name.ends_with(".pt")) {
+        if (count++ < kShown) names += (names.empty() ? "" : ", ") + printable(e.name);
+      }
+    }
+    if (names.empty()) return fine();
+    return bad(what_ +
+               ": is a zip of several files, as stable-baselines writes, whose records lie in no "
+               "folder; it holds " +
+               names + (count > kShown ? ", ..." : "") + "; read one as a path: " + what_ + "/" +
+               names.substr(0, names.find(',')));
+  }
+
   /// All records lie in one folder, and none leads out of it.
   Status check_name(const DirectoryEntry& e) {
+    if (loose_) {
+      return plain_name(e.name) ? fine()
+                                : Status(bad(what_ + ": the record name " + printable(e.name) +
+                                             " leads out of the archive"));
+    }
     const size_t slash = e.name.find('/');
     if (slash == std::string::npos || slash == 0) return bad(name_of(e) + " lies in no folder");
     if (!plain_name(e.name))
@@ -259,6 +312,7 @@ class ZipReader {
   const uint64_t base_;
   const Directory64 directory_;
   const std::string& what_;
+  const bool loose_;
   std::string folder_;
   uint64_t end_ = 0;  // of the record before, from the archive's start
 };
@@ -271,6 +325,11 @@ Result<ZipIndex> read_zip(const File& file, uint64_t base, uint64_t length,
     return bad(what + ": lies beyond the end of " + file.name());
   ASSIGN_OR_RETURN(directory, find_directory(file, base, length, what));
   return ZipReader(file, base, directory, what).read();
+}
+
+Result<ZipIndex> read_loose_zip(const File& file, const std::string& what) {
+  ASSIGN_OR_RETURN(directory, find_directory(file, 0, file.size(), what));
+  return ZipReader(file, 0, directory, what, true).read();
 }
 
 const ZipRecord* ZipIndex::find(const std::string& name) const {

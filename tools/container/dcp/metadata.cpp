@@ -247,6 +247,10 @@ class Parser : MetadataPickle {
       static constexpr std::string_view kKnown[] = {"state_dict_metadata", "planner_data",
                                                     "storage_data", "storage_meta", "version"};
       const bool text = p_.is(items[i], Kind::kString);
+      if (text && (p_.text(items[i]) == "all_local_plans" || p_.text(items[i]) == "mcore_data")) {
+        if (p_.text(items[i]) == "mcore_data") out_.facts.push_back("written by Megatron-Core");
+        continue;  // how it was saved, which the chunks say too
+      }
       if (!text ||
           std::find(std::begin(kKnown), std::end(kKnown), p_.text(items[i])) == std::end(kKnown)) {
         ASSIGN_OR_RETURN(value, plain_value(p_, items[i + 1], what_ + ": an unknown entry"));

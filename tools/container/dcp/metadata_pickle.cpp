@@ -24,6 +24,14 @@ const Allowlist& metadata_globals() {
         {kMetadataModule2_2, "TensorProperties", nullptr, true},  // torch 2.2 and older
         {kMetadataModule2_2, "MEM_FORMAT_ENCODING", "i"},
         {"torch.distributed.checkpoint.filesystem", "_StorageInfo", nullptr, true},
+        // What Megatron-Core keeps there of its save: the plans of all ranks.
+        {"torch.distributed.checkpoint.planner", "SavePlan", nullptr, true},
+        {"torch.distributed.checkpoint.planner", "WriteItem", nullptr, true},
+        {"torch.distributed.checkpoint.planner", "TensorWriteData", nullptr, true},
+        {"torch.distributed.checkpoint.planner", "BytesIOWriteData", nullptr, true},
+        {"torch.distributed.checkpoint.planner", "WriteItemType", "i"},
+        {"torch.distributed.checkpoint.filesystem", "_StoragePrefix", nullptr, true},
+        {"megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan", nullptr, true},
         {"torch", "Size", "n"},
         {"torch.serialization", "_get_layout", "s"},
         // The first releases of Python 3.11 pickle an enum's member by its name.

@@ -89,8 +89,16 @@ Value typed(const Value& v) {
       return dict({{"tuple", list()}});
     case Value::Kind::kSize:
       return dict({{"size", list()}});
+    case Value::Kind::kSet:
+      return dict({{"set", list()}});
+    case Value::Kind::kComplex:
+      return dict({{"complex", list()}});
+    case Value::Kind::kBytearray:
+      return dict({{"bytearray", Value::words(hex(v.text))}});
+    case Value::Kind::kLong:
+      return dict({{"long", Value::words(hex(v.text))}});
     case Value::Kind::kDict:
-      return dict({{"dict", pairs()}});
+      return dict({{v.text == Value::kCounter ? "counter" : "dict", pairs()}});
     case Value::Kind::kOrdered:
       return dict({{"ordered", pairs()}});
     case Value::Kind::kGlobal:
@@ -120,11 +128,16 @@ Result<Value> untyped(const Value& v, const std::string& what) {
       ASSIGN_OR_RETURN(x, float_of(inside.text, what));
       return Value::floating(x);
     }
-    if (type == "text" || type == "bytes") {
+    if (type == "text" || type == "bytes" || type == "bytearray" || type == "long") {
       ASSIGN_OR_RETURN(bytes, unhex(inside.text, what));
+      if (type == "long" && (bytes.size() < 9 || bytes.size() > 255))
+        return bad(what + ": has a long integer of " + std::to_string(bytes.size()) + " bytes");
       if (type == "text" && !is_utf8(bytes, true))
         return bad(what + ": has text that is not UTF-8");
-      return Value{.kind = type == "text" ? Value::Kind::kText : Value::Kind::kBytes,
+      return Value{.kind = type == "text"        ? Value::Kind::kText
+                           : type == "bytes"     ? Value::Kind::kBytes
+                           : type == "bytearray" ? Value::Kind::kBytearray
+                                                 : Value::Kind::kLong,
                    .text = std::move(bytes)};
     }
     if (type == "device") return Value{.kind = Value::Kind::kDevice, .text = inside.text};
@@ -132,7 +145,7 @@ Result<Value> untyped(const Value& v, const std::string& what) {
       // Written into pickles again, so it must be one that we would have read from one.
       const std::string_view name = std::string_view(inside.text);
       if (name.starts_with("torch ") &&
-          (find_dtype(name.substr(6)) != nullptr || name == "torch strided"))
+          (find_dtype(name.substr(6)) != nullptr || is_layout(name.substr(6))))
         return Value{.kind = Value::Kind::kGlobal, .text = inside.text};
     }
   } else if (inside.is(Value::Kind::kList)) {
@@ -145,8 +158,20 @@ Result<Value> untyped(const Value& v, const std::string& what) {
       }
       return value;
     }
-    if (type == "dict" || type == "ordered") {
-      Value out{.kind = type == "dict" ? Value::Kind::kDict : Value::Kind::kOrdered};
+    if (type == "set") {
+      value.kind = Value::Kind::kSet;
+      return value;
+    }
+    if (type == "complex") {
+      const auto is_float = [](const Value& part) { return part.is(Value::Kind::kFloat); };
+      if (value.items.size() != 2 || !is_float(value.items[0]) || !is_float(value.items[1]))
+        return bad(what + ": has a complex number that is not of two floats");
+      value.kind = Value::Kind::kComplex;
+      return value;
+    }
+    if (type == "dict" || type == "ordered" || type == "counter") {
+      Value out{.kind = type == "ordered" ? Value::Kind::kOrdered : Value::Kind::kDict};
+      if (type == "counter") out.text = Value::kCounter;
       for (Value& pair : value.items) {
         if (!pair.is(Value::Kind::kList) || pair.items.size() != 2)
           return bad(what + ": has a dict of something else than pairs");
@@ -203,6 +228,11 @@ Result<Described> leaf_of(const Value& v, const std::string& what) {
   out.path = std::move(path);
   if (const Value* tensor = v.find("tensor"); tensor != nullptr && tensor->is(Value::Kind::kText)) {
     out.tensor = tensor->text;
+    const auto is_true = [&v](const char* key) {
+      const Value* said = v.find(key);
+      return said != nullptr && said->is(Value::Kind::kBool) && said->integer != 0;
+    };
+    out.gradient = {is_true("parameter"), is_true("requires_grad")};
     return out;
   }
   if (const Value* value = v.find("value")) {
@@ -247,6 +277,8 @@ std::string describe(const Description& description) {
     Value v = dict({{"path", path_value(leaf.path)}});
     if (leaf.kind == Described::Kind::kTensor) {
       v.set("tensor", Value::words(leaf.tensor));
+      if (leaf.gradient.parameter) v.set("parameter", Value::boolean(true));
+      if (leaf.gradient.requires_grad) v.set("requires_grad", Value::boolean(true));
     } else if (leaf.kind == Described::Kind::kValue) {
       v.set("value", typed(leaf.value));
     } else {

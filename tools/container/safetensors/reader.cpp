@@ -47,6 +47,7 @@ Status read_described(const Description& description, Entries entries, uint64_t 
       ASSIGN_OR_RETURN(entry, take(entries, leaf.tensor, archive.what()));
       tensor.dtype = entry->dtype;
       tensor.shape = entry->shape;
+      tensor.gradient = leaf.gradient;
       stored.parts.emplace_back("", payload_of(*entry, data));
     } else {
       if (!is_known_subclass(leaf.cls))

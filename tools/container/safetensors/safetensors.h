@@ -50,7 +50,8 @@ struct Described {
   Kind kind = Kind::kTensor;
   Path path;
   std::string tensor;  // its name in the file
-  Value value;         // of a kSubclass its attributes
+  Gradient gradient = {};
+  Value value;  // of a kSubclass its attributes
   std::string cls;
   const Dtype* dtype = nullptr;  // of a kSubclass, the outer ones
   Shape shape;

@@ -33,6 +33,7 @@ class SafetensorsPlan {
       case Leaf::Kind::kTensor: {
         ASSIGN_OR_RETURN(name, member(leaf, leaf.name(), what));
         d.tensor = name;
+        if (leaf.stored != nullptr) d.gradient = leaf.stored->gradient;
         break;
       }
       case Leaf::Kind::kSubclass:
@@ -46,8 +47,8 @@ class SafetensorsPlan {
           d.parts.emplace_back(part.path[0].name, name);
         }
     }
-    flat_ = flat_ && leaf.kind == Leaf::Kind::kTensor && leaf.path.size() == 1 &&
-            leaf.path[0].is_name() && d.tensor == leaf.path[0].name;
+    flat_ = flat_ && d.gradient == Gradient{} && leaf.kind == Leaf::Kind::kTensor &&
+            leaf.path.size() == 1 && leaf.path[0].is_name() && d.tensor == leaf.path[0].name;
     description.leaves.push_back(std::move(d));
     return fine();
   }

@@ -98,13 +98,19 @@ Result<Manifest> read_torch_legacy(const std::string& path) {
   const NodeId little = system.find(system.root, "little_endian");
   if (!system.is(little, Kind::kBool)) return bad(what + ": does not tell its byte order");
   if (system.integer(little) == 0) return bad(what + ": was written by a big-endian machine");
-  ASSIGN_OR_RETURN(tree, next(*file, at, tensor_globals(), what));
+  ASSIGN_OR_RETURN(tree, next(*file, at, tree_globals(), what));
   ASSIGN_OR_RETURN(keys, next(*file, at, none, what));
   {
     Manifest first;
     ASSIGN_OR_RETURN(scratch, Archive::open(path));
     NamedStorages named(file->size());
     RETURN_IF_ERROR(read_tree(tree, named, *scratch, first));
+    if (!tree.unknown.empty()) {  // those of opaque objects lie between the others
+      for (const StorageName& name : storage_names(tree)) {
+        ASSIGN_OR_RETURN(found, named.find(name, what));
+        static_cast<void>(found);
+      }
+    }
     PlacedStorages placed;
     RETURN_IF_ERROR(place(*file, at, keys, named, placed, *archive, what));
     Manifest m;

@@ -1,9 +1,11 @@
 // A file of torch.save as it is since 1.6: a zip with a pickle, and a record for each storage.
 #include <algorithm>
+#include <set>
 
 #include "container/common/archive.h"
 #include "container/common/globals.h"
 #include "container/common/open.h"
+#include "container/common/tensor_node.h"
 #include "container/common/zip.h"
 #include "container/torch/tree.h"
 #include "io/text.h"
@@ -76,18 +78,31 @@ Result<ZipIndex> inside_program(const File& file, const ZipIndex& program,
   if (inner != nullptr && program.find("data/1") == nullptr && inner->size > sizeof begin)
     RETURN_IF_ERROR(file.read(inner->offset, begin, sizeof begin));
   if (std::string_view(begin, sizeof begin) != "PK\3\4")
-    return bad(what + ": is a TorchScript program, not a checkpoint");
+    return bad(
+        what +
+        ": is a TorchScript program, not a checkpoint; load it with torch.jit.load and save its "
+        "state_dict()");
   RETURN_IF_ERROR(check_crc(file, program, *inner, what));
   return read_zip(file, inner->offset, inner->size, what);
 }
 
+/// A file of torch.save that is a record of another zip.
+Result<ZipIndex> inside_zip(const File& file, const std::string& member, const std::string& what) {
+  ASSIGN_OR_RETURN(outer, read_loose_zip(file, what));
+  const ZipRecord* inner = outer.find(member);
+  if (inner == nullptr) return bad(what + ": has no record " + printable(member));
+  RETURN_IF_ERROR(check_crc(file, outer, *inner, what));
+  return read_zip(file, inner->offset, inner->size, what + "/" + printable(member));
+}
+
 }  // namespace
 
-Result<Manifest> read_torch_zip(const std::string& path) {
+Result<Manifest> read_torch_zip(const std::string& path, const std::string& member) {
   ASSIGN_OR_RETURN(archive, Archive::open(path));
   const std::string& what = archive->what();
   ASSIGN_OR_RETURN(file, archive->file());
-  ASSIGN_OR_RETURN(index, read_zip(*file, 0, file->size(), what));
+  ASSIGN_OR_RETURN(index, member.empty() ? read_zip(*file, 0, file->size(), what)
+                                         : inside_zip(*file, member, what));
   if (index.find("constants.pkl") != nullptr) {
     ASSIGN_OR_RETURN(inner, inside_program(*file, index, what));
     index = std::move(inner);
@@ -97,16 +112,26 @@ Result<Manifest> read_torch_zip(const std::string& path) {
   if (data == nullptr) return bad(what + ": is a zip, but not of torch.save (it has no data.pkl)");
   RETURN_IF_ERROR(check_small_records(*file, index, storages, what));
   ASSIGN_OR_RETURN(bytes, content(*file, index, *data, kMaxPickle, what));
-  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(bytes), tensor_globals(), what));
+  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(bytes), tree_globals(), what));
   Manifest m;
   RETURN_IF_ERROR(read_tree(pickle, storages, *archive, m));
   if (!index.has_crcs) m.facts.push_back("no checksums were computed");
+  std::set<std::string> hidden;  // storages that only opaque objects use
+  if (!pickle.unknown.empty()) {
+    for (const StorageName& name : storage_names(pickle)) {
+      if (!storages.used(name.key)) hidden.insert(name.key);
+    }
+  }
+  if (!hidden.empty())
+    m.facts.push_back(std::to_string(hidden.size()) +
+                      " tensors belong to opaque objects and are not read");
   size_t unknown = 0;
   for (const ZipRecord& r : index.records) {
     archive->add(Record{r.name, 0, r.offset, r.size, r.crc, index.has_crcs});
     static constexpr std::string_view kKnown[] = {
         "data.pkl",  ".format_version", ".storage_alignment",
         "byteorder", "version",         ".data/serialization_id"};
+    if (r.name.starts_with("data/") && hidden.contains(r.name.substr(5))) continue;
     if (r.name.starts_with("data/") && !storages.used(r.name.substr(5))) {
       m.warnings.push_back("no tensor uses the record " + printable(r.name));
     } else if (!r.name.starts_with("data/") &&

@@ -15,7 +15,11 @@ class TreeReader {
 
   Status read() {
     ASSIGN_OR_RETURN(file, archive_.file());
-    left_ = limit(p_, file->size());
+    left_ = limit_ = limit(p_, file->size());
+    if (!p_.opaque_name(p_.root).empty())
+      return bad(
+          archive_.what() + ": is one object of " + printable(p_.opaque_name(p_.root)) +
+          ", which only a program that has this class can load; save its state_dict() there");
     ASSIGN_OR_RETURN(held, look(p_.root, 0));
     static_cast<void>(held);
     RETURN_IF_ERROR(enter(p_.root));
@@ -26,6 +30,11 @@ class TreeReader {
       manifest_.warnings.push_back(std::to_string(local_) +
                                    " tensors are one rank's part of a DTensor: only that part is "
                                    "in this file");
+    for (const std::string& note : p_.notes) dropped_.insert(note);
+    if (expanded_ > 0)
+      manifest_.warnings.push_back(std::to_string(expanded_) +
+                                   " tensors are expanded: one stored value stands for many "
+                                   "elements");
     for (const std::string& dropped : dropped_)
       manifest_.warnings.push_back(dropped + " are not kept when this is written again");
     return fine();
@@ -38,10 +47,13 @@ class TreeReader {
     uint64_t references = p.nodes.size() + p.pool.size();
     for (const auto& list : p.lists) references += list.size();
     return std::min<uint64_t>(4 * references + 65536,
-                              std::min<uint64_t>(262144 + file_size / 16, 1u << 21));
+                              std::min<uint64_t>(262144 + file_size / 4, 1u << 22));
   }
   Status spend(uint64_t values) {
-    if (values > left_) return bad(archive_.what() + ": unfolds to too many values");
+    if (values > left_)
+      return bad(archive_.what() + ": unfolds to too many values, more than " +
+                 std::to_string(limit_) +
+                 ", the limit for a file of its size; save long lists of numbers as tensors");
     left_ -= values;
     return fine();
   }
@@ -134,13 +146,12 @@ class TreeReader {
     const auto items = p_.items(node);
     if (const auto key = p_.repeated_key(node))
       return bad(here() + ": has the key " + printable(*key) + " twice");
-    std::set<int64_t> numbers;
+    if (const auto key = p_.repeated_number(node))
+      return bad(here() + ": has the key " + *key + " twice: Python takes 1, 1.0 and True for one");
     for (size_t i = 0; i + 1 < items.size(); i += 2) {
       if (p_.is(items[i], Kind::kString)) {
         path_.emplace_back(std::string(p_.text(items[i])));
       } else if (p_.is(items[i], Kind::kInt)) {
-        if (!numbers.insert(p_.integer(items[i])).second)
-          return bad(here() + ": has the key " + std::to_string(p_.integer(items[i])) + " twice");
         path_.emplace_back(Key::Kind::kNumber, p_.integer(items[i]));
       } else {
         return bad(here() + ": has a tensor under a key that is neither text nor a whole number");
@@ -163,10 +174,12 @@ class TreeReader {
   Status tensor(NodeId node) {
     ASSIGN_OR_RETURN(t, read_tensor(p_, node, storages_, here()));
     local_ += t.is_local;
+    expanded_ += t.is_expanded;
     if (!t.dropped.empty()) dropped_.insert(t.dropped);
     order_.emplace_back(false, manifest_.tensors.size());
     Tensor out{{}, path_, t.dtype, std::move(t.shape), {}};
     out.alias = std::move(t.alias);
+    out.gradient = t.gradient;
     return archive_.add(manifest_, std::move(out), std::move(t.stored));
   }
 
@@ -175,10 +188,10 @@ class TreeReader {
   Archive& archive_;
   Manifest& manifest_;
   std::vector<uint8_t> seen_;
-  uint64_t left_ = 0;
+  uint64_t left_ = 0, limit_ = 0;
   Path path_;
   std::vector<std::pair<bool, size_t>> order_;
-  uint64_t local_ = 0;
+  uint64_t local_ = 0, expanded_ = 0;
   std::set<std::string> dropped_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "dialect/common/model.h"
 #include "dialect/common/optimizer_tree.h"
+#include "dialect/common/square_sum.h"
 
 namespace lowbit::ckpt {
 
@@ -20,6 +21,13 @@ struct Wanted {
   std::vector<std::string> full_precision;  // patterns of names that stay float32
 };
 
+/// What rounding float64 to float32 did to the values that were read.
+struct RoundingError {
+  double limit = 0;  // the largest difference
+  SquareSum values, differences;
+  double relative() const;
+};
+
 /// What happened to one state on the way.
 struct StateReport {
   std::string param, state, from, to;
@@ -27,6 +35,7 @@ struct StateReport {
   double max_error = 0;                 // largest difference to the dequantized source
   double relative_error = 0;            // 2-norm of the difference over the 2-norm of the source
   double squares = 0, differences = 0;  // what that is made of, over all that was read so far
+  std::shared_ptr<const RoundingError> before = {};  // of float64, read as float32
 };
 
 struct DialectReport {

@@ -36,6 +36,12 @@ bool is_float32(const Leaf& leaf) {
          std::string_view(leaf.dtype->name) == "float32";
 }
 
+bool is_float64(const State& state) {
+  const Leaf* leaf = state.leaves.size() == 1 ? state.leaves[0] : nullptr;
+  return leaf != nullptr && leaf->kind == Leaf::Kind::kTensor && leaf->source != nullptr &&
+         !state.codes && std::string_view(leaf->dtype->name) == "float64";
+}
+
 Path state_path(const Model& model, const Param& param, const std::string& state) {
   Path path = model.root;
   if (model.flattened && param.index < 0) {

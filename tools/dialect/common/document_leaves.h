@@ -14,6 +14,9 @@ namespace lowbit::ckpt {
 /// Whether a leaf is a float32 tensor with readable values.
 bool is_float32(const Leaf& leaf);
 
+/// Whether a state is a float64 tensor of the file, which float32 would round.
+bool is_float64(const State& state);
+
 /// The path of a state: nested, numbered or flattened, as the model was.
 Path state_path(const Model& model, const Param& param, const std::string& state);
 Leaf value_leaf(Path path, Value value);

@@ -19,6 +19,11 @@ class LeafFloats : public Floats {
  public:
   explicit LeafFloats(const Leaf& leaf)
       : source_(leaf.source), dtype_(leaf.dtype), name_(leaf.name()) {}
+  Status read_doubles(uint64_t first, uint64_t count, double* out) override {
+    if (source_ == nullptr) return bad(name_ + ": is no plain tensor");
+    if (dtype_->name == std::string_view("float64")) return source_->read(first, count, out);
+    return Floats::read_doubles(first, count, out);
+  }
   Status read(uint64_t first, uint64_t count, float* out) override {
     const std::string_view dtype = dtype_->name;
     if (source_ == nullptr) return bad(name_ + ": is no plain tensor");
@@ -59,12 +64,46 @@ class LeafFloats : public Floats {
   std::vector<char> bytes_;
 };
 
+class RoundedFloats : public LeafFloats {
+ public:
+  RoundedFloats(const Leaf& leaf, std::shared_ptr<RoundingError> error)
+      : LeafFloats(leaf), error_(std::move(error)) {}
+  Status read(uint64_t first, uint64_t count, float* out) override {
+    const ScratchBuffer memory(exact_);
+    while (count > 0) {
+      const uint64_t n = std::min(count, kFloatsPiece);
+      exact_.resize(n);
+      RETURN_IF_ERROR(read_doubles(first, n, exact_.data()));
+      const std::lock_guard lock(mutex_);
+      for (uint64_t i = 0; i < n; ++i) {
+        out[i] = static_cast<float>(exact_[i]);
+        if (!std::isfinite(exact_[i])) continue;
+        const double difference = std::fabs(exact_[i] - static_cast<double>(out[i]));
+        error_->limit = std::max(error_->limit, difference);
+        error_->values.add(exact_[i]);
+        error_->differences.add(difference);
+      }
+      first += n, count -= n, out += n;
+    }
+    return fine();
+  }
+
+ private:
+  const std::shared_ptr<RoundingError> error_;
+  std::vector<double> exact_;
+  std::mutex mutex_;
+};
+
 class LockedFloats : public Floats {
  public:
   explicit LockedFloats(std::shared_ptr<Floats> values) : values_(std::move(values)) {}
   Status read(uint64_t first, uint64_t count, float* out) override {
     const std::lock_guard lock(mutex_);
     return values_->read(first, count, out);
+  }
+  Status read_doubles(uint64_t first, uint64_t count, double* out) override {
+    const std::lock_guard lock(mutex_);
+    return values_->read_doubles(first, count, out);
   }
 
  private:
@@ -129,7 +168,28 @@ class ConstantSource : public Source {
 
 }  // namespace
 
+Status Floats::read_doubles(uint64_t first, uint64_t count, double* out) {
+  std::vector<float> values(std::min(count, kFloatsPiece));
+  while (count > 0) {
+    const uint64_t n = std::min<uint64_t>(count, values.size());
+    RETURN_IF_ERROR(read(first, n, values.data()));
+    std::copy_n(values.begin(), n, out);
+    first += n, count -= n, out += n;
+  }
+  return fine();
+}
+
+double RoundingError::relative() const {
+  if (std::isinf(limit)) return limit;
+  const double norm = values.root();
+  return norm > 0 ? differences.root() / norm : 0;
+}
+
 std::shared_ptr<Floats> floats_of(const Leaf& leaf) { return std::make_shared<LeafFloats>(leaf); }
+
+std::shared_ptr<Floats> rounded_floats(const Leaf& leaf, std::shared_ptr<RoundingError> error) {
+  return std::make_shared<RoundedFloats>(leaf, std::move(error));
+}
 
 std::shared_ptr<Floats> locked(std::shared_ptr<Floats> values) {
   return std::make_shared<LockedFloats>(std::move(values));

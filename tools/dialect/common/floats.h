@@ -12,6 +12,9 @@ namespace lowbit::ckpt {
 /// The values of a float32, bfloat16, float16 or float64 leaf. Any other dtype is an error when
 /// they are read.
 std::shared_ptr<Floats> floats_of(const Leaf& leaf);
+/// The same values of a float64 leaf; `error` receives what rounding to float32 does to what is
+/// read.
+std::shared_ptr<Floats> rounded_floats(const Leaf& leaf, std::shared_ptr<RoundingError> error);
 /// The same values behind a lock, for sources that several threads read.
 std::shared_ptr<Floats> locked(std::shared_ptr<Floats> values);
 /// Values as float32 elements.

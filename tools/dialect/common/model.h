@@ -19,6 +19,8 @@ class Floats {
  public:
   virtual ~Floats() = default;
   virtual Status read(uint64_t first, uint64_t count, float* out) = 0;
+  /// The same without rounding, where a file has float64.
+  virtual Status read_doubles(uint64_t first, uint64_t count, double* out);
 };
 
 /// State in the terms of lowbit's own formats, bit for bit: what another dialect can relabel

@@ -47,7 +47,11 @@ Path nested_path(const Document& document, const Leaf& leaf) {
   return out;
 }
 
-std::vector<OptimizerRoot> optimizer_roots(const Document& document) {
+namespace {
+
+/// With groups, and without them.
+std::pair<std::vector<OptimizerRoot>, std::vector<OptimizerRoot>> all_roots(
+    const Document& document) {
   std::map<std::string, OptimizerRoot> found;
   for (const Leaf& leaf : document.leaves) {
     const Path path = nested_path(document, leaf);
@@ -69,7 +73,19 @@ std::vector<OptimizerRoot> optimizer_roots(const Document& document) {
     if (root.groups) with_groups.push_back(root);
     if (!root.groups && root.states) others.push_back(root);
   }
+  return {with_groups, others};
+}
+
+}  // namespace
+
+std::vector<OptimizerRoot> optimizer_roots(const Document& document) {
+  auto [with_groups, others] = all_roots(document);
   return with_groups.empty() ? others : with_groups;
+}
+
+std::vector<OptimizerRoot> other_roots(const Document& document) {
+  auto [with_groups, others] = all_roots(document);
+  return with_groups.empty() ? std::vector<OptimizerRoot>() : others;
 }
 
 }  // namespace lowbit::ckpt

@@ -14,6 +14,8 @@ struct OptimizerRoot {
 };
 /// All paths at which an optimizer's state dict may begin.
 std::vector<OptimizerRoot> optimizer_roots(const Document& document);
+/// Paths that look like an optimizer's state, but have no groups, where others have them.
+std::vector<OptimizerRoot> other_roots(const Document& document);
 /// The path of a leaf. If only flat names are known, the part before "state." or "param_groups." is
 /// the root.
 Path nested_path(const Document& document, const Leaf& leaf);

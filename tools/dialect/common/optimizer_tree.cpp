@@ -224,7 +224,23 @@ class Finder {
       out_.groups.push_back(std::move(group));
     }
     append_ungrouped(taken);
+    number_addresses();
     return fine();
+  }
+
+  /// Torch before 1.0 numbered parameters by their addresses: what counts is the groups' order.
+  void number_addresses() {
+    const auto count = static_cast<int64_t>(out_.params.size());
+    const bool addresses = !out_.groups.empty() &&
+                           std::any_of(out_.params.begin(), out_.params.end(),
+                                       [](const Entry& e) { return e.index >= 1 << 20; }) &&
+                           std::any_of(out_.params.begin(), out_.params.end(),
+                                       [count](const Entry& e) { return e.index >= count; });
+    if (!addresses) return;
+    out_.warnings.push_back(
+        "parameters are numbered by address, as old torch did: they are taken in the groups' "
+        "order");
+    for (int64_t i = 0; i < count; ++i) out_.params[static_cast<size_t>(i)].index = i;
   }
 
   /// Appends the entries that no group took. Without any group all-digit keys are numbers.
@@ -265,6 +281,13 @@ class Finder {
   std::vector<std::pair<Group, std::vector<std::string>>> flat_;
 };
 
+std::string names_of_roots(const std::vector<OptimizerRoot>& roots) {
+  std::string all;
+  for (const OptimizerRoot& root : roots)
+    all += (all.empty() ? "'" : ", '") + printable(flat_name(root.path)) + "'";
+  return all;
+}
+
 }  // namespace
 
 const Leaf* Entry::find(std::string_view leaf) const {
@@ -277,18 +300,28 @@ const Leaf* Entry::find(std::string_view leaf) const {
 bool has_optimizer_tree(const Document& document) { return !optimizer_roots(document).empty(); }
 
 Result<OptimizerTree> optimizer_tree_of(const Document& document) {
-  const std::vector<OptimizerRoot> roots = optimizer_roots(document);
+  std::vector<OptimizerRoot> roots = optimizer_roots(document);
+  const std::vector<OptimizerRoot> all_roots = roots;
+  if (!document.optimizer.empty())
+    std::erase_if(roots, [&](const OptimizerRoot& root) {
+      return flat_name(root.path) != document.optimizer;
+    });
+  if (roots.empty() && !all_roots.empty())
+    return Error{Exit::kUsage, "holds no optimizer under '" + printable(document.optimizer) +
+                                   "', but under " + names_of_roots(all_roots)};
   if (roots.empty()) return bad("holds no optimizer state dict (no `state` and `param_groups`)");
-  if (roots.size() > 1) {
-    std::string all;
-    for (const OptimizerRoot& root : roots)
-      all += (all.empty() ? "" : ", ") + ("'" + printable(flat_name(root.path)) + "'");
-    return bad("holds " + std::to_string(roots.size()) + " optimizer state dicts, under " + all +
-               "; choose one with --include or --exclude");
-  }
+  if (roots.size() > 1)
+    return bad(
+        "holds " + std::to_string(roots.size()) + " optimizer state dicts, under " +
+        names_of_roots(roots) +
+        "; choose one with convert --optimizer, which leaves the others as they are, or with "
+        "--include or --exclude");
   OptimizerTree out;
   out.root = roots[0].path;
   RETURN_IF_ERROR(Finder(document, out).run());
+  for (const OptimizerRoot& other : other_roots(document))
+    out.warnings.push_back("'" + printable(flat_name(other.path)) +
+                           "' looks like an optimizer's state without groups, and stays as it is");
   RETURN_IF_ERROR(name_by_model(document, out));
   return out;
 }

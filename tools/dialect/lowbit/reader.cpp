@@ -29,11 +29,28 @@ Result<int> recognize_lowbit(const Document& /*document*/, const OptimizerTree& 
   return 0;
 }
 
+/// A version of its settings that this program does not know may mean anything.
+Status check_version(const OptimizerTree& tree) {
+  for (size_t g = 0; g < tree.groups.size(); ++g) {
+    const Value* said = setting(tree.groups[g], "lowbit_version");
+    if (said == nullptr || (said->is(Value::Kind::kInt) && said->integer == 1)) continue;
+    return bad("param_groups." + std::to_string(g) + ": has lowbit_version " +
+               (said->is(Value::Kind::kInt) ? std::to_string(said->integer) : "of another kind") +
+               ", and this program reads 1; read it with the lowbit-ckpt of the lowbit that wrote "
+               "it");
+  }
+  return fine();
+}
+
 /// Reads the states of one parameter from its leaves.
 class LowbitReader {
  public:
-  LowbitReader(const Entry& entry, const Leaf* weight, Param& out)
-      : entry_(entry), weight_(weight), out_(out) {}
+  /// `group`: of the parameter; null where none has it.
+  LowbitReader(const Entry& entry, const Group* group, const Leaf* weight, Param& out)
+      : entry_(entry),
+        low_rank_(group != nullptr && setting(*group, "rank") != nullptr),
+        weight_(weight),
+        out_(out) {}
 
   Status run() {
     RETURN_IF_ERROR(learn_shape());
@@ -47,7 +64,10 @@ class LowbitReader {
       } else if (split_key(name, state, format)) {
         RETURN_IF_ERROR(coded(state, *find_format(format), *leaf));
       } else if (name.find("_scale") != std::string::npos && scale_of_known(name)) {
-        continue;  // taken with its codes
+        // Taken with its codes.
+        if (const std::string key = name.substr(0, name.rfind("_scale"));
+            entry_.find(key) == nullptr)
+          return bad(printable(leaf->name()) + ": has no codes: " + key + " is missing");
       } else if (!is_moment(name) && !name.starts_with("param_") && leaf->shape.empty()) {
         ASSIGN_OR_RETURN(number, number_of(*leaf));
         out_.numbers.emplace_back(name, std::move(number));
@@ -143,6 +163,10 @@ class LowbitReader {
     };
     ASSIGN_OR_RETURN(said, told());
     if (said && fits(*said)) return learned(*said);
+    if (said && !low_rank_)
+      return bad(printable(entry_.find("shape")->name()) + ": says " + shape_text(*said) +
+                 ", which contradicts the codes of " + printable(codes->name()) + ", " +
+                 shape_text(codes->shape));
     if (said) {
       Value sizes = Value::tuple({});
       for (const int64_t size : *said) sizes.items.push_back(Value::number(size));
@@ -240,6 +264,7 @@ class LowbitReader {
   }
 
   const Entry& entry_;
+  const bool low_rank_;
   const Leaf* weight_;
   Param& out_;
 };
@@ -257,11 +282,16 @@ bool split_key(const std::string& key, std::string& state, std::string& format) 
 }
 
 Result<Model> read_lowbit(std::shared_ptr<const Document> document, const OptimizerTree& tree) {
+  RETURN_IF_ERROR(check_version(tree));
   Model out = model_of(tree, "lowbit", document);
   const Weights weights(*document, tree);
+  std::vector<const Group*> group_of(out.params.size(), nullptr);
+  for (const Group& group : tree.groups) {
+    for (const size_t p : group.params) group_of[p] = &group;
+  }
   for (size_t i = 0; i < out.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    RETURN_IF_ERROR(LowbitReader(entry, weights.find(entry), out.params[i]).run());
+    RETURN_IF_ERROR(LowbitReader(entry, group_of[i], weights.find(entry), out.params[i]).run());
   }
   out.algorithm = algorithm_of(out);
   return out;

@@ -112,6 +112,9 @@ Leaf state_leaf(const Model& model, const Param& p, const State& s) {
     name = "col_var";
     shape.insert(shape.end() - 1, 1);
   }
+  // A float64 parameter's state is float64 in torch too.
+  if (is_float64(s))
+    return tensor_leaf(state_path(model, p, name), s.leaves[0]->dtype, shape, s.leaves[0]->source);
   return float32_leaf(state_path(model, p, name), s, shape);
 }
 
@@ -151,7 +154,8 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
         return bad(shown(p) + ": " + s.name + " is a mean of rows or columns, from which torch's " +
                    s.name.substr(0, s.name.size() - 4) + " cannot be made");
       out.leaves.push_back(state_leaf(model, p, s));
-      report.states.push_back({shown(p), s.name, s.stored_as, "float32"});
+      report.states.push_back(
+          {shown(p), s.name, s.stored_as, is_float64(s) ? "float64" : "float32"});
     }
   }
   const auto settings_for = [&](const Group& group) {

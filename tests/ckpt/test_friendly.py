@@ -1,0 +1,245 @@
+"""What `lowbit-ckpt` says to mistakes and of things that are no checkpoint; several optimizers; what is left of killed runs."""
+
+import argparse
+import json
+import os
+import pickle
+import re
+import resource
+import subprocess
+import zipfile
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from paths import ROOT
+from peer_files import TOOL, need_tool, run
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+need_tool()
+
+
+def optimizer(step=True):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 96)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if step:
+        model(torch.randn(3, 64)).sum().backward()
+        opt.step()
+    return model, opt
+
+
+class Call:
+    """Pickled as the call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.called = function, arguments
+
+    def __reduce__(self):
+        return self.called
+
+
+@pytest.fixture
+def messages(tmp_path):
+    """What inputs of all kinds are refused with."""
+
+    def of(command, path, *options, code=3):
+        return run(command, path, *options, code=code).stderr.removeprefix("lowbit-ckpt: ").strip()
+
+    def saved(content, **more):
+        torch.save(content, tmp_path / "a.pt", **more)
+        return tmp_path / "a.pt"
+
+    out = (tmp_path / "b.pt", "--to", "lowbit")
+    made = [
+        of("inspect", saved({"x": Call(os.getcwd)})),
+        of("inspect", saved({"x": Call(json.loads, "1")})),
+        of("verify", saved({"x": argparse.Namespace()})),
+        of("inspect", saved(torch.nn.Linear(2, 2))),
+        of("convert", saved(optimizer(step=False)[1].state_dict()), *out),
+        of("convert", saved({"a": optimizer()[1].state_dict(), "b": optimizer()[1].state_dict()}), *out),
+        of("convert", saved({"state": {}, "param_groups": [{"lowbit_version": 9, "params": []}]}), *out),
+    ]  # fmt: skip
+    torch.jit.script(torch.nn.Linear(3, 2)).save(tmp_path / "s.pt")
+    (tmp_path / "lfs").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    (tmp_path / "p").write_bytes(pickle.dumps([1]))
+    with zipfile.ZipFile(tmp_path / "z", "w") as z:
+        z.writestr("policy.pth", "x")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "optimizer.pt").write_bytes(b"x")
+    return made + [of("inspect", tmp_path / name) for name in ("s.pt", "lfs", "p", "z", "t")]
+
+
+def test_the_page_lists_these_messages(messages):
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    rows = re.findall(r"^\| `(.*?)` \|", page[page.index("## Files") :], re.M)
+    patterns = {row: re.compile(".*".join(map(re.escape, row.split("..."))) + "$") for row in rows}
+    found = [[row for row in rows if patterns[row].match(message)] for message in messages]
+    assert all(len(some) == 1 for some in found), list(zip(messages, found, strict=True))
+    assert {row for (row,) in found} == set(rows)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("inspct", "x"), "did you mean inspect?"),
+        (("verfy", "x"), "did you mean verify?"),
+        (("reshard", "a", "b", "--wrld-size", "2"), "did you mean --world-size?"),
+        (("reshard", "a", "b", "--world", "2"), "did you mean --world-size?"),
+        (("convert", "a", "b", "--state-fromat=8bit"), "did you mean --state-format?"),
+        (("frobnicate",), "there is no command frobnicate; there are inspect"),
+    ],
+)
+def test_did_you_mean(arguments, words):
+    assert words in run(*arguments, code=2).stderr
+
+
+def test_a_pointer_of_git_lfs(tmp_path):
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
+    (tmp_path / "a.safetensors").write_text(text)
+    error = run("inspect", tmp_path / "a.safetensors", code=3).stderr
+    assert "pointer of Git LFS" in error and "git lfs pull" in error
+
+
+def test_folders_of_others(tmp_path):
+    folder = tmp_path / "checkpoint-20"
+    folder.mkdir()
+    for name in ("optimizer.pt", "model.safetensors", "trainer_state.json"):
+        (folder / name).write_bytes(b"x")
+    error = run("inspect", folder, code=3).stderr
+    assert "of a Trainer" in error and "model.safetensors, optimizer.pt" in error
+    dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "run" / "step-10", no_dist=True)
+    error = run("inspect", tmp_path / "run", code=3).stderr
+    assert "holds some; give one of them: step-10" in error
+
+
+def test_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a pipe, not a regular file" in run("inspect", tmp_path / "pipe", code=3).stderr
+
+
+def test_what_is_outside_the_allowlist_says_what_to_do(tmp_path):
+    torch.save({"x": Call(os.getcwd)}, tmp_path / "a.pt")
+    error = run("inspect", tmp_path / "a.pt", code=3).stderr
+    assert "posix.getcwd, which is outside the allowlist; nothing was executed" in error
+    assert "if you trust the file, save it again" in error
+
+
+def test_a_plain_pickle(tmp_path):
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"a": 1}, protocol=4))
+    error = run("inspect", tmp_path / "a.pkl", code=3).stderr
+    assert "is a pickle, but not of torch.save" in error and "torch.save" in error
+
+
+def test_a_zip_of_files(tmp_path):
+    """As stable-baselines writes: the files of torch.save lie inside, and are read there."""
+    model, opt = optimizer()
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as z:
+        z.writestr("data", "{}")
+        for name, content in (("policy.pth", model.state_dict()), ("policy.optimizer.pth", opt.state_dict())):  # fmt: skip
+            with z.open(name, "w", force_zip64=True) as f:
+                torch.save(content, f)
+    error = run("inspect", tmp_path / "model.zip", code=3).stderr
+    assert "policy.pth, policy.optimizer.pth" in error and "model.zip/policy.pth" in error
+    inner = tmp_path / "model.zip" / "policy.optimizer.pth"
+    run("verify", inner)
+    run("convert", inner, tmp_path / "o.pt")
+    state = torch.load(tmp_path / "o.pt")["state"]
+    assert torch.equal(state[0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"])
+    assert "no record other.pth" in run("inspect", tmp_path / "model.zip" / "other.pth", code=3).stderr  # fmt: skip
+
+
+def test_a_torchscript_program(tmp_path):
+    torch.jit.script(torch.nn.Linear(3, 2)).save(tmp_path / "a.pt")
+    error = run("inspect", tmp_path / "a.pt", code=3).stderr
+    assert "is a TorchScript program" in error and "torch.jit.load" in error
+
+
+def test_the_metadata_of_megatron(tmp_path):
+    """Megatron-Core adds the plans of all ranks and its own data."""
+    content = {"w": torch.arange(12.0).reshape(3, 4), "epoch": 3}
+    dcp.save(content, checkpoint_id=tmp_path / "a", no_dist=True)
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(content, is_coordinator=True)
+    plan = planner.create_local_plan()
+    metadata = dcp.FileSystemReader(tmp_path / "a").read_metadata()
+    metadata.all_local_plans = [plan]
+    metadata.mcore_data = {"w": {"nd_reformulated_orig_global_shape": (3, 4)}}
+    (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(metadata))
+    report = json.loads(run("inspect", tmp_path / "a", "--json").stdout)
+    assert "written by Megatron-Core" in report["facts"] and report["warnings"] == []
+    run("convert", tmp_path / "a", tmp_path / "b.pt")
+    assert torch.equal(torch.load(tmp_path / "b.pt")["w"], content["w"])
+
+
+def test_an_optimizer_that_never_stepped(tmp_path):
+    torch.save(optimizer(step=False)[1].state_dict(), tmp_path / "a.pt")
+    error = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", code=3).stderr
+    assert "a.pt: its optimizer was never stepped" in error
+
+
+def test_several_optimizers(tmp_path):
+    """One is chosen, and the others stay as they are."""
+    states = [optimizer()[1].state_dict() for _ in range(2)]
+    torch.save({"optimizers": states, "w": torch.ones(2)}, tmp_path / "a.pt")
+    source, target = tmp_path / "a.pt", tmp_path / "b.pt"
+    error = run("convert", source, target, "--to", "lowbit", code=3).stderr
+    assert "'optimizers.0', 'optimizers.1'" in error and "--optimizer" in error
+    error = run("convert", source, target, "--to", "lowbit", "--optimizer", "other", code=2).stderr
+    assert "no optimizer under 'other'" in error
+    assert "--to" in run("convert", source, target, "--optimizer", "optimizers.1", code=2).stderr
+    run("convert", source, target, "--to", "lowbit", "--optimizer", "optimizers.1")
+    back = torch.load(target)
+    assert torch.equal(back["w"], torch.ones(2))
+    first, second = back["optimizers"]
+    assert torch.equal(first["state"][0]["exp_avg"], states[0]["state"][0]["exp_avg"])
+    assert "exp_avg_dynamic8" in second["state"][0] and "lowbit_version" in second["param_groups"][0]  # fmt: skip
+
+
+def test_few_open_files(tmp_path):
+    """Many ranks where the system allows few open files: it works, and where it cannot, nothing is left."""
+    torch.save({"w": torch.arange(4000.0).reshape(2000, 2)}, tmp_path / "a.pt")
+
+    def limited(count):
+        return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+    command = [TOOL, "reshard", tmp_path / "a.pt", tmp_path / "b", "--world-size", "500"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited(24))
+    assert done.returncode == 0, done.stderr
+    run("verify", tmp_path / "b")
+    command[3] = tmp_path / "c"
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited(6))
+    if done.returncode != 0:
+        assert done.returncode == 1
+        assert sorted(os.listdir(tmp_path)) == ["a.pt", "b"]
+
+
+def test_what_a_killed_run_left_is_named(tmp_path):
+    torch.save({"w": torch.ones(4)}, tmp_path / "a.pt")
+    (tmp_path / ".b.partial-abcdef").mkdir()
+    (tmp_path / ".c.pt.partial-abcdef").write_bytes(b"x")
+    done = run("reshard", tmp_path / "a.pt", tmp_path / "b", "--world-size", "2")
+    assert ".b.partial-abcdef was left by a run that was killed" in done.stderr
+    done = run("convert", tmp_path / "a.pt", tmp_path / "c.pt")
+    assert ".c.pt.partial-abcdef was left by a run" in done.stderr
+    assert "partial" not in run("convert", tmp_path / "a.pt", tmp_path / "d.pt").stderr
+
+
+def test_what_is_private_stays_private(tmp_path):
+    before = os.umask(0o022)
+    try:
+        torch.save({"w": torch.ones(4)}, tmp_path / "a.pt")
+        (tmp_path / "a.pt").chmod(0o600)
+        run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
+        run("convert", tmp_path / "a.pt", tmp_path / "b", "--container", "dcp")
+        run("convert", tmp_path / "b", tmp_path / "c.safetensors")
+        assert (tmp_path / "b.pt").stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "b").stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / "c.safetensors").stat().st_mode & 0o777 == 0o600
+        (tmp_path / "a.pt").chmod(0o644)
+        run("convert", tmp_path / "a.pt", tmp_path / "d.pt")
+        run("convert", tmp_path / "a.pt", tmp_path / "d", "--container", "dcp")
+        assert (tmp_path / "d.pt").stat().st_mode & 0o777 == 0o644
+        assert (tmp_path / "d").stat().st_mode & 0o777 == 0o755
+    finally:
+        os.umask(before)

@@ -1,0 +1,166 @@
+"""Objects of classes that are not on the allowlist: named, never built, and no hindrance to the rest of the file."""
+
+import argparse
+import collections
+import datetime
+import enum
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from peer_files import need_tool, run
+
+need_tool()
+
+
+class Config:
+    """As omegaconf's, or a Trainer's arguments: an object with attributes, some of them objects."""
+
+    def __init__(self):
+        self.lr, self.inner, self.weight = 1e-3, argparse.Namespace(a=1), torch.ones(5)
+        self.me = self
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+
+
+class Listed(list):
+    pass
+
+
+def optimizer():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 7)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.randn(3, 5)).sum().backward()
+    opt.step()
+    return model, opt
+
+
+OBJECTS = {
+    "namespace": (argparse.Namespace(lr=0.1, layers=[1, 2]), "argparse.Namespace"),
+    "config": (Config(), "Config"),
+    "enum": (Mode.FAST, "Mode"),
+    "class": (Config, "Config"),
+    "path": (pathlib.PosixPath("a/b"), "PosixPath"),
+    "date": (datetime.datetime(2024, 1, 2), "datetime.datetime"),
+    "list of a class": (Listed([1, torch.ones(2)]), "Listed"),
+    "array": (np.arange(12.0).reshape(3, 4), "numpy.ndarray float64 [3, 4]"),
+    "objects": (np.array([{}, None], dtype=object), "numpy.ndarray"),
+    "random": (np.random.get_state(), "numpy.ndarray uint32 [624]"),
+    "module": (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()), "torch.nn.modules"),
+    "function": (torch.nn.functional.relu, "torch.nn.functional.relu"),
+}
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_the_rest_is_read(tmp_path, name, legacy):
+    given, cls = OBJECTS[name]
+    model, opt = optimizer()
+    content = {
+        "model": model.state_dict(),
+        "args": given,
+        "optimizer": opt.state_dict(),
+        "epoch": 3,
+    }
+    torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
+    report = json.loads(run("inspect", tmp_path / "a.pt", "--json").stdout)
+    assert report["dialect"] == "torch" and report["values"]["epoch"] == 3
+    shown = {k: v for k, v in report["values"].items() if k.startswith("args")}
+    assert cls in json.dumps(shown) and "opaque" in json.dumps(shown)
+    # verify says so: torch would import and run what it names.
+    error = run("verify", tmp_path / "a.pt", code=3).stderr
+    assert "args" in error and cls in error and "nothing was executed" in error
+    done = run("verify", tmp_path / "a.pt", "--opaque")
+    assert "args" in done.stderr and "is opaque, not read" in done.stderr
+    # convert takes the rest.
+    done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit")
+    assert "warning: args" in done.stderr and "is left out" in done.stderr
+    run("convert", tmp_path / "a.pt", tmp_path / "c.pt", "--to", "torch")
+    back = torch.load(tmp_path / "c.pt", weights_only=True)
+    assert torch.equal(back["optimizer"]["state"][0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"])  # fmt: skip
+    assert back["epoch"] == 3 and "args" not in back
+    for container in ("safetensors", "dcp"):
+        run("convert", tmp_path / "a.pt", tmp_path / container, "--container", container)
+    run("reshard", tmp_path / "a.pt", tmp_path / "r", "--world-size", "2")
+    done = run("diff", tmp_path / "a.pt", tmp_path / "a.pt")
+    assert "the same" in done.stdout and "not compared" in done.stdout
+
+
+def test_in_a_list_the_place_stays(tmp_path):
+    torch.save({"x": [torch.ones(2), argparse.Namespace(), torch.zeros(2)]}, tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
+    back = torch.load(tmp_path / "b.pt")["x"]
+    assert back[1] is None and torch.equal(back[2], torch.zeros(2))
+
+
+def test_numbers_of_numpy(tmp_path):
+    given = {
+        "double": np.float64(0.1), "float": np.float32(2.5), "int": np.int64(-7), "byte": np.uint8(200),
+        "bool": np.bool_(True), "best": [np.float64(0.5), 1],
+    }  # fmt: skip
+    torch.save(given, tmp_path / "a.pt")
+    report = json.loads(run("inspect", tmp_path / "a.pt", "--json").stdout)
+    assert any("numpy" in w for w in report["warnings"])
+    run("verify", tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert back == given and type(back["double"]) is float and type(back["int"]) is int
+
+
+def test_numpy_in_the_settings_of_a_group(tmp_path):
+    _, opt = optimizer()
+    opt.param_groups[0]["lr"] = np.float64(0.5)
+    torch.save(opt.state_dict(), tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit")
+    assert torch.load(tmp_path / "b.pt")["param_groups"][0]["lr"] == 0.5
+
+
+def test_a_defaultdict_is_a_dict(tmp_path):
+    given = collections.defaultdict(list, a=[1], b=[torch.ones(2)])
+    torch.save({"x": given}, tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)["x"]
+    assert type(back) is dict and back["a"] == [1] and torch.equal(back["b"][0], torch.ones(2))
+
+
+def test_a_whole_model_says_what_to_do(tmp_path):
+    torch.save(torch.nn.Linear(3, 2), tmp_path / "a.pt")
+    error = run("inspect", tmp_path / "a.pt", code=3).stderr
+    assert "one object of torch.nn.modules.linear.Linear" in error and "state_dict()" in error
+
+
+def test_a_function_that_is_called_is_refused(tmp_path):
+    """What it gives is known only to who runs it."""
+
+    class Call:
+        def __reduce__(self):
+            return json.loads, ("1",)
+
+    torch.save({"x": Call(), "w": torch.ones(2)}, tmp_path / "a.pt")
+    for command in ("inspect", "verify"):
+        error = run(command, tmp_path / "a.pt", code=3).stderr
+        assert "json.loads, a function" in error and "nothing was executed" in error
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", code=3)
+
+
+def test_addresses_for_numbers(tmp_path):
+    """Old torch keyed parameters by id(p): they are taken in the groups' order."""
+    _, opt = optimizer()
+    content = opt.state_dict()
+    ids = [2259262640440, 2259262640368]
+    content["state"] = {ids[i]: s for i, s in content["state"].items()}
+    content["param_groups"][0]["params"] = ids
+    torch.save(content, tmp_path / "a.pt")
+    done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "torch")
+    assert "by address" in done.stderr
+    back = torch.load(tmp_path / "b.pt")
+    assert back["param_groups"][0]["params"] == [0, 1]
+    for i, old in enumerate(ids):
+        assert torch.equal(back["state"][i]["exp_avg"], content["state"][old]["exp_avg"])
+    _, other = optimizer()
+    other.load_state_dict(back)

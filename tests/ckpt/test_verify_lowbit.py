@@ -1,0 +1,101 @@
+"""`lowbit-ckpt verify` of lowbit's own files: what convert would refuse is a finding, though every byte of it is sound."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from peer_files import need_tool, run
+
+import lowbit
+
+need_tool()
+
+
+@pytest.fixture(scope="module")
+def saved():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Linear(96, 64))
+    opt = lowbit.AdamW(model.parameters())
+    model(torch.randn(2, 64)).sum().backward()
+    opt.step()
+    return opt.state_dict()
+
+
+def without_scale(state):
+    del state["exp_avg_dynamic8_scale"]
+
+
+def short_scale(state):
+    state["exp_avg_dynamic8_scale"] = state["exp_avg_dynamic8_scale"][:-1].clone()
+
+
+def wide_codes(state):
+    state["exp_avg_dynamic8"] = state["exp_avg_dynamic8"].short()
+
+
+def another_shape(state):
+    state["shape"] = torch.tensor([64, 64])
+
+
+def without_codes(state):
+    del state["exp_avg_dynamic8"]
+
+
+BROKEN = {
+    without_scale: "exp_avg_dynamic8_scale is missing",
+    short_scale: "is no float32 matrix of 96 rows",
+    wide_codes: "is int16, not uint8",
+    another_shape: "says [64, 64], which contradicts the codes of",
+    without_codes: "exp_avg_dynamic8 is missing",
+}
+
+
+def written(tmp_path, content, container):
+    if container == "torch":
+        torch.save(content, tmp_path / "a.pt")
+        return tmp_path / "a.pt"
+    dcp.save(content, checkpoint_id=tmp_path / "a", no_dist=True)
+    return tmp_path / "a"
+
+
+@pytest.mark.parametrize("container", ["torch", "dcp"])
+def test_a_sound_one_holds(saved, tmp_path, container):
+    run("verify", written(tmp_path, {"optim": saved}, container))
+
+
+@pytest.mark.parametrize("container", ["torch", "dcp"])
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda f: f.__name__)
+def test_what_convert_refuses(saved, tmp_path, broken, container):
+    content = copy.deepcopy(saved)
+    broken(content["state"][0])
+    path = written(tmp_path, {"optim": content}, container)
+    done = run("verify", path, code=4)
+    assert BROKEN[broken] in done.stdout and BROKEN[broken] in done.stderr
+    assert BROKEN[broken] in run("convert", path, tmp_path / "b.pt", "--to", "torch", code=3).stderr
+    # A part of it is not judged.
+    run("verify", path, "--exclude", "optim.state.1.*")
+
+
+def test_a_later_version(saved, tmp_path):
+    content = copy.deepcopy(saved)
+    content["param_groups"][0]["lowbit_version"] = 99
+    path = written(tmp_path, {"optim": content}, "torch")
+    for command, code in (("verify", 4), ("convert", 3)):
+        options = (tmp_path / "b.pt", "--to", "torch") if command == "convert" else ()
+        error = run(command, path, *options, code=code).stderr
+        assert "lowbit_version 99" in error and "reads 1" in error
+
+
+def test_two_leaves_at_one_path(tmp_path):
+    """Two names of a directory that its paths put into one place."""
+    torch.save({"a": torch.ones(3), "b": torch.zeros(3)}, tmp_path / "in.pt")
+    path = tmp_path / "a"
+    run("convert", tmp_path / "in.pt", path, "--container", "dcp")
+    metadata = dcp.FileSystemReader(path).read_metadata()
+    metadata.planner_data = {"a": ("x",), "b": ("x",)}
+    import pickle
+
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    error = run("verify", path, code=4).stderr
+    assert "two leaves lie at one place" in error
