@@ -24,6 +24,10 @@ WAYS = ("auto", "exact", "torch")
 class OrthogonalOptimizer(LowbitOptimizer):
     """The base of Muon and MuonWithAdamW: groups with `use_muon=False` are stepped by AdamW, all others by Muon."""
 
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._owners: dict[Any, int] = {}
+        super().__init__(params, defaults)
+
     def layout_of(
         self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
     ) -> Layout:
@@ -75,12 +79,13 @@ class OrthogonalOptimizer(LowbitOptimizer):
             value, lay = sharding.local(p), self._layouts[p]
             if value.dtype != lay.dtype or value.shape != lay.part.local:
                 raise self._changed(p, value, lay)
-            made = Matrix(number, self.param_groups[number], p, lay, self.state[p])  # type: ignore[arg-type]
+            owner = self._owner(p)
+            made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owner)  # type: ignore[arg-type]
             here.setdefault(value.device, []).append(made)
         for device, matrices in here.items():
             skip = on_device(found_inf, device)
-            if skip is not None and device.type == "cpu" and float(skip) != 0.0:
-                continue
+            on_host = skip is not None and device.type == "cpu"
+            skipped = on_host and float(skip) != 0.0  # type: ignore[arg-type]
 
             def bind(
                 step_group: StepGroup, where: Any, ratio: float | None, skip: Tensor | None = skip
@@ -88,7 +93,32 @@ class OrthogonalOptimizer(LowbitOptimizer):
                 table = self._plan(("muon", *where), step_group)
                 self._bind_half(step_group, table, ratio, grad_scale, skip)
 
-            run(matrices, bind)
+            run(matrices, bind, skipped)
+
+    def _owner(self, p: Any) -> int:
+        """The rank of its process group that orthogonalizes a matrix; 0 if no other rank has parts of it.
+
+        It follows from all parameters of the optimizer, whichever have a gradient, so it is the same in every step.
+        """
+        if not self._owners:
+            together: dict[Any, list[Any]] = {}
+            for _, q, lay in self._laid_out():
+                if isinstance(lay, MuonLayout) and lay.spread:
+                    together.setdefault(lay.group, []).append(q)
+                self._owners[q] = 0
+            for several in together.values():
+                lays: list[Any] = [self._layouts[q] for q in several]
+                owners = sharding.owners([lay.cost for lay in lays], len(lays[0].spread))
+                self._owners.update(zip(several, owners, strict=True))
+        return self._owners[p]
+
+    def _lay_out_again(self) -> None:
+        super()._lay_out_again()
+        self._owners.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._owners = {}
 
     def _bind_half(
         self,

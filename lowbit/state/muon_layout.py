@@ -24,6 +24,9 @@ class MuonLayout(Layout):
     """The layout of a matrix, or of a batch of matrices [n, rows, cols], whose momentum is orthogonalized."""
 
     pieces: tuple[int, ...] = ()  # rows of the matrices that each of them is made of
+    spread: tuple[
+        int, ...
+    ] = ()  # rows on each rank of the process group that has the matrix, if several have it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,6 +36,20 @@ class MuonLayout(Layout):
     @property
     def in_passes(self) -> bool:
         return True
+
+    @property
+    def group(self) -> Any:
+        """The process group over which the matrix is spread."""
+        ((_, group),) = self.part.cuts
+        return group
+
+    @property
+    def cost(self) -> float:
+        """Multiply-adds of a Newton-Schulz step of the whole parameter."""
+        cols = self.part.shape[-1]
+        batch = self.part.shape[0] if len(self.part.shape) == 3 else 1
+        made = ((min(rows, cols), max(rows, cols)) for rows in self.pieces)
+        return batch * sum(4.0 * n * n * m + 2.0 * n**3 for n, m in made)
 
     @functools.cached_property
     def step(self) -> Layout:
@@ -49,7 +66,7 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     """The layout of a parameter that Muon steps.
 
     Raises:
-        ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or it is sharded.
+        ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or sharding cuts it otherwise than by rows.
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
     if isinstance(p, sharding.FlatShard):
@@ -64,15 +81,27 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     muon.schedule(group["ns_coefficients"], group["ns_steps"])
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
     base = layout.layout_of(MOMENTUM, group, p, name, index)
-    check_whole(base.part, what)
+    spread = _spread(p, base.part, what)
     same = {f.name: getattr(base, f.name) for f in fields(Layout)}
-    return MuonLayout(**same, pieces=pieces)
+    return MuonLayout(**same, pieces=pieces, spread=spread)
 
 
-def check_whole(part: sharding.Part, what: str) -> None:
-    """Raises ValueError if a rank holds parts of matrices."""
-    if part.local[-2:] != part.shape[-2:] or (len(part.shape) == 2 and part.cuts):
+def _spread(p: Tensor, part: sharding.Part, what: str) -> tuple[int, ...]:
+    """The rows of each rank that has some; () if this rank has whole matrices.
+
+    Raises:
+        ValueError: ranks have parts of rows, or a batch is cut inside its matrices, or several mesh dimensions cut rows.
+    """
+    if part.local[1:] != part.shape[1:] or any(dim for dim, _ in part.cuts):
         raise ValueError(
-            f"{what} of shape {part.shape} is sharded, and this rank has {part.local} of it; Muon steps matrices that a rank has whole, as on one "
-            "process, under DistributedDataParallel, or in a batch [n, rows, columns] sharded on dimension 0. Use lowbit.AdamW for sharded matrices"
+            f"{what} of shape {part.shape} is sharded on dimension 1; Muon takes matrices whose rows are sharded, as by fully_shard; shard it on "
+            "dimension 0, or use AdamW for it"
         )
+    if len(part.shape) == 3 or not part.cuts:
+        return ()
+    if len(part.cuts) > 1:
+        raise ValueError(
+            f"{what} of shape {part.shape} has rows that {len(part.cuts)} mesh dimensions shard, such as FSDP over tensor parallelism; Muon takes "
+            "one that does; shard it by fully_shard alone, or use AdamW for it"
+        )
+    return sharding.rows_of_ranks(p)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,9 @@ Bind = Callable[[StepGroup, Any, "float | None"], None]
 class Matrix:
     """One parameter in one step."""
 
-    def __init__(self, number: int, group: dict[str, Any], p: Any, lay: MuonLayout, state: dict[str, Tensor]) -> None:  # fmt: skip
+    def __init__(self, number: int, group: dict[str, Any], p: Any, lay: MuonLayout, state: dict[str, Tensor], owner: int) -> None:  # fmt: skip
         refuse_overlap(sharding.local(p))
-        self.number, self.group, self.lay, self.state = number, group, lay, state
+        self.number, self.group, self.lay, self.state, self.owner = number, group, lay, state, owner
         self.value = sharding.local(p)
         self.grad = sharding.dense_gradient(p).contiguous()
 
@@ -50,32 +50,35 @@ class Matrix:
         step_group.steps.append(self.state["step"].clone())
         step_group.rows.append((self.lay, self.state["stream"]))
 
-    def orthogonalize(self) -> None:
-        group, device = self.group, self.update.device
+    def orthogonalize(self, whole: Tensor) -> None:
+        """Orthogonalizes the whole update in place."""
+        group, device = self.group, whole.device
         how = muon.schedule(group["ns_coefficients"], group["ns_steps"])
         exact = way(group["orthogonalize"], device) == "exact"
-        for piece in self._matrices():
-            whole = piece.contiguous()
-            (ops.newton_schulz if exact else by_torch)(whole, *how, group["eps"])
-            if whole is not piece:
-                piece.copy_(whole)
+        for piece in whole.split(self.lay.pieces, -2):
+            straight = piece.contiguous()
+            (ops.newton_schulz if exact else by_torch)(straight, *how, group["eps"])
+            if straight is not piece:
+                piece.copy_(straight)
 
-    def _matrices(self) -> Iterator[Tensor]:
-        begin = 0
-        for rows in self.lay.pieces:
-            yield self.update.narrow(-2, begin, rows)
-            begin += rows
+    @property
+    def rows(self) -> sharding.Rows:
+        """What travels to the owner and back, for a matrix that several ranks have."""
+        return sharding.Rows(self.update, self.lay.spread, self.owner)
 
     def runs(self) -> Iterator[tuple[int, int, float]]:
-        """Rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio)."""
+        """Local rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio). At least one run, maybe empty."""
         adjust, cols, pieces = self.group["adjust_lr_fn"], self.value.shape[-1], self.lay.pieces
-        if self.value.dim() == 3 or len(set(pieces)) == 1:
-            yield 0, self.value.shape[0], muon.ratio(adjust, pieces[0], cols)
+        here = self.value.shape[0]
+        if self.value.dim() == 3 or len(set(pieces)) == 1 or not here:
+            yield 0, here, muon.ratio(adjust, pieces[0], cols)
             return
-        begin = 0
+        at = -self.lay.part.row_offset
         for rows in pieces:
-            yield begin, begin + rows, muon.ratio(adjust, rows, cols)
-            begin += rows
+            begin, end = max(at, 0), min(at + rows, here)
+            if begin < end:
+                yield begin, end, muon.ratio(adjust, rows, cols)
+            at += rows
 
     def add_step(self, step_group: StepGroup, lay: Layout, begin: int, end: int) -> None:
         """Adds the step of these rows. The first ones count it."""
@@ -121,17 +124,40 @@ def by_torch(x: Tensor, coefficients: Sequence[float], factor: float, eps: float
     x.copy_(o.mT if x.size(0) > x.size(1) else o)
 
 
-def run(matrices: Sequence[Matrix], bind: Bind) -> None:
-    """Steps the parameters of one device."""
-    for bucket in _buckets(matrices):
+def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
+    """Steps the parameters of one device.
+
+    Args:
+        matrices: of the same parameters in the same order on all ranks of a process group that has some of them.
+        skipped: gradients overflowed and operators change nothing; what ranks exchange is exchanged all the same.
+    """
+    alone = [one for one in matrices if not one.lay.spread]
+    for bucket in () if skipped else _buckets(alone):
+        _run(bucket, bind, {})
+    together: dict[Any, list[Matrix]] = {}
+    for one in matrices:
+        if one.lay.spread:
+            together.setdefault(one.lay.group, []).append(one)
+    if together:
+        _run([one for several in together.values() for one in several], bind, together)
+
+
+def _run(bucket: Sequence[Matrix], bind: Bind, together: Mapping[Any, Sequence[Matrix]]) -> None:
+    for one in bucket:
+        one.begin()
+    run_phases(_momentum(bucket, bind))
+    if not together:
         for one in bucket:
-            one.begin()
-        run_phases(_momentum(bucket, bind))
-        for one in bucket:
-            one.orthogonalize()
-        run_phases(_steps(bucket, bind))
-        for one in bucket:
-            one.end()
+            one.orthogonalize(one.update)
+    for group, several in together.items():
+        rows = [one.rows for one in several]
+        whole = sharding.to_owners(group, rows)
+        for i, update in whole.items():
+            several[i].orthogonalize(update)
+        sharding.from_owners(group, rows, whole)
+    run_phases(_steps(bucket, bind))
+    for one in bucket:
+        one.end()
 
 
 def _buckets(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
