@@ -50,8 +50,10 @@ from lowbit.optim.fira import Fira
 from lowbit.optim.lamb import LAMB
 from lowbit.optim.lars import LARS
 from lowbit.optim.lion import Lion
+from lowbit.optim.muon import Muon
+from lowbit.optim.muon_with_adamw import MuonWithAdamW
 from lowbit.optim.optimizer import LowbitOptimizer
-from lowbit.optim.param_groups import param_groups
+from lowbit.optim.param_groups import muon_param_groups, param_groups
 from lowbit.optim.report import Stats
 from lowbit.optim.rmsprop import RMSprop
 from lowbit.optim.sgd import SGD
@@ -86,6 +88,8 @@ __all__ = [
     "Lion",
     "Lion8bit",
     "LowbitOptimizer",
+    "Muon",
+    "MuonWithAdamW",
     "RMSprop",
     "RMSprop8bit",
     "SGD8bit",
@@ -101,6 +105,7 @@ __all__ = [
     "fsdp1",
     "get_fp32_model_state_dict",
     "load_optimizer",
+    "muon_param_groups",
     "override",
     "param_groups",
     "qconfig",

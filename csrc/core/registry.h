@@ -25,6 +25,7 @@
 #include "core/update/apollo.h"
 #include "core/update/came.h"
 #include "core/update/lion.h"
+#include "core/update/muon.h"
 #include "core/update/rmsprop.h"
 #include "core/update/sgd.h"
 #include "core/update/trust.h"
@@ -49,10 +50,11 @@ using StateFormats =
           PowerTwo7Unsigned, PowerTwo8, PowerTwo8Unsigned, Float8E4M3, Float8E4M3Unsigned,
           Float8E5M2, Float8E5M2Unsigned, Log8Fixed, Log8, Log16, Log8Signed, Companded8,
           Companded8Unsigned>;
-using UpdateRules = Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored,
-                          Adafactor, AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came,
-                          CameFull, Lamb, Lars, Sgd, SgdMomentum, Lion, Rmsprop, RmspropMomentum,
-                          RmspropCentered, RmspropCenteredMomentum, Adagrad, Ademamix, ApolloInner>;
+using UpdateRules =
+    Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored, Adafactor,
+          AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came, CameFull, Lamb, Lars, Sgd,
+          SgdMomentum, Lion, Rmsprop, RmspropMomentum, RmspropCentered, RmspropCenteredMomentum,
+          Adagrad, Ademamix, ApolloInner, MuonMomentum, Muon>;
 using ParamFormats =
     Types<Float32Param, BFloat16Nearest, BFloat16Stochastic, Float16Nearest, Float16Stochastic,
           BFloat16Kahan, Float16Kahan, BFloat16Split8, BFloat16Split16, Float16Split8,

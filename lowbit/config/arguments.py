@@ -17,7 +17,8 @@ from lowbit.config.types import ParamFormat, StateFormat, StateMemory
 
 # Group entries that decide the layout of state. The live optimizer's count; a loaded state dict does not change them.
 STRUCTURE = (
-    "state_format", "param_format", "full_precision", "overrides", "min_numel", "rank", "decoupled_weight_decay"
+    "state_format", "param_format", "full_precision", "overrides", "min_numel", "rank", "decoupled_weight_decay",
+    "use_muon", "split",
 )  # fmt: skip
 
 

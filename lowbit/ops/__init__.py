@@ -34,6 +34,7 @@ from lowbit.ops.lowrank import (
     squares,
     tensor_scale,
 )
+from lowbit.ops.muon import bfloat16_product, newton_schulz
 from lowbit.ops.step import step, step_discard, step_prepare, step_prepared, step_take
 from lowbit.ops.values import (
     allocate,
@@ -61,6 +62,7 @@ __all__ = [
     "allocate",
     "apollo_norm",
     "apollo_step",
+    "bfloat16_product",
     "catalog",
     "channel_scales",
     "column_absmax",
@@ -77,6 +79,7 @@ __all__ = [
     "lowrank_pass",
     "lowrank_room",
     "names",
+    "newton_schulz",
     "param_format",
     "plan_columns",
     "plan_limit",

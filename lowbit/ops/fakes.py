@@ -62,3 +62,8 @@ def register(
     fake("dequantize_given", lambda codes, absmax, format: torch.empty_like(absmax))
     fake("join", lambda stored, compensation, format: torch.empty_like(stored, dtype=torch.float32))
     fake("split", split)
+    fake("newton_schulz", lambda *_: None)
+    fake(
+        "bfloat16_product",
+        lambda a, b: a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32),
+    )

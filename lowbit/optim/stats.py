@@ -58,10 +58,8 @@ def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
             "states": {},
         }
         counted = {slot.name: use_of_codes(lay, slot, state) for slot in lay.slots}
-        # A step in a subspace has several parts, and its states do not match the parameter's elements.
-        stepped_alone = lay.part.shape == tuple(p.shape)
         # Of a flat shard's parameter other ranks may have a gradient, and need this one.
-        wanted = stepped_alone and (p.grad is not None or isinstance(p, sharding.FlatShard))
+        wanted = not lay.in_passes and (p.grad is not None or isinstance(p, sharding.FlatShard))
         if probe and wanted and (found := _probe(opt, group, p, lay, state)):
             for key, tally in found[0].items():
                 counted[key].update(tally)

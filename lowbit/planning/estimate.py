@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from lowbit import sharding
 from lowbit.config.overrides import clean_name
+from lowbit.optim.muon_with_adamw import MuonWithAdamW
 from lowbit.optim.optimizer import LowbitOptimizer
-from lowbit.optim.param_groups import param_groups
+from lowbit.optim.param_groups import muon_param_groups, param_groups
 from lowbit.planning.libraries import LIBRARIES, STEP, Library
 from lowbit.planning.models import meta_model
 from lowbit.planning.report import Estimate, Footprint
@@ -63,7 +64,7 @@ def estimate(
     if not isinstance(model, nn.Module):
         model, dtype = meta_model(model, dtype), None
     ranks = _count(ranks, model)
-    groups = _groups(model, full_precision)
+    groups = _groups(model, full_precision, make)
     if full_precision is not None:
         options["full_precision"] = full_precision
     weights = _weights(model)
@@ -126,18 +127,28 @@ def _weights(model: nn.Module) -> list[_Weight]:
     return parameters + [_Weight(b, False, id(b) in saved) for b in model.buffers()]
 
 
-def _groups(model: nn.Module, full_precision: bool | Sequence[str] | None) -> list[dict[str, Any]]:
-    """The optimizer's groups: those of `lowbit.param_groups`, or one of all parameters that are trained."""
+def _groups(
+    model: nn.Module,
+    full_precision: bool | Sequence[str] | None,
+    make: Callable[..., Any],
+) -> list[dict[str, Any]]:
+    """The optimizer's groups: those of `lowbit.param_groups`, or one of all parameters that are trained.
+
+    For MuonWithAdamW those of `lowbit.muon_param_groups`.
+    """
     for name, p in model.named_parameters():
         if sharding.is_flat(p):
             raise ValueError(
                 f"parameter {clean_name(name)!r} is a flat shard of FSDP1; estimate takes the model before FullyShardedDataParallel wraps it"
             )
-    groups = param_groups(model)
+    with_muon = isinstance(make, type) and issubclass(make, MuonWithAdamW)
+    groups = muon_param_groups(model) if with_muon else param_groups(model)
     if not groups:
         raise ValueError("the model has no parameter that requires a gradient")
     if full_precision is None:
         return groups
+    if with_muon:
+        return [{k: v for k, v in g.items() if k != "full_precision"} for g in groups]
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [{"params": [p for _, p in named], "param_names": [name for name, _ in named]}]
 
@@ -152,7 +163,8 @@ def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., 
         below = [c for c in left.pop().__subclasses__() if c.__module__.startswith("lowbit.")]
         known |= {c.__name__: c for c in below}
         left += below
-    known.pop("SubspaceOptimizer", None)
+    for shared in ("SubspaceOptimizer", "OrthogonalOptimizer"):
+        known.pop(shared, None)
     if not isinstance(optimizer, str) or optimizer not in known:
         raise ValueError(
             f"lowbit has no optimizer {optimizer!r}; it has {', '.join(sorted(known))}"

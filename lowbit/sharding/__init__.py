@@ -2,10 +2,19 @@
 
 from lowbit.sharding.chunks import Spread, complete, to_chunks
 from lowbit.sharding.collective import average_over, host_device, rank, reduce_over
+from lowbit.sharding.exchange import Rows, from_owners, owners, to_owners
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.fsdp1 import flat_shards_of, flattened_weights
 from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
-from lowbit.sharding.placement import follows_columns, like, part, row_range, row_shards, take
+from lowbit.sharding.placement import (
+    follows_columns,
+    like,
+    part,
+    row_range,
+    row_shards,
+    rows_of_ranks,
+    take,
+)
 from lowbit.sharding.tensor import (
     dense_gradient,
     gradient,
@@ -30,6 +39,7 @@ __all__ = [
     "Flat",
     "FlatShard",
     "Part",
+    "Rows",
     "Spread",
     "average_over",
     "complete",
@@ -38,6 +48,7 @@ __all__ = [
     "flats",
     "flattened_weights",
     "follows_columns",
+    "from_owners",
     "gradient",
     "host_device",
     "inside_ddp",
@@ -47,6 +58,7 @@ __all__ = [
     "is_sharded",
     "like",
     "local",
+    "owners",
     "part",
     "plain_gradients",
     "process_groups",
@@ -56,7 +68,9 @@ __all__ = [
     "reset_reducer",
     "row_range",
     "row_shards",
+    "rows_of_ranks",
     "take",
     "to_chunks",
+    "to_owners",
     "whole",
 ]

@@ -99,6 +99,15 @@ def follows_columns(p: Any, width: Callable[[int], int]) -> bool:
     return _parts(p, 1, width(p.shape[1] * inner))[0] == wanted
 
 
+def rows_of_ranks(p: Tensor) -> tuple[int, ...]:
+    """The number of rows that each rank holds of a DTensor whose dimension 0 one mesh dimension splits.
+
+    Ranks are in the order of that dimension's process group.
+    """
+    everyone, _ = _parts(p, 0, p.shape[0])
+    return tuple(sum(end - begin for begin, end in runs) for runs in everyone)
+
+
 def row_range(rows: int, rank: int, ranks: int) -> tuple[int, int]:
     """The rows [begin, end) of a rank where `fully_shard` splits so many rows over `ranks`."""
     mine = _chunks([(0, rows)], ranks)[rank]

@@ -91,6 +91,11 @@ class Layout:
         """The tensors other than moments and compensation; a loaded state must have them."""
         return self.factors + ([self.number] if self.number else [])
 
+    @property
+    def in_passes(self) -> bool:
+        """Whether a step takes several operator calls, so that `rule` is only one of its parts."""
+        return False
+
     @functools.cached_property
     def of_slots(self) -> dict[str, list[StateTensor]]:
         """Slot name -> its tensors."""

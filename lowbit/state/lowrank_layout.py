@@ -56,6 +56,10 @@ class LowRankLayout(Layout):
         keys = tuple(e.key for slot in self.slots for e in self.of_slots[slot.name])
         object.__setattr__(self, "keys", keys)  # of the inner step's tensors
 
+    @property
+    def in_passes(self) -> bool:
+        return True
+
     @functools.cached_property
     def tall(self) -> bool:
         return self.own.global_rows >= self.own.global_cols

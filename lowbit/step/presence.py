@@ -11,6 +11,7 @@ from torch import Tensor
 from lowbit import sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lowrank_layout import LowRankLayout
+from lowbit.state.muon_layout import MuonLayout
 
 
 class Presence:
@@ -97,7 +98,7 @@ def _part(lay: Layout) -> sharding.Part:
 
 def _reduces(lay: Layout) -> bool:
     """Whether the step of a sharded parameter reduces anything over the ranks."""
-    if isinstance(lay, LowRankLayout):
+    if isinstance(lay, LowRankLayout) or (isinstance(lay, MuonLayout) and lay.spread):
         return True
     dims = {dim for dim, _ in lay.part.cuts}
     scales = {slot.scale for slot in lay.slots if slot.cross_tile}

@@ -27,8 +27,9 @@ SGD = {
 }  # fmt: skip
 CAME = {"beta3": 0.999, "eps1": 1e-30, "eps2": 1e-16, "d": 1.0}
 ADEMAMIX = {"beta3": 0.999, "alpha": 5.0, "t_alpha": 0.0, "t_beta3": 0.0}
+MUON = {"momentum": 0.95, "nesterov": 1.0, "ratio": 0.7}
 RMSPROP = {"alpha": 0.9, "momentum": 0.8, "least_variance": 1 / 4}
-FAMILY = {"adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}}  # fmt: skip
+FAMILY = {"adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}, "muon": MUON}  # fmt: skip
 
 # What else than the defaults a rule is held to.
 VARIANTS = {
@@ -46,6 +47,7 @@ VARIANTS = {
     ],
     "rmsprop": [{"least_variance": 0.0}, {"alpha": 0.0, "least_variance": 0.25}],
     "lion": [{"beta1": 0.0}],
+    "muon": [{"momentum": 0.3}, {"nesterov": 0.0, "ratio": 5.0}],
     "ademamix": [{"t_alpha": 4.0, "t_beta3": 9.0}, {"beta1": 0.0, "t_beta3": 3.0}],
 }
 
@@ -240,6 +242,19 @@ def apollo_inner(p, g, s, t, h):
     return m / (np.sqrt(v) + h["eps"]), [m, v]
 
 
+def muon_momentum(p, g, s, t, h):
+    """The update of torch.optim.Muon before it is orthogonalized, in the place of the parameter."""
+    m = h["momentum"] * s[0] + (1 - h["momentum"]) * g
+    return h["momentum"] * m + (1 - h["momentum"]) * g if h["nesterov"] else m, [m]
+
+
+def muon(p, g, s, t, h):
+    """The step of torch.optim.Muon by an orthogonalized update."""
+    return p * (1 - h["lr"] * h["weight_decay"]) - h["lr"] * h["ratio"] * g, []
+
+
+WRITES_UPDATES = ("apollo_inner", "muon_momentum")  # in the place of the parameter
+
 REFERENCE = {
     "adamw": lambda *a: adam(*a, decoupled=True, amsgrad=False),
     "adam": lambda *a: adam(*a, decoupled=False, amsgrad=False),
@@ -265,6 +280,8 @@ REFERENCE = {
     "adagrad": adagrad,
     "ademamix": ademamix,
     "apollo_inner": apollo_inner,
+    "muon_momentum": muon_momentum,
+    "muon": muon,
 }
 
 # ---- what is run ----
@@ -597,8 +614,8 @@ def test_a_zero_gradient_never_moves_its_weight(rule):
     ]
     runs = [Run(rule, formats, "bfloat16_stochastic", shape=(2, 300)) for formats in cases]
     runs += [Run(rule, coded_layout(rule), p["name"], shape=(2, 300)) for p in PARAMS if all(map(ops.has_zero, coded_layout(rule)))]  # fmt: skip
-    # apollo_inner writes a direction: that of no gradient is 0
-    still = [run.p[:, 7].clone() * (rule != "apollo_inner") for run in runs]
+    # the update of no gradient is 0
+    still = [run.p[:, 7].clone() * (rule not in WRITES_UPDATES) for run in runs]
     for _ in range(20):
         grad = runs[0].grad()
         grad[:, 7] = 0

@@ -89,6 +89,7 @@ RULES = {
     "APOLLO": {"rank": 16},
     "APOLLOMini": {},
     "Fira": {"rank": 16},
+    "MuonWithAdamW": {},
 }
 
 
@@ -108,7 +109,8 @@ def test_state_is_what_the_optimizer_holds_after_a_step(rule, tied):
     if "full_precision" in options:
         groups = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     else:
-        groups = lowbit.param_groups(model)
+        named = lowbit.muon_param_groups if name == "MuonWithAdamW" else lowbit.param_groups
+        groups = named(model)
     opt = stepped(model, getattr(lowbit, name)(groups, **options))
     ours = said["lowbit"]
     assert ours.state == (held(opt),)

@@ -73,7 +73,16 @@ def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
     yield "APOLLO torch", functools.partial(lowbit.APOLLO, rank=4, projection="torch", **small)
     yield "APOLLO-Mini", functools.partial(lowbit.APOLLOMini, **small)
     yield "Fira", functools.partial(lowbit.Fira, rank=8, alpha=0.5, **small)
+    yield "Muon", matrices_by_muon
     yield "LARS", functools.partial(lowbit.LARS, lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def matrices_by_muon(params: list[Any]) -> torch.optim.Optimizer:
+    """Muon where it can, AdamW for the others."""
+    groups = [{"params": [], "use_muon": of_muon} for of_muon in (True, False)]
+    for name, p in params:
+        groups[p.dim() not in (2, 3)]["params"].append((name, p))
+    return lowbit.MuonWithAdamW(groups, lr=0.02)
 
 
 def run(
@@ -123,7 +132,7 @@ def compare(ranks: int) -> tuple[int, list[str]]:
     rows = functools.partial(sharded, mesh, [Shard(0)])
     ways = [("", dict(rules() if ranks == 4 else cases()), rows)]
     if ranks == 2:
-        low_rank = ("APOLLO", "Fira")  # refuse columns at construction (test_apollo.py)
+        low_rank = ("APOLLO", "Fira", "Muon")  # refuse columns at construction (test_apollo.py)
         cut = {name: make for name, make in rules() if not name.startswith(low_rank)}
         ways.append((", columns", cut, functools.partial(by_columns, mesh)))
     if ranks == 4:  # two replicas of two shards

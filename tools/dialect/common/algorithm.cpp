@@ -227,6 +227,7 @@ std::string algorithm_of(const Model& model) {
   if (only({"exp_avg"}, "exp_avg")) return "lion";
   if (only({"square_avg", "momentum_buffer", "grad_avg"}, "square_avg")) return "rmsprop";
   if (only({"sum"}, "sum")) return "adagrad";
+  if (set("ns_coefficients")) return "";  // Muon, which is not converted yet
   if (only({"momentum_buffer"}, "momentum_buffer"))
     return set("trust_coefficient") ? "lars" : "sgd";
   return "";

@@ -1,0 +1,100 @@
+"""Muon on this machine: the own product beside torch's float32 one, and whole steps beside torch.optim.Muon.
+
+    python -m bench.muon                 ratios of the product and of a step, for one and two threads
+    python -m bench.muon --size 512      other square matrices; 1024 by default
+    python -m bench.muon --torch         also torch.optim.Muon in bfloat16, a minute a step where the processor has no
+                                         AVX512-BF16
+
+Compare ratios, never times: all contestants of a ratio take turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+
+import lowbit
+from bench import clock
+from lowbit import ops
+from lowbit.config import muon
+
+ROUNDS = 9
+BUDGET = 20.0  # seconds, after which a contestant is left out of further rounds
+
+
+def turns(runs: dict[str, Callable[[], object]]) -> clock.Times:
+    for run in runs.values():
+        run()  # warm up
+    made = [(name, lambda run=run: clock.seconds(run, "cpu")) for name, run in runs.items()]
+    return clock.rounds(made, ROUNDS, BUDGET)
+
+
+def products(size: int) -> dict[str, Callable[[], object]]:
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    narrow, other = a.bfloat16(), b.bfloat16()
+    steps, factor = muon.schedule(muon.QUINTIC, 5)
+    return {
+        "torch float32 product": lambda: a @ b.t(),
+        "own product": lambda: ops.bfloat16_product(narrow, other),
+        "own Newton-Schulz, 5 steps": lambda: ops.newton_schulz(
+            narrow.clone(), steps, factor, 1e-7
+        ),
+    }
+
+
+def steps(size: int, with_torch: bool) -> dict[str, Callable[[], object]]:
+    made: dict[str, Callable[[], object]] = {}
+
+    def add(
+        name: str, make: Callable[..., torch.optim.Optimizer], dtype: torch.dtype, **options: object
+    ) -> None:
+        p = torch.nn.Parameter(torch.randn(size, size).to(dtype))
+        p.grad = torch.randn(size, size).to(dtype)
+        made[name] = make([p], **options).step
+
+    add("lowbit.Muon 8-bit, bf16", lowbit.Muon, torch.bfloat16)
+    add("lowbit.Muon float32 state, float32", lowbit.Muon, torch.float32, state_format="float32")
+    if with_torch:
+        add("torch.optim.Muon, bf16", torch.optim.Muon, torch.bfloat16)
+    return made
+
+
+def report(runs: dict[str, Callable[[], object]], flops: dict[str, float]) -> None:
+    times = turns(runs)
+    first, *_ = times
+    for name, found in times.items():
+        seconds = clock.median(found)
+        speed = f", {flops[name] / seconds * 1e-9:6.1f} GFLOP/s" if name in flops else ""
+        ratio = (
+            f", {clock.ratio(times[first], found):6.2f} of the speed of {first}"
+            if name != first
+            else ""
+        )
+        print(f"  {name:36} {seconds * 1e3:10.2f} ms{speed}{ratio}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--torch", action="store_true")
+    given = parser.parse_args()
+    n = given.size
+    flops = {
+        "torch float32 product": 2.0 * n**3,
+        "own product": 2.0 * n**3,
+        "own Newton-Schulz, 5 steps": 30.0 * n**3,
+    }
+    for threads in given.threads:
+        torch.set_num_threads(threads)
+        print(f"{n} x {n}, {threads} threads, {lowbit.catalog()['isa']}")
+        report(products(n), flops)
+        report(steps(n, given.torch), {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The orthogonalization of Muon on the CPU, and the product that it is made of (docs/muon.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lowbit.ops.library import operators
+
+
+def newton_schulz(x: Tensor, coefficients: Sequence[float], factor: float, eps: float) -> None:
+    """Orthogonalizes a matrix, or each matrix of a batch, in place.
+
+    Args:
+        x: bfloat16 [..., rows, columns], contiguous, on the CPU.
+        coefficients: a, b, c of each step.
+        factor: of the Frobenius norm by which x is divided first.
+        eps: the least divisor.
+    """
+    operators.newton_schulz(x, coefficients, factor, eps)
+
+
+bfloat16_product = operators.bfloat16_product  # (a, b) -> a b^T in float32, each output one chain

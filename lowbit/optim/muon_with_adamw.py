@@ -1,0 +1,94 @@
+"""Muon and AdamW in one optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
+
+from lowbit.config import arguments
+from lowbit.config.arguments import AllOptions
+from lowbit.config.muon import QUINTIC, Coefficients, Orthogonalize, Split
+from lowbit.optim import orthogonal
+from lowbit.optim.orthogonal import OrthogonalOptimizer
+
+
+class MuonWithAdamW(OrthogonalOptimizer):
+    """Muon for groups with `use_muon=True` and AdamW for those with `use_muon=False`, in one optimizer.
+
+    `lowbit.muon_param_groups(model)` makes such groups. Every parameter is stepped as `Muon` or `AdamW` would step it.
+
+    Args:
+        params: group dicts, each with `use_muon`. A group may have its own values of all arguments; those of AdamW are
+            called lr, weight_decay, betas and eps there.
+        lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, orthogonalize, split: as in
+            `Muon`.
+        adamw_lr: learning rate of AdamW's groups; None (default) is `lr`.
+        adamw_betas: decay of AdamW's running means; (0.9, 0.95) by default.
+        adamw_eps: added to the root of AdamW's second moment; 1e-8 by default.
+        adamw_weight_decay: of AdamW's groups; None (default) is `weight_decay`.
+        foreach, maximize, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
+            `Adam`.
+
+    Raises:
+        ValueError: an argument is out of range, a group has no `use_muon`, or as `Muon` raises it.
+    """
+
+    @arguments.lists(AllOptions)
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Coefficients = QUINTIC,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        adamw_lr: float | Tensor | None = None,
+        adamw_betas: tuple[float, float] = (0.9, 0.95),
+        adamw_eps: float = 1e-8,
+        adamw_weight_decay: float | None = None,
+        orthogonalize: Orthogonalize = "auto",
+        split: Split = None,
+        **options: Unpack[AllOptions],
+    ) -> None:
+        orthogonal.checked(
+            lr, weight_decay, momentum, ns_coefficients, ns_steps, adjust_lr_fn, orthogonalize
+        )
+        defaults = arguments.shared(self, lr, **options)
+        self._adamw = {
+            "lr": lr if adamw_lr is None else adamw_lr,
+            "eps": adamw_eps,
+            "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
+        }
+        arguments.check_betas(adamw_betas)
+        rates = {"learning rate": self._adamw["lr"], "epsilon": adamw_eps}
+        arguments.check_least(**rates, weight_decay=self._adamw["weight_decay"])  # type: ignore[arg-type]
+        defaults |= {
+            "use_muon": True, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
+            "orthogonalize": orthogonalize, "split": split, "betas": adamw_betas,
+        }  # fmt: skip
+        super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_adamw": self._adamw}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if isinstance(param_group, dict):
+            if "use_muon" not in param_group:
+                raise ValueError(
+                    "a parameter group has no use_muon, which says whether Muon (True) or AdamW (False) steps it; lowbit.muon_param_groups(model) "
+                    "makes groups that have it"
+                )
+            if not param_group["use_muon"]:
+                for key, value in self._adamw.items():
+                    param_group.setdefault(key, value)
+        super().add_param_group(param_group)
+
+    add_param_group.__doc__ = OrthogonalOptimizer.add_param_group.__doc__

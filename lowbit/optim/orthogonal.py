@@ -1,0 +1,170 @@
+"""Momentum that is orthogonalized: what Muon and MuonWithAdamW share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit import sharding
+from lowbit.config import arguments, muon
+from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.stepping import on_device
+from lowbit.state import muon_layout
+from lowbit.state.layout import Layout
+from lowbit.state.muon_layout import MuonLayout
+from lowbit.step.group import StepGroup
+from lowbit.step.muon import Matrix, run, way
+
+WAYS = ("auto", "exact", "torch")
+
+
+class OrthogonalOptimizer(LowbitOptimizer):
+    """The base of Muon and MuonWithAdamW: groups with `use_muon=False` are stepped by AdamW, all others by Muon."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._owners: dict[Any, int] = {}
+        super().__init__(params, defaults)
+
+    def layout_of(
+        self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+    ) -> Layout:
+        if not group.get("use_muon", True):
+            return super().layout_of(group, p, name, index)
+        made = muon_layout.layout_of(group, p, name, index)
+        way(group["orthogonalize"], p.device if p.device.type == "cuda" else torch.device("cpu"))
+        return made
+
+    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
+        return "adamw"
+
+    def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
+        if (
+            rule == muon_layout.MOMENTUM
+        ):  # it has no learning rate, but 0 would keep it from writing
+            return [1.0, float(group["momentum"]), float(group["nesterov"])]
+        lr = arguments.number(group["lr"])
+        if rule == muon_layout.STEP:
+            return [lr, float(group["weight_decay"]), 1.0]
+        beta1, beta2 = group["betas"]
+        return [lr, float(beta1), float(beta2), group["eps"], group["weight_decay"]]
+
+    def _update(
+        self,
+        params: Iterable[tuple[int, Any]],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> list[StepGroup]:
+        matrices: list[tuple[int, Any]] = []
+        plain: list[tuple[int, Any]] = []
+        for number, p in params:
+            of_muon = isinstance(self._layouts[p], MuonLayout)
+            (matrices if of_muon else plain).append((number, p))
+        step_groups = super()._update(plain, grad_scale, found_inf)
+        if matrices:
+            self._update_matrices(matrices, grad_scale, found_inf)
+        return step_groups
+
+    @torch._disable_dynamo  # torch.compiler.disable, which would import the compiler with this module
+    def _update_matrices(
+        self,
+        params: Iterable[tuple[int, Any]],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        here: dict[torch.device, list[Matrix]] = {}
+        for number, p in params:
+            value, lay = sharding.local(p), self._layouts[p]
+            if value.dtype != lay.dtype or value.shape != lay.part.local:
+                raise self._changed(p, value, lay)
+            owner = self._owner(p)
+            made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owner)  # type: ignore[arg-type]
+            here.setdefault(value.device, []).append(made)
+        for device, matrices in here.items():
+            skip = on_device(found_inf, device)
+            on_host = skip is not None and device.type == "cpu"
+            skipped = on_host and float(skip) != 0.0  # type: ignore[arg-type]
+
+            def bind(
+                step_group: StepGroup, where: Any, ratio: float | None, skip: Tensor | None = skip
+            ) -> None:
+                table = self._plan(("muon", *where), step_group)
+                self._bind_half(step_group, table, ratio, grad_scale, skip)
+
+            run(matrices, bind, skipped)
+
+    def _owner(self, p: Any) -> int:
+        """The rank of its process group that orthogonalizes a matrix; 0 if no other rank has parts of it.
+
+        It follows from all parameters of the optimizer, whichever have a gradient, so it is the same in every step.
+        """
+        if not self._owners:
+            together: dict[Any, list[Any]] = {}
+            for _, q, lay in self._laid_out():
+                if isinstance(lay, MuonLayout) and lay.spread:
+                    together.setdefault(lay.group, []).append(q)
+                self._owners[q] = 0
+            for several in together.values():
+                lays: list[Any] = [self._layouts[q] for q in several]
+                owners = sharding.owners([lay.cost for lay in lays], len(lays[0].spread))
+                self._owners.update(zip(several, owners, strict=True))
+        return self._owners[p]
+
+    def _lay_out_again(self) -> None:
+        super()._lay_out_again()
+        self._owners.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._owners = {}
+
+    def _bind_half(
+        self,
+        step_group: StepGroup,
+        table: Tensor,
+        ratio: float | None,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Gives a step group its operator call: the momentum's, or the step's with the ratio of its learning rate.
+
+        Only the first takes what is to be done to gradients, and only the second the learning rate.
+        """
+        if ratio is not None:
+            hyper, options = self._options(step_group, None, found_inf)
+            hyper[2] = ratio
+            step_group.bind(table, hyper, **{**options, "maximize": False})
+        else:
+            hyper, options = self._options(step_group, grad_scale, found_inf)
+            step_group.bind(table, hyper, **{**options, "lr": None})
+
+
+def checked(
+    lr: float | Tensor,
+    weight_decay: float,
+    momentum: float,
+    ns_coefficients: muon.Coefficients,
+    ns_steps: int,
+    adjust_lr_fn: str | None,
+    orthogonalize: str,
+) -> None:
+    """Checks Muon's arguments, with torch's messages where torch checks them.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    rates = {"Learning rate": lr, "momentum": momentum, "weight decay": weight_decay}
+    for name, value in rates.items():
+        if not isinstance(value, str) and value is not None and not float(value) >= 0.0:
+            raise ValueError(f"{name} should be >= 0 but is: {value}")
+    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
+        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
+    if orthogonalize not in WAYS:
+        raise ValueError(
+            f"orthogonalize should be one of {', '.join(WAYS)} but is: {orthogonalize!r}"
+        )
+    muon.schedule(ns_coefficients, ns_steps)

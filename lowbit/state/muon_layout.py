@@ -1,0 +1,107 @@
+"""How the state of a matrix that Muon steps is laid out (docs/muon.md)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from lowbit import sharding
+from lowbit.config import muon
+from lowbit.state import layout, plan
+from lowbit.state.layout import Layout
+
+MOMENTUM = "muon_momentum"  # the rule that writes the update
+STEP = "muon"  # the rule that steps by the orthogonalized update
+UPDATE = "bfloat16"  # the format in which the update is kept in between
+
+
+@dataclass(frozen=True)
+class MuonLayout(Layout):
+    """The layout of a matrix, or of a batch of matrices [n, rows, cols], whose momentum is orthogonalized."""
+
+    pieces: tuple[int, ...] = ()  # rows of the matrices that each of them is made of
+    spread: tuple[
+        int, ...
+    ] = ()  # rows on each rank of the process group that has the matrix, if several have it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keys = tuple(e.key for slot in self.slots for e in self.of_slots[slot.name])
+        object.__setattr__(self, "keys", keys)  # of the momentum's tensors
+
+    @property
+    def in_passes(self) -> bool:
+        return True
+
+    @property
+    def group(self) -> Any:
+        """The process group over which the matrix is spread."""
+        ((_, group),) = self.part.cuts
+        return group
+
+    @property
+    def cost(self) -> float:
+        """Multiply-adds of a Newton-Schulz step of the whole parameter."""
+        cols = self.part.shape[-1]
+        batch = self.part.shape[0] if len(self.part.shape) == 3 else 1
+        made = ((min(rows, cols), max(rows, cols)) for rows in self.pieces)
+        return batch * sum(4.0 * n * n * m + 2.0 * n**3 for n, m in made)
+
+    @functools.cached_property
+    def step(self) -> Layout:
+        """Of the second rule, which keeps nothing but the parameter's compensation."""
+        return Layout(STEP, self.part, (), self.param_format, self.stream)
+
+    @functools.cached_property
+    def _plan_row(self) -> list[int]:
+        """As `Layout._plan_row`, but it is the update that is written."""
+        return plan.row(self.part, self.slots, False, UPDATE)
+
+
+def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int) -> MuonLayout:
+    """The layout of a parameter that Muon steps.
+
+    Raises:
+        ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or sharding cuts it otherwise than by rows.
+    """
+    what = f"parameter {name!r}" if name else f"parameter {index}"
+    if isinstance(p, sharding.FlatShard):
+        raise ValueError(
+            f"{what} lies in flat shards of FSDP1, and Muon needs whole matrices; use fully_shard, or AdamW for it"
+        )
+    if p.dim() not in (2, 3):
+        raise ValueError(
+            f"{what} has the shape {tuple(p.shape)}, and Muon only supports matrices and batches of them, [n, rows, columns]; use "
+            "lowbit.MuonWithAdamW(lowbit.muon_param_groups(model)), which steps all others by AdamW"
+        )
+    muon.schedule(group["ns_coefficients"], group["ns_steps"])
+    pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
+    base = layout.layout_of(MOMENTUM, group, p, name, index)
+    spread = _spread(p, base.part, what)
+    same = {f.name: getattr(base, f.name) for f in fields(Layout)}
+    return MuonLayout(**same, pieces=pieces, spread=spread)
+
+
+def _spread(p: Tensor, part: sharding.Part, what: str) -> tuple[int, ...]:
+    """The rows of each rank that has some; () if this rank has whole matrices.
+
+    Raises:
+        ValueError: ranks have parts of rows, or a batch is cut inside its matrices, or several mesh dimensions cut rows.
+    """
+    if part.local[1:] != part.shape[1:] or any(dim for dim, _ in part.cuts):
+        raise ValueError(
+            f"{what} of shape {part.shape} is sharded on dimension 1; Muon takes matrices whose rows are sharded, as by fully_shard; shard it on "
+            "dimension 0, or use AdamW for it"
+        )
+    if len(part.shape) == 3 or not part.cuts:
+        return ()
+    if len(part.cuts) > 1:
+        raise ValueError(
+            f"{what} of shape {part.shape} has rows that {len(part.cuts)} mesh dimensions shard, such as FSDP over tensor parallelism; Muon takes "
+            "one that does; shard it by fully_shard alone, or use AdamW for it"
+        )
+    return sharding.rows_of_ranks(p)
