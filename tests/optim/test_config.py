@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from paths import GOLDEN
+from takes import params_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -127,7 +128,7 @@ def test_every_optimizer_takes_them(cls):
         assert "kwargs" in known or known[name].kind == inspect.Parameter.KEYWORD_ONLY
     net = model()
     opt = cls(
-        net.named_parameters(),
+        params_of(cls, net),
         overrides=lowbit.override("body.*", full_precision=True),
         min_numel=1 << 20,
     )
