@@ -30,7 +30,9 @@ bool is_plain_type(std::string_view name) {
                           "str", "unicode", "list", "dict", "set", "tuple", "bool"});
 }
 
-bool is_builtins(std::string_view module) { return module == "builtins" || module == "__builtin__"; }
+bool is_builtins(std::string_view module) {
+  return module == "builtins" || module == "__builtin__";
+}
 
 }  // namespace
 
