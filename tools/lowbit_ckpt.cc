@@ -51,9 +51,9 @@ std::string unknown_command(const CLI::App& app) {
     all.push_back(command->get_name());
   }
   const std::string meant = lowbit::ckpt::nearest_word(rest.front(), all);
-  return fmt::format("there is no command {}; {}there are {}",
-                     lowbit::ckpt::printable(rest.front()),
-                     meant.empty() ? "" : "did you mean " + meant + "? ", names);
+  return fmt::format("there is no command {}; there are {}{}",
+                     lowbit::ckpt::printable(rest.front()), names,
+                     meant.empty() ? "" : "; did you mean " + meant + "?");
 }
 
 /// "; did you mean --world-size?" where an argument resembles an option of the command.

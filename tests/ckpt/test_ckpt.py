@@ -374,7 +374,7 @@ def test_a_save_that_did_not_finish(source):
         (b"\x80\x04Nr\xff\xff\xff\x7f.", "memo"),
         (b"\x80\x04" + b"(" * 5_000_000 + b".", "deep"),
         (b"\x80\x04B\xff\xff\xff\xff.", "ends inside"),
-        (b"\x80\x04\x8a\xff" + b"\x01" * 255 + b".", "64 bits"),
+        (b"\x80\x04\x8a\xff" + b"\x01" * 255 + b".", "expected a Metadata"),
         (b"\x80\x04N0.", "opcode"),
         (b"\x80\x04NN.", "exactly one"),
         (b"\x80\x04N.N.", "behind its STOP"),

@@ -1,12 +1,16 @@
 """What `lowbit-ckpt` says to mistakes and of things that are no checkpoint; several optimizers; what is left of killed runs."""
 
 import argparse
+import fcntl
 import json
 import os
 import pickle
+import pty
 import re
 import resource
+import struct
 import subprocess
+import termios
 import zipfile
 
 import pytest
@@ -243,3 +247,25 @@ def test_what_is_private_stays_private(tmp_path):
         assert (tmp_path / "d").stat().st_mode & 0o777 == 0o755
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("columns", [20, 45, 120])
+def test_progress_fits_the_terminal(tmp_path, columns):
+    torch.save({"w": torch.zeros(1 << 20)}, tmp_path / "a.pt")
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [TOOL, "verify", tmp_path / "a.pt"]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=end, timeout=600)
+    os.close(end)
+    text = b""
+    try:
+        while part := os.read(terminal, 1 << 16):
+            text += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(terminal)
+    assert done.returncode == 0
+    lines = [line for line in re.split("[\\r\\n]|\x1b\\[K", text.decode()) if line]
+    assert lines and all(len(line) < columns for line in lines)
+    assert all(line.startswith("verify ") for line in lines)
+    assert ("[" in lines[-1]) == (columns > 40)

@@ -370,6 +370,16 @@ def test_page_is_one_file_that_fetches_nothing(page):
     assert not re.search(r"(src|href)\s*=|https?://|@import|url\(|fetch\(|XMLHttpRequest|eval\(|innerHTML", text.replace(NASTY, "").replace("\\u003cimg src=x", ""))  # fmt: skip
 
 
+def test_page_is_for_phones_and_people(page, tmp_path):
+    text = page[0].read_text()
+    assert '<meta name="viewport" content="width=device-width' in text
+    assert "anywhere" not in text  # no word is broken in a column
+    shown = browse(page[0], tmp_path)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", shown)
+    assert captions and not any("2^" in c or re.search(r"\d\.\d{4}", c) for c in captions)
+    assert shown.count('class="axis"') == len(captions) and 'type="search"' in shown
+
+
 def test_page_shows_what_the_json_says(page, tmp_path):
     path, report = page
     shown = Page(browse(path, tmp_path))

@@ -184,7 +184,9 @@ bool document_at(std::string_view input, Result<Manifest> (*reader)(const std::s
   return document.value().finish().ok() && all;
 }
 
-bool torch_file(std::string_view input) { return document_at(input, read_torch_zip); }
+bool torch_file(std::string_view input) {
+  return document_at(input, [](const std::string& path) { return read_torch_zip(path); });
+}
 bool legacy(std::string_view input) { return document_at(input, read_torch_legacy); }
 bool safetensors(std::string_view input) { return document_at(input, read_safetensors); }
 

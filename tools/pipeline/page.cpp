@@ -6,25 +6,28 @@ namespace lowbit::ckpt {
 namespace {
 
 constexpr const char* kHead = R"html(<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <title>Checkpoint</title>
 <style>
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1180px; padding: 0 1em; color: #1c2430; background: #fff; }
-h1 { font-size: 1.5em; overflow-wrap: anywhere; } h2 { font-size: 1.15em; margin-top: 2em; }
+h1 { font-size: 1.5em; overflow-wrap: break-word; } h2 { font-size: 1.15em; margin-top: 2em; }
 table { border-collapse: collapse; } td, th { padding: .2em .8em .2em 0; text-align: left; vertical-align: top; }
 th { color: #5b6675; font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-.name { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(350px, 1fr)); gap: 1em; }
+.wide { overflow-x: auto; } td { white-space: nowrap; } td.value { white-space: normal; min-width: 16em; overflow-wrap: break-word; }
+.name { font-family: ui-monospace, monospace; overflow-wrap: break-word; }
+input { font: inherit; width: 100%; max-width: 30em; box-sizing: border-box; padding: .3em .5em; margin-top: 1em; color: inherit; background: transparent; border: 1px solid #93a0b0; border-radius: 4px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); gap: 1em; }
 .card { border: 1px solid #d7dde5; border-radius: 6px; padding: .8em; }
-.card .pictures { display: flex; gap: .8em; margin-top: .5em; }
+.card .pictures { display: flex; flex-wrap: wrap; gap: .8em; margin-top: .5em; }
+.axis { display: flex; justify-content: space-between; color: #5b6675; font-size: .8em; font-variant-numeric: tabular-nums; }
 canvas { background: #f3f5f8; image-rendering: pixelated; } figure { margin: 0; }
 figcaption, .small { color: #5b6675; font-size: .85em; }
 .bar { background: #3565a8; height: .8em; display: inline-block; vertical-align: middle; }
 .bad { color: #a32020; font-weight: 600; } .warning { color: #8a5a00; }
 @media (prefers-color-scheme: dark) {
   body { color: #dbe2ea; background: #14181e; } .card { border-color: #333c48; } canvas { background: #20262e; }
-  th, figcaption, .small { color: #93a0b0; } .bar { background: #6f9fe0; } .bad { color: #ff8a80; } .warning { color: #e0b060; }
+  th, figcaption, .axis, .small { color: #93a0b0; } .bar { background: #6f9fe0; } .bad { color: #ff8a80; } .warning { color: #e0b060; }
 }
 </style></head><body><main id="page"></main>
 <script type="application/json" id="report">)html";
@@ -48,14 +51,20 @@ function size(bytes) {
   return (u ? bytes.toFixed(1) : bytes) + " " + units[u];
 }
 function share(n, of) { return of ? (100 * n / of).toFixed(n && n / of < 0.001 ? 4 : 2) + " %" : "-"; }
+function number(x) { return x === 0 ? "0" : x >= 0.01 && x < 10000 ? String(Number(x.toPrecision(3))) : x.toExponential(1); }
+function axis(figure, left, right) {
+  const row = add(figure, "div", null, "axis");
+  add(row, "span", left);
+  add(row, "span", right);
+}
 function shown(value) { return value === null ? "None" : typeof value === "object" ? JSON.stringify(value) : String(value); }
 function table(parent, heads, rows) {
-  const t = add(parent, "table"), head = add(t, "tr");
+  const t = add(add(parent, "div", null, "wide"), "table"), head = add(t, "tr");
   for (const h of heads) add(head, "th", h.replace(/^#/, ""), h.startsWith("#") ? "n" : "");
   for (const row of rows) {
-    const tr = add(t, "tr");
+    const tr = add(t, "tr", null, heads[0] === "name" ? "found" : "");
     row.forEach((cell, i) => {
-      const td = add(tr, "td", typeof cell === "object" ? null : cell, heads[i].startsWith("#") ? "n" : i ? "" : "name");
+      const td = add(tr, "td", typeof cell === "object" ? null : cell, heads[i].startsWith("#") ? "n" : heads[i] === "value" ? "value" : i ? "" : "name");
       if (typeof cell === "object") { const bar = add(td, "span", null, "bar"); bar.style.width = cell.width + "px"; }
     });
   }
@@ -75,7 +84,8 @@ function scales(parent, cells) {
     const left = Math.floor(144 * k / cells.columns), top = Math.floor(144 * r / cells.rows);
     g.fillRect(left, top, Math.ceil(144 * (k + 1) / cells.columns) - left, Math.ceil(144 * (r + 1) / cells.rows) - top);
   }
-  add(figure, "figcaption", known.length ? "magnitudes 2^" + low + " to 2^" + high : "all zero");
+  axis(figure, "columns →", "rows ↓");
+  add(figure, "figcaption", known.length ? "magnitudes " + number(Math.pow(2, low)) + " to " + number(Math.pow(2, high)) : "all zero");
 }
 function histogram(parent, h) {
   const figure = add(parent, "figure"), c = add(figure, "canvas", null, "codes");
@@ -93,7 +103,8 @@ function histogram(parent, h) {
     const left = 168 * (i - from) / (to - from), height = top ? 144 * Math.log1p(h.histogram[i]) / top : 0;
     g.fillRect(left, 144 - height, Math.max(1, 168 / (to - from) - (to - from < 40 ? 1 : 0)), height);
   }
-  add(figure, "figcaption", coded ? "codes 0 to " + (to - 1) + ", log counts" : "powers of two, 2^" + (from - 64) + " to 2^" + (to - 65));
+  axis(figure, coded ? "0" : number(Math.pow(2, from - 64)), coded ? String(to - 1) : number(Math.pow(2, to - 64)));
+  add(figure, "figcaption", "how often each " + (coded ? "code" : "magnitude") + " occurs, on a log scale up to " + Math.max(...h.histogram));
 }
 document.title = report.path;
 add(page, "h1", report.path);
@@ -101,6 +112,15 @@ add(page, "p", [report.container, report.dialect ? report.dialect + (report.algo
   report.tensors.length + " tensors", size(report.bytes), report.steps.length ? "step " + report.steps.join(", ") : ""].filter(Boolean).join(" · "));
 for (const fact of report.facts) add(page, "div", fact, "small");
 for (const warning of report.warnings) add(page, "div", "warning: " + warning, "warning");
+const search = add(page, "input");
+search.type = "search";
+search.placeholder = "search names";
+search.setAttribute("aria-label", "search names");
+search.addEventListener("input", () => {
+  const word = search.value.toLowerCase();
+  for (const e of document.querySelectorAll(".card, tr.found"))
+    e.hidden = !e.firstChild.textContent.toLowerCase().includes(word);
+});
 add(page, "h2", "What takes the room");
 table(page, ["kind", "#tensors", "#bytes", " "], Object.entries(report.bytes_by_kind).sort((a, b) => b[1].bytes - a[1].bytes)
   .map(([kind, sum]) => [kind, sum.tensors, size(sum.bytes), {width: Math.round(300 * sum.bytes / Math.max(1, report.bytes))}]));
@@ -121,7 +141,7 @@ if (report.states && report.states.length) {
     if (!h) continue;
     const facts = ["zero " + share(h.zero, h.elements)];
     if (h.saturated !== undefined) facts.push("saturated " + share(h.saturated, h.elements), h.used + " of " + h.levels + " codes");
-    if (h.limit) facts.push(h.minimum.toExponential(1) + " to " + h.limit.toExponential(1));
+    if (h.most) facts.push(number(h.least) + " to " + number(h.most));
     add(card, "div", facts.join(" · "), "small");
     if (h.nan + h.infinite) add(card, "div", (h.nan + h.infinite) + " values are not finite", "bad");
     if (!h.elements) continue;
