@@ -62,17 +62,19 @@ def steps(size: int, with_torch: bool) -> dict[str, Callable[[], object]]:
 
 
 def report(runs: dict[str, Callable[[], object]], flops: dict[str, float]) -> None:
+    """Prints times, and beside the first contestant the speed of products or the time of steps."""
     times = turns(runs)
-    first, *_ = times
+    first, *others = times
     for name, found in times.items():
         seconds = clock.median(found)
-        speed = f", {flops[name] / seconds * 1e-9:6.1f} GFLOP/s" if name in flops else ""
-        ratio = (
-            f", {clock.ratio(times[first], found):6.2f} of the speed of {first}"
-            if name != first
-            else ""
-        )
-        print(f"  {name:36} {seconds * 1e3:10.2f} ms{speed}{ratio}")
+        speed = f", {flops[name] / seconds * 1e-9:6.1f} GFLOP/s" if flops else ""
+        beside = ""
+        if name in others and flops:
+            share = clock.ratio(times[first], found) * flops[name] / flops[first]
+            beside = f", {share:6.2f} of the speed of the {first}"
+        elif name in others:
+            beside = f", {clock.ratio(found, times[first]):6.2f} times that of {first}"
+        print(f"  {name:36} {seconds * 1e3:10.2f} ms{speed}{beside}")
 
 
 def main() -> None:

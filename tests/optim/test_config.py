@@ -6,8 +6,8 @@ import io
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from groups import params_for
 from paths import GOLDEN
-from takes import params_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -128,7 +128,7 @@ def test_every_optimizer_takes_them(cls):
         assert "kwargs" in known or known[name].kind == inspect.Parameter.KEYWORD_ONLY
     net = model()
     opt = cls(
-        params_of(cls, net),
+        params_for(cls, net),
         overrides=lowbit.override("body.*", full_precision=True),
         min_numel=1 << 20,
     )

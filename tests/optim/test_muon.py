@@ -389,3 +389,18 @@ def test_groups_say_which_rule():
         lowbit.MuonWithAdamW([p])
     with pytest.raises(ValueError, match=r"use lowbit\.MuonWithAdamW"):
         lowbit.Muon([{"params": [p], "use_muon": False}])
+
+
+@pytest.mark.parametrize("whose", ["torch", "lowbit"])
+def test_checkpoints_load(ckpt, whose, tmp_path):
+    make = torch.optim.Muon if whose == "torch" else lowbit.Muon
+    (p,), saved = train(make, [(64, 128)], lr=LR)
+    torch.save({"optimizer": saved.state_dict()}, tmp_path / "saved.pt")
+    q = nn.Parameter(p.detach().clone())
+    opt = lowbit.Muon([("p0", q)], lr=1.0)
+    lowbit.load_optimizer(opt, tmp_path / "saved.pt")
+    assert opt.param_groups[0]["lr"] == LR
+    for one, o in ((p, saved), (q, opt)):
+        one.grad = drawn(64, 128, seed=5, scale=0.1)
+        o.step()
+    assert (p - q).norm() <= (0 if whose == "lowbit" else 0.05 * LR * 64**0.5)

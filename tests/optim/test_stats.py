@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from takes import params_of
+from groups import params_for
 from torch import nn
 
 import lowbit
@@ -363,7 +363,7 @@ def test_every_rule_can_be_probed():
         if cls is lowbit.LowbitOptimizer:
             continue
         net = model()
-        opt = cls(params_of(cls, net))
+        opt = cls(params_for(cls, net))
         for step in range(2):
             set_grads(net, step)
             opt.step()
@@ -372,7 +372,8 @@ def test_every_rule_can_be_probed():
             for kept in entry["states"].values():
                 in_passes = entry["rule"] in ("apollo_inner", "muon_momentum")
                 assert in_passes or 0 <= kept["rms_error"] < 0.3, (name, kept)
-        everything = sum(p.nbytes + sum(t.nbytes for t in opt.state[p].values()) for group in opt.param_groups for p in group["params"])  # fmt: skip
+        params = [p for group in opt.param_groups for p in group["params"]]
+        everything = sum(p.nbytes + sum(t.nbytes for t in opt.state[p].values()) for p in params)
         assert sum(stats["total"]["bytes"].values()) == everything
 
 

@@ -41,6 +41,7 @@ def run(name, ranks, folder):
         ("single_device", 0, 0),
         ("step_in_backward", 0, None),
         ("fsdp2", 2, 1),
+        ("muon", 2, 1),
         ("fsdp1", 2, 1),
         ("ddp_accumulate", 2, None),
         ("hsdp_tp", 4, None),
