@@ -1,10 +1,13 @@
 """Resources of each kernel, from the cubins that nvcc keeps: `python resources.py FOLDER [FILE] [--lenient]`.
 
 Reads the ELF files itself, so it needs neither cuobjdump nor a GPU. Prints, or writes to FILE, one table per architecture: registers per
-thread, bytes of shared memory per block, instructions, and how many of them move 16 bytes between a thread and global memory.
+thread, bytes of shared memory per block, instructions, and how many of them move 16 bytes between a thread and global memory. A second table
+has what the fixed kernels execute for a tile of 256 values (usual_path.py): instructions by pipe, the clocks of issue and of the ALU, and
+wavefronts of shared memory, beside the clocks that memory needs for the bytes.
 
-Exits with 1 if no cubin is found, or if a kernel uses local memory: a stack frame for spilled registers or for an array that is indexed at
-run time. With --lenient local memory is reported only.
+Exits with 1 if no cubin is found, if a kernel uses local memory (a stack frame for spilled registers or for an array that is indexed at
+run time), or if a fixed kernel executes more than tile_limits.txt allows. With --lenient the last two are reported only. --set-limits writes
+tile_limits.txt: what was counted.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import usual_path
+
 # CUDA's binary format: attributes of .nv.info, and the encoding of instructions since sm_70.
 REGISTERS, FRAME = 0x2F, 0x11
 HAS_WORD, HAS_BYTES = 0x03, 0x04
 INSTRUCTION = 16
 NOP, LOAD, STORE = 0x918, 0x981, 0x986
 SIZE_AT, SIZE_128 = 73, 6
+LIMITS = Path(__file__).with_name("tile_limits.txt")
 
 
 @dataclass
@@ -38,6 +44,7 @@ class Kernel:
     instructions: int = 0
     wide_loads: int = 0
     wide_stores: int = 0
+    tile: usual_path.Path | None = None  # of a fixed kernel
 
 
 @dataclass
@@ -77,22 +84,24 @@ def symbols(sections: dict[str, Section]) -> list[str]:
     return [text[n : text.index(b"\0", n)].decode() for n in names]
 
 
-def count(kernel: Kernel, code: bytes) -> None:
+def count(kernel: Kernel, code: bytes, arch: str) -> None:
     words = [int.from_bytes(code[i : i + INSTRUCTION], "little") for i in range(0, len(code), INSTRUCTION)]  # fmt: skip
     while words and words[-1] & 0xFFF == NOP:  # padding to a full cache line
         words.pop()
     kernel.instructions = len(words)
     wide = [w & 0xFFF for w in words if w >> SIZE_AT & 7 == SIZE_128]
     kernel.wide_loads, kernel.wide_stores = wide.count(LOAD), wide.count(STORE)
+    if "step_fast" in kernel.name and arch in usual_path.CARDS:
+        kernel.tile = usual_path.measure(code, arch)
 
 
-def kernels_of(elf: bytes) -> list[Kernel]:
+def kernels_of(elf: bytes, arch: str) -> list[Kernel]:
     sections = {s.name: s for s in sections_of(elf)}
     kernels = {}
     for name, section in sections.items():
         if name.startswith(".text."):
             kernel = kernels[name[6:]] = Kernel(name[6:])
-            count(kernel, section.data)
+            count(kernel, section.data, arch)
             shared = sections.get(".nv.shared." + kernel.name)
             kernel.shared = shared.size if shared else 0
     named = symbols(sections)
@@ -120,21 +129,67 @@ def readable(names: list[str]) -> list[str]:
     return short
 
 
-def main(folder: Path, out: TextIO, lenient: bool = False) -> int:
+def limits() -> dict[tuple[str, str], tuple[int, int]]:
+    """The most instructions and wavefronts of a tile, by architecture and kernel."""
+    if not LIMITS.exists():
+        return {}
+    found = {}
+    for line in LIMITS.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            arch, instructions, wavefronts, name = line.split(maxsplit=3)
+            found[arch, name] = int(instructions), int(wavefronts)
+    return found
+
+
+def write_limits(counted: dict[tuple[str, str], usual_path.Path]) -> None:
+    lines = ["# The most that a fixed kernel executes for a tile of 256 values, counted by resources.py with CUDA 13.0. A build with more fails.",
+             "# architecture, instructions, wavefronts of shared memory, kernel"]  # fmt: skip
+    for (arch, name), tile in sorted(
+        counted.items(), key=lambda item: (int(item[0][0]), item[0][1])
+    ):
+        lines.append(f"{arch} {tile.instructions} {tile.wavefronts:.0f} {name}")
+    LIMITS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def print_tiles(arch: str, tiles: list[tuple[str, usual_path.Path]], out: TextIO) -> list[str]:
+    """The table of what a tile takes; returns what is wrong with it."""
+    bad = []
+    allowed = limits()
+    print(
+        f"\nsm_{arch}: a tile of 256 values, in clocks of a multiprocessor of {usual_path.CARDS[arch][0]}",
+        file=out,
+    )
+    print(f"{'instructions':>12} {'alu':>4} {'fp32':>4} {'imad':>4} {'xu':>3} {'memory':>6} {'control':>7} {'uniform':>7} "
+          f"{'issue clk':>9} {'alu clk':>7} {'wavefronts':>10} {'bytes':>6} {'memory clk':>10}  kernel", file=out)  # fmt: skip
+    for name, tile in tiles:
+        p = tile.pipes
+        print(f"{tile.instructions:12} {p['alu']:4} {p['fp32']:4} {p['imad']:4} {p['xu']:3} {p['memory']:6} {p['control']:7} {p['uniform']:7} "
+              f"{tile.instructions / 4:9.0f} {p['alu'] / 2:7.0f} {tile.wavefronts:10.0f} {tile.bytes:6} {tile.memory_clocks(arch):10.0f}  {name}", file=out)  # fmt: skip
+        if tile.unknown:
+            bad.append(f"sm_{arch}: {name} has operations that usual_path.py does not know: {sorted({hex(u) for u in tile.unknown})}")  # fmt: skip
+        most = allowed.get((arch, name))
+        if most and (tile.instructions > most[0] or round(tile.wavefronts) > most[1]):
+            bad.append(f"sm_{arch}: {name} executes {tile.instructions} instructions and {tile.wavefronts:.0f} wavefronts for a tile; "
+                       f"tile_limits.txt allows {most[0]} and {most[1]}")  # fmt: skip
+    return bad
+
+
+def main(folder: Path, out: TextIO, lenient: bool = False, set_limits: bool = False) -> int:
     cubins = sorted(f for f in folder.glob("*.cubin") if "_dlink" not in f.name)
     bad = []
     tables = 0
+    counted: dict[tuple[str, str], usual_path.Path] = {}
     for file in cubins:
-        kernels = kernels_of(file.read_bytes())
+        archs = re.findall(r"(?:sm|compute)_(\d+)", file.name)
+        arch = archs[-1] if archs else file.stem
+        kernels = kernels_of(file.read_bytes(), arch)
         if not kernels:
             continue
         tables += 1
-        arch = re.findall(r"(?:sm|compute)_(\d+)", file.name)
-        print(f"\nsm_{arch[-1] if arch else file.stem}: {len(kernels)} kernels", file=out)
+        named = sorted(zip(kernels, readable([k.name for k in kernels]), strict=True), key=lambda pair: pair[1])  # fmt: skip
+        print(f"\nsm_{arch}: {len(kernels)} kernels", file=out)
         print(f"{'registers':>9} {'local':>6} {'shared':>7} {'instructions':>12} {'LDG.128':>8} {'STG.128':>8}  kernel", file=out)  # fmt: skip
-        for kernel, name in sorted(
-            zip(kernels, readable([k.name for k in kernels]), strict=True), key=lambda pair: pair[1]
-        ):
+        for kernel, name in named:
             print(
                 f"{kernel.registers:9} {kernel.frame:6} {kernel.shared:7} {kernel.instructions:12} "
                 f"{kernel.wide_loads:8} {kernel.wide_stores:8}  {name}",
@@ -142,16 +197,22 @@ def main(folder: Path, out: TextIO, lenient: bool = False) -> int:
             )
             if kernel.frame:
                 bad.append(f"{file.name}: {name} keeps {kernel.frame} bytes in local memory")
+        tiles = [(name, kernel.tile) for kernel, name in named if kernel.tile is not None]
+        if tiles:
+            counted |= {(arch, name): tile for name, tile in tiles}
+            bad += [] if set_limits else print_tiles(arch, tiles, out)
     if not tables:
         print(f"no kernel found in the cubins of {folder}", file=sys.stderr)
         return 1
+    if set_limits:
+        write_limits(counted)
     for line in bad:
         print(line, file=sys.stderr)
     return 1 if bad and not lenient else 0
 
 
 if __name__ == "__main__":
-    given = [word for word in sys.argv[1:] if word != "--lenient"]
+    given = [word for word in sys.argv[1:] if not word.startswith("--")]
     with Path(given[1]).open("w", encoding="utf-8") if given[1:] else nullcontext(sys.stdout) as to:
-        failed = main(Path(given[0]), to, "--lenient" in sys.argv)
+        failed = main(Path(given[0]), to, "--lenient" in sys.argv, "--set-limits" in sys.argv)
     sys.exit(failed)

@@ -87,7 +87,8 @@ bool aligned(const void* p, int bytes) {
 bool by_eights(const Job& job) {
   if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 || job.tile != kTile ||
       job.cut != kNoCut || job.front != 0 || job.back != 0 || !aligned(job.param, 16) ||
-      !aligned(job.grad, 16) || !aligned(job.compensation, 16))
+      !aligned(job.grad, 16) || !aligned(job.compensation, 16) ||
+      job.rows * ceil_div(job.cols, kTile) >= int64_t{1} << 27)  // 32-bit indices
     return false;
   for (int k = 0; k < 2; ++k) {
     const StateSlot& slot = job.state[k];

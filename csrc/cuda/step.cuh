@@ -8,174 +8,249 @@
 // step_any: every combination (tile.cuh).
 #pragma once
 
+#include "cuda/adam.cuh"
+#include "cuda/fixed.cuh"
 #include "cuda/tile.cuh"
 
 namespace lowbit::cuda {
 
-constexpr int kEach = kTile / kLanes;  // values per lane
 constexpr int kFastWarps = 8;
+// Resident blocks of threads per multiprocessor: 24 warps have enough loads under way.
+constexpr int kFastBlocks = 3;
 
 // ---- fixed formats ----
 
-/// How a fixed kernel reads and writes a format: as Device does, except that a codebook with few
-/// codes uses a table in shared memory with one bank per entry.
-template <class F>
-struct Fixed : Device<F> {};
-template <class F>
-  requires(IsCodebook<F> && F::kBits <= 4)
-struct Fixed<F> {
-  struct Tables {
-    float value[1 << F::kBits], boundary[1 << F::kBits];
+/// What a warp keeps of its job. Constants of the job are computed once for many tiles.
+template <class U>
+struct alignas(16) FastWarp {
+  Job job;
+  // In the order of use, so that one access reads 16 bytes of them.
+  struct State {
+    char *values, *scales;
   };
-  static __device__ __forceinline__ void fill(Tables& t, int thread, int) {
-    constexpr int kAt = kBookOffset<F>;
-    if (thread < 1 << F::kBits) {
-      t.value[thread] = kBooks.value[kAt + thread];
-      t.boundary[thread] = kBooks.boundary[kAt + thread];
-    }
-  }
-  static __device__ __forceinline__ float dequantize(uint8_t code, const Tables& t) {
-    return t.value[code];
-  }
-  static __device__ __forceinline__ uint8_t quantize(float z, const Tables& t) {
-    uint32_t code = 0;
-    for (uint32_t step = 1u << (F::kBits - 1); step != 0; step >>= 1)
-      code += z >= t.boundary[code + step] ? step : 0;
-    return static_cast<uint8_t>(code);
-  }
+  alignas(16) const void* grad;
+  void *param, *compensation;
+  uint64_t first;  // in groups of 8 values, as all below
+  State state[2];
+  uint32_t stream, seed_high, key[2 * kPhiloxRounds];  // of the rounds
+  AdamStep<U> step;
+  int shift[2], lanes[2];  // log2 of the block, and the block
+  bool flat;  // rows are whole tiles and follow one another here and in the whole parameter
+  bool write_param;
+  uint32_t cols, tiles_per_row, blocks_per_row[2];
+  uint64_t global_cols;
 };
 
-template <class S0, class S1>
+template <class U, class S0, class S1>
 struct FastShared {
   typename Fixed<S0>::Tables table0;
   typename Fixed<S1>::Tables table1;
-  Job job[kFastWarps];
+  FastWarp<U> warp[kFastWarps];
 };
 
-template <class F>
-using StatePack = Pack8<typename F::Storage, F::kBits>;
+/// Makes the tile's job the warp's. All lanes take part.
+template <class U>
+__device__ __forceinline__ void stage_fast(const Batch& batch, int64_t tile, int lane,
+                                           FastWarp<U>& w, TileRange& range) {
+  stage_job(batch, tile, lane, w.job, range);
+  const Job& job = w.job;
+  if (lane == 0) {
+    w.grad = job.grad, w.param = job.param, w.compensation = job.compensation;
+    for (int k = 0; k < 2; ++k) {
+      w.state[k] = {static_cast<char*>(job.state[k].values),
+                    static_cast<char*>(job.state[k].scales)};
+    }
+    w.write_param = job.write_param;
+    w.stream = job.random.stream, w.seed_high = job.random.seed_high;
+    w.step.set(*reinterpret_cast<const typename U::Coef*>(job.coef));
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      const auto r = static_cast<uint32_t>(round);
+      w.key[2 * round] = job.random.seed_low + r * kPhiloxW0;
+      w.key[2 * round + 1] = job.random.step + r * kPhiloxW1;
+    }
+    w.first = static_cast<uint64_t>(job.first) / kEach;
+    w.global_cols = static_cast<uint64_t>(job.global_cols) / kEach;
+    w.cols = static_cast<uint32_t>(job.cols / kEach);
+    w.tiles_per_row = (w.cols + kLanes - 1) / kLanes;
+    for (int k = 0; k < 2; ++k) {
+      w.lanes[k] = job.state[k].block / kEach;
+      w.shift[k] = w.lanes[k] > 0 ? __ffs(w.lanes[k]) - 1 : 0;
+      w.blocks_per_row[k] = (w.cols + (1u << w.shift[k]) - 1) >> w.shift[k];
+    }
+    w.flat = job.cols % kTile == 0 && job.cols == job.global_cols;
+  }
+  __syncwarp();
+}
 
-/// The address of the 8 values at `at`, in a row of whole bytes.
-template <class F>
-__device__ __forceinline__ char* state_at(const StateSlot& slot, int64_t at) {
-  return static_cast<char*>(slot.values) + at / 8 * F::kBits;
+/// The 8 values of a lane.
+struct Eight {
+  uint32_t at;        // index among the job's groups of 8
+  uint32_t block[2];  // indices of its scales
+  uint64_t group;     // its random bits
+  uint32_t here;      // 0 beyond the end of a row
+};
+
+template <class U>
+__device__ __forceinline__ Eight eight_of(const FastWarp<U>& w, uint32_t tile, int lane) {
+  Eight e;
+  if (w.flat) {
+    e.at = tile * kLanes + static_cast<uint32_t>(lane);
+    for (int k = 0; k < 2; ++k) e.block[k] = e.at >> w.shift[k];
+    e.group = w.first + e.at;
+    e.here = 1;
+    return e;
+  }
+  const uint32_t row = tile / w.tiles_per_row;
+  const uint32_t col = (tile - row * w.tiles_per_row) * kLanes + static_cast<uint32_t>(lane);
+  e.here = col < w.cols;
+  e.at = row * w.cols + col;
+  for (int k = 0; k < 2; ++k) e.block[k] = row * w.blocks_per_row[k] + (col >> w.shift[k]);
+  e.group = w.first + row * w.global_cols + col;
+  return e;
+}
+
+/// core's random8, with the keys of all rounds at hand.
+template <class U>
+__device__ __forceinline__ Random8 random_of(const FastWarp<U>& w, uint64_t group) {
+  uint32_t x0 = static_cast<uint32_t>(group), x1 = static_cast<uint32_t>(group >> 32);
+  uint32_t x2 = w.stream, x3 = w.seed_high;
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t a = static_cast<uint64_t>(kPhiloxM0) * x0;
+    const uint64_t b = static_cast<uint64_t>(kPhiloxM1) * x2;
+    x0 = static_cast<uint32_t>(b >> 32) ^ x1 ^ w.key[2 * round];
+    x1 = static_cast<uint32_t>(b);
+    x2 = static_cast<uint32_t>(a >> 32) ^ x3 ^ w.key[2 * round + 1];
+    x3 = static_cast<uint32_t>(a);
+  }
+  return {{x0, x1, x2, x3}};
 }
 
 template <class F>
-__device__ __forceinline__ void dequantize8(const StateSlot& slot, int64_t at, int64_t block,
-                                            bool here, const typename Fixed<F>::Tables& tables,
+__device__ __forceinline__ char* state_at(char* values, uint32_t at) {
+  return values + static_cast<uint64_t>(at) * F::kBits;
+}
+template <class F>
+__device__ __forceinline__ auto* scale_at(char* scales, uint32_t block) {
+  return reinterpret_cast<typename F::Scale::Stored*>(scales) + block;
+}
+
+template <class F>
+__device__ __forceinline__ void dequantize8(char* values, char* scales, uint32_t at, uint32_t block,
+                                            const typename Fixed<F>::Tables& tables,
                                             float (&out)[kEach]) {
-  StatePack<F> pack;
-  pack.clear();
-  if (here) pack = StatePack<F>::load(state_at<F>(slot, at));
+  const auto pack = StatePack<F>::load(state_at<F>(values, at));
   if constexpr (F::kScaled) {
-    typename F::Scale scale{};
-    if (here)
-      scale = F::Scale::read(static_cast<const typename F::Scale::Stored*>(slot.scales) + block);
-    for (int e = 0; e < kEach; ++e)
-      out[e] = scale.from_z(Fixed<F>::dequantize(pack.get(e), tables));
+    const auto scale = F::Scale::read(scale_at<F>(scales, block));
+    float z[kEach];
+    Fixed<F>::dequantize(pack, tables, z);
+    for (int e = 0; e < kEach; ++e) out[e] = scale.from_z(z[e]);
   } else {
-    for (int e = 0; e < kEach; ++e) out[e] = Fixed<F>::dequantize(pack.get(e), tables);
+    Fixed<F>::dequantize(pack, tables, out);
   }
 }
 
+/// Stores the codes of values that are here, and the scale of the block if the lane is its first.
 template <class F>
-__device__ __forceinline__ void quantize8(const float (&x)[kEach], const StateSlot& slot,
-                                          int64_t at, int64_t block, bool here, int lane,
+__device__ __forceinline__ void quantize8(const typename Fixed<F>::Encoder& encoder,
+                                          const float (&x)[kEach], char* values, char* scales,
+                                          uint32_t at, uint32_t block, int lane, int lanes,
                                           const typename Fixed<F>::Tables& tables) {
-  using Storage = typename F::Storage;
-  StatePack<F> pack;
-  pack.clear();
   if constexpr (F::kScaled) {
-    using Scale = typename F::Scale;
-    static_assert(!Scale::kNeedsMin && Scale::kStored == 1);
-    uint32_t absmax = 0;
-    for (int e = 0; e < kEach; ++e) {
-      const uint32_t magnitude = magnitude_bits(x[e]);
-      absmax = magnitude > absmax ? magnitude : absmax;
-    }
-    const int lanes = slot.block / kEach;
-    const Scale scale = Scale::of(largest(here ? absmax : 0, lanes), kNoMin);
-    if (!here) return;
-    if ((lane & (lanes - 1)) == 0)
-      scale.write(static_cast<typename Scale::Stored*>(slot.scales) + block);
-    if (scale.coded) {
-      for (int e = 0; e < kEach; ++e) pack.set(e, Fixed<F>::quantize(scale.to_z(x[e]), tables));
-    } else {
-      for (int e = 0; e < kEach; ++e) pack.set(e, static_cast<Storage>(F::kZeroCode));
-    }
-  } else {
-    if (!here) return;
-    for (int e = 0; e < kEach; ++e) pack.set(e, Fixed<F>::quantize(x[e], tables));
+    static_assert(!F::Scale::kNeedsMin && F::Scale::kStored == 1);
+    if ((lane & (lanes - 1)) == 0) encoder.write(scale_at<F>(scales, block));
   }
-  pack.store(state_at<F>(slot, at));
+  StatePack<F> pack;
+  encoder.quantize(x, tables, pack);
+  pack.store(state_at<F>(values, at));
+}
+
+/// Updates the values of a tile, 8 by a lane.
+template <class P, class G, class S0, class S1, class U>
+__device__ __forceinline__ void update_tile(const FastWarp<U>& w, uint32_t tile, int lane,
+                                            const FastShared<U, S0, S1>& shared) {
+  const Eight eight = eight_of(w, tile, lane);
+  const uint64_t at = static_cast<uint64_t>(eight.at) * kEach;
+  float m[kEach], v[kEach];
+  Largest largest{0.0f, 0};
+  if (eight.here != 0) {
+    const auto grad =
+        Pack8<typename G::Storage>::load(static_cast<const typename G::Storage*>(w.grad) + at);
+    auto param =
+        Pack8<typename P::Storage>::load(static_cast<const typename P::Storage*>(w.param) + at);
+    CompensationPack<P> compensation;
+    if constexpr (kHasCompensation<P>)
+      compensation.read(static_cast<const typename P::Compensation*>(w.compensation) + at);
+    dequantize8<S0>(w.state[0].values, w.state[0].scales, eight.at, eight.block[0], shared.table0,
+                    m);
+    dequantize8<S1>(w.state[1].values, w.state[1].scales, eight.at, eight.block[1], shared.table1,
+                    v);
+    Random8 random{};
+    if constexpr (P::kRandom) random = random_of(w, eight.group);
+    float p[kEach];
+    if constexpr (IsSplit<P>) {
+      load_split<P>(param, compensation, p);
+    } else {
+      for (int e = 0; e < kEach; ++e) {
+        typename P::Compensation c{};
+        if constexpr (kHasCompensation<P>) c = compensation.get(e);
+        p[e] = P::load(param.get(e), c);
+      }
+    }
+    for (int e = 0; e < kEach; ++e) {
+      float s[2] = {m[e], v[e]};
+      U::moments(G::load(grad.get(e)), p[e], s, w.step.coef);
+      m[e] = s[0], v[e] = s[1];
+    }
+    largest = largest_of(m, v);
+    store_adam<U, P>(w.step, p, m, v, largest, random, param, compensation);
+    if (w.write_param) {
+      param.store(static_cast<typename P::Storage*>(w.param) + at);
+      if constexpr (kHasCompensation<P>)
+        compensation.store(static_cast<typename P::Compensation*>(w.compensation) + at);
+    }
+    if (largest.v >> 31) {  // rarely: negative values
+      largest.v = 0;
+      for (int e = 0; e < kEach; ++e) {
+        const uint32_t magnitude = magnitude_bits(v[e]);
+        largest.v = magnitude > largest.v ? magnitude : largest.v;
+      }
+    }
+  }
+  uint32_t most[2] = {float_bits(largest.m), largest.v};
+  if constexpr (S0::kScaled || S1::kScaled) {
+    __syncwarp();  // memory order: no lane still reads a scale that the first of its block writes
+    block_absmax(most, w.lanes);
+  }
+  const typename Fixed<S0>::Encoder encoder0(most[0]);
+  const typename Fixed<S1>::Encoder encoder1(most[1]);
+  if (eight.here == 0) return;
+  quantize8<S0>(encoder0, m, w.state[0].values, w.state[0].scales, eight.at, eight.block[0], lane,
+                w.lanes[0], shared.table0);
+  quantize8<S1>(encoder1, v, w.state[1].values, w.state[1].scales, eight.at, eight.block[1], lane,
+                w.lanes[1], shared.table1);
 }
 
 /// Rule, parameter format, gradient format, and one state format for each slot of the rule.
 template <class U, class P, class G, class S0, class S1>
-__global__ void __launch_bounds__(kFastWarps* kLanes) step_fast(const Batch batch) {
+__global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(const Batch batch) {
   static_assert(U::kSlots == 2);
-  using Shared = FastShared<S0, S1>;
+  using Shared = FastShared<U, S0, S1>;
   LB_SHARED(Shared, shared);
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes, warp = thread / kLanes;
   Fixed<S0>::fill(shared.table0, thread, kFastWarps * kLanes);
   Fixed<S1>::fill(shared.table1, thread, kFastWarps * kLanes);
   __syncthreads();
-  const Job& job = shared.job[warp];
+  FastWarp<U>& w = shared.warp[warp];
+  const auto stride = static_cast<uint32_t>(warps<kFastWarps>());
   TileRange range;
-  for (int64_t tile = warp_number<kFastWarps>(thread); tile < batch.tiles;
-       tile += warps<kFastWarps>()) {
-    stage_job(batch, tile, lane, shared.job[warp], range);
-    const int64_t tiles_per_row = ceil_div(job.cols, kTile);
-    const int64_t row = divide(tile - range.begin, tiles_per_row);
-    const int64_t col = (tile - range.begin - row * tiles_per_row) * kTile + lane * kEach;
-    const bool here = col < job.cols;
-    const int64_t at = row * job.cols + col;
-    const int64_t block0 = S0::kScaled ? block_at(job.state[0], job.cols, row, col) : 0;
-    const int64_t block1 = S1::kScaled ? block_at(job.state[1], job.cols, row, col) : 0;
-
-    Pack8<typename G::Storage> grad;
-    Pack8<typename P::Storage> param;
-    CompensationPack<P> compensation;
-    grad.clear();
-    param.clear();
-    compensation.clear();
-    if (here) {
-      grad =
-          Pack8<typename G::Storage>::load(static_cast<const typename G::Storage*>(job.grad) + at);
-      param =
-          Pack8<typename P::Storage>::load(static_cast<const typename P::Storage*>(job.param) + at);
-      if constexpr (kHasCompensation<P>)
-        compensation.read(static_cast<const typename P::Compensation*>(job.compensation) + at);
-    }
-    float s0[kEach], s1[kEach];
-    dequantize8<S0>(job.state[0], at, block0, here, shared.table0, s0);
-    dequantize8<S1>(job.state[1], at, block1, here, shared.table1, s1);
-    Random8 random{};
-    if constexpr (P::kRandom)
-      random =
-          random8(job.random, static_cast<uint64_t>(job.first + row * job.global_cols + col) / 8);
-    const typename U::Coef coef = *reinterpret_cast<const typename U::Coef*>(job.coef);
-    for (int e = 0; e < kEach; ++e) {
-      typename P::Compensation c{};
-      if constexpr (kHasCompensation<P>) c = compensation.get(e);
-      float p = P::load(param.get(e), c), s[2] = {s0[e], s1[e]};
-      U::update(G::load(grad.get(e)), p, s, coef);
-      param.set(e, P::store(p, random.bits16(e), c));
-      if constexpr (kHasCompensation<P>) compensation.set(e, c);
-      s0[e] = s[0];
-      s1[e] = s[1];
-    }
-    if (here && job.write_param) {
-      param.store(static_cast<typename P::Storage*>(job.param) + at);
-      if constexpr (kHasCompensation<P>)
-        compensation.store(static_cast<typename P::Compensation*>(job.compensation) + at);
-    }
-    if constexpr (S0::kScaled || S1::kScaled)
-      __syncwarp();  // memory order: no lane still reads a scale that the first of its block writes
-    quantize8<S0>(s0, job.state[0], at, block0, here, lane, shared.table0);
-    quantize8<S1>(s1, job.state[1], at, block1, here, lane, shared.table1);
+  for (int64_t first = warp_number<kFastWarps>(thread); first < batch.tiles;) {
+    stage_fast(batch, first, lane, w, range);
+    const auto count = static_cast<uint32_t>(range.end - range.begin);
+    auto tile = static_cast<uint32_t>(first - range.begin);
+    LB_UNROLL(1)
+    for (; tile < count; tile += stride) update_tile<P, G, S0, S1>(w, tile, lane, shared);
+    first = range.begin + tile;
   }
 }
 

@@ -221,6 +221,12 @@ inline uint32_t __ballot_sync(uint32_t mask, bool yes) {
   for (int lane = 0; lane < 32; ++lane) ballot |= values[lane] << lane;
   return ballot;
 }
+inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
+  const uint32_t* values = emulator::machine.exchange(mask, value);
+  uint32_t largest = 0;
+  for (int lane = 0; lane < 32; ++lane) largest = values[lane] > largest ? values[lane] : largest;
+  return largest;
+}
 inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long x) {
   return __atomic_fetch_add(at, x, __ATOMIC_RELAXED);
 }

@@ -295,6 +295,7 @@ std::vector<Spec> shapes(int param, int grad, int s0, int s1) {
   add(20, 896, 0, 0);
   add(4, 1408, 0, 896 * 512);         // a later shard
   add(3, 4096, 0, int64_t{1} << 36);  // indices beyond 32 bits
+  add(5, 512, 0, 1024, 64, 128);      // whole tiles, one after another
   add(2, 8, 0, 0), add(5, 16, 0, 80), add(3, 248, 0, 0);
   add(40, 77, 0, 0), add(5, 77, 0, 3 * 77), add(40, 1, 0, 0), add(1, 1, 0, 0);
   add(0, 512, 0, 0), add(5, 0, 0, 0);  // empty shards

@@ -30,6 +30,26 @@ __global__ void local(int* to, int n) {
   to[n] = kept[n & 255];
 }
 """
+# A loop over tiles whose usual path takes two functions of the XU pipe for each of a lane's 8 values, and whose rare one takes many more.
+TILES = """
+__global__ void __launch_bounds__(64) step_fast(float4* to, const float4* from, int tiles, float limit) {
+  __shared__ float table[256];
+  table[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  for (int i = blockIdx.x * 64 + threadIdx.x; i < tiles; i += gridDim.x * 64) {
+    float4 x[2] = {__ldcg(from + 2 * i), __ldcg(from + 2 * i + 1)};
+    float* y = &x[0].x;
+    for (int e = 0; e < 8; ++e) y[e] = __frcp_rn(table[__float_as_uint(y[e]) & 255]);
+    if (y[0] > limit) {
+      for (int e = 0; e < 8; ++e) y[e] = logf(y[e]) + EXTRA;
+    } else {
+      for (int e = 0; e < 8; ++e) { float r; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y[e])); y[e] = r; }
+    }
+    __stcg(to + 2 * i, x[0]);
+    __stcg(to + 2 * i + 1, x[1]);
+  }
+}
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,6 +81,51 @@ def test_local_memory_is_an_error(tmp_path):
     assert "k.sm_90.cubin: local keeps 1024 bytes in local memory" in run.stderr
     lenient = subprocess.run([sys.executable, SCRIPT, tmp_path, "--lenient"], capture_output=True, text=True)  # fmt: skip
     assert lenient.returncode == 0 and (lenient.stdout, lenient.stderr) == (run.stdout, run.stderr)
+
+
+def test_what_a_tile_takes(tmp_path):
+    """The usual path is counted without the rare branch, and a kernel that takes more than its limit is an error."""
+    for script in (SCRIPT, SCRIPT.with_name("usual_path.py")):
+        shutil.copy(script, tmp_path)
+
+    def count(extra, *options):
+        (tmp_path / "k.cu").write_text(TILES.replace("EXTRA", extra))
+        command = [
+            "nvcc",
+            "-arch=sm_90",
+            "-cubin",
+            "-o",
+            tmp_path / "k.sm_90.cubin",
+            tmp_path / "k.cu",
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        run = [sys.executable, tmp_path / "resources.py", tmp_path, *options]
+        done = subprocess.run(run, capture_output=True, text=True)
+        head, row = done.stdout.splitlines()[-2:]
+        return done, dict(zip(head.replace(" clk", "_clk").split(), row.split(), strict=True))
+
+    done, row = count("1.0f")
+    assert done.returncode == 0, done.stderr
+    instructions, pipes = (
+        int(row["instructions"]),
+        ("alu", "fp32", "imad", "xu", "memory", "control", "uniform"),
+    )
+    assert instructions == sum(int(row[pipe]) for pipe in pipes)
+    assert (
+        16 <= int(row["xu"]) <= 20
+        and int(row["bytes"]) == 2 * 8 * 4 * 32
+        and 60 <= instructions <= 300
+    )
+    assert (
+        abs(int(count("expf(y[e])")[1]["instructions"]) - instructions) <= 8
+    )  # the rare branch grew
+
+    limits = tmp_path / "tile_limits.txt"
+    assert count("1.0f", "--set-limits")[0].returncode == 0 and limits.exists()
+    assert count("1.0f")[0].returncode == 0
+    limits.write_text(limits.read_text().replace(f"90 {instructions} ", f"90 {instructions - 1} "))
+    worse = count("1.0f")[0]
+    assert worse.returncode == 1 and f"executes {instructions} instructions" in worse.stderr
 
 
 def test_no_cubins_are_an_error(tmp_path):

@@ -55,6 +55,14 @@ struct AdamRule {
   }
 
   LB_HD static void update(float g, float& p, float (&s)[kSlots], const Coef& c) {
+    moments(g, p, s, c);
+    p = next(p, s[0], s[kAmsgrad ? 2 : 1], c);
+  }
+
+  // The halves of `update`, for processors that check the second one for 8 values at once.
+
+  /// Moves the moments, and decays p or adds the decay to g.
+  LB_HD static void moments(float g, float& p, float (&s)[kSlots], const Coef& c) {
     g = g * c.g_scale;
     if constexpr (kDecoupled) {
       p = p * c.decay;
@@ -63,12 +71,13 @@ struct AdamRule {
     }
     s[0] = s[0] + (g - s[0]) * c.one_minus_beta1;
     s[1] = s[1] * c.beta2 + (g * g) * c.one_minus_beta2;
-    float v = s[1];
     if constexpr (kAmsgrad) {
+      const float v = s[1];
       s[2] = (v > s[2] || v != v) ? v : s[2];  // a NaN on either side stays
-      v = s[2];
     }
-    p = p - c.step_size * (s[0] / (__builtin_sqrtf(v) * c.inv_sqrt_bc2 + c.eps));
+  }
+  LB_HD static float next(float p, float m, float v, const Coef& c) {
+    return p - c.step_size * (m / (__builtin_sqrtf(v) * c.inv_sqrt_bc2 + c.eps));
   }
 };
 

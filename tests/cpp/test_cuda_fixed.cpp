@@ -1,0 +1,292 @@
+// The parts of the fixed CUDA kernels that reach a result by another way than core does: codes by
+// cells, 8-bit floats by tables, and parameters by a bracket. Core's plain functions are the
+// reference. `test_cuda_fixed all` tries every float
+// from 2^-33 on.
+#include "cuda_emulator.h"
+
+#pragma GCC diagnostic ignored "-Wunused-function"  // kernels that are not launched here
+
+// after the emulator
+#include "cuda/step.cuh"
+
+namespace lowbit {
+namespace {
+
+int passed = 0, failed = 0;
+void check(bool ok, const char* what, const char* name) {
+  (ok ? passed : failed) += 1;
+  if (!ok) std::printf("FAIL: %s: %s\n", name, what);
+}
+
+/// Numbers that repeat.
+struct Numbers {
+  uint64_t state = 88172645463325252u;
+  uint32_t next() {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return static_cast<uint32_t>(state >> 16);
+  }
+  float uniform() { return static_cast<float>(next() >> 8) * 0x1p-24f; }
+  /// A float of either sign between two powers of two.
+  float between(int low, int high) {
+    const uint32_t exponent =
+        static_cast<uint32_t>(127 + low) + next() % static_cast<uint32_t>(high - low);
+    return bits_float((next() & 0x807fffffu) | exponent << 23);
+  }
+};
+
+template <class F>
+struct Codes {
+  using Fixed = cuda::Fixed<F>;
+  static constexpr bool kIsTop = !__is_same(typename F::Scale, BlockScale);
+  static constexpr float kTop = 448.0f;
+  typename Fixed::Tables tables;
+  const typename Fixed::Encoder encoder{float_bits(kIsTop ? kTop : 1.0f)};
+  float x[cuda::kEach] = {};
+  uint32_t expected[cuda::kEach] = {};
+  int held = 0;
+  int64_t wrong = 0;
+
+  Codes() { Fixed::fill(tables, 0, 1); }
+
+  /// z: what the scale, which is 1, makes of the value.
+  void add(float z) {
+    if (magnitude_bits(z) > float_bits(kIsTop ? kTop : 1.0f) + 2) return;
+    x[held] = z;
+    expected[held++] = F::quantize(z);
+    if (held == cuda::kEach) flush();
+  }
+  void flush() {
+    cuda::StatePack<F> pack;
+    pack.clear();
+    encoder.quantize(x, tables, pack);
+    for (int e = 0; e < held; ++e) {
+      const auto code = static_cast<uint32_t>(pack.get(e));
+      if (code != expected[e] && wrong++ < 3)
+        std::printf("%s: %a has %u, not %u\n", F::kName, x[e], code, expected[e]);
+    }
+    held = 0;
+  }
+  void add_both(uint32_t bits) {
+    add(bits_float(bits));
+    add(bits_float(bits | 0x80000000u));
+  }
+};
+
+template <class F>
+void test_codes(bool all) {
+  Codes<F> codes;
+  const uint32_t end = float_bits(Codes<F>::kIsTop ? Codes<F>::kTop : 1.0f) + 2;
+  if (all) {
+    for (uint32_t b = float_bits(0x1p-33f); b <= end; ++b) codes.add_both(b);
+  }
+  // Around every middle of two values; the ends of every cell; and scattered.
+  float last = 0.0f;
+  for (uint32_t code = 0; code < 1u << F::kBits; ++code) {
+    const float value = F::dequantize(code);
+    if (is_nan_bits(float_bits(value))) continue;
+    const uint32_t middle =
+        magnitude_bits(static_cast<float>((static_cast<double>(value) + last) / 2));
+    for (uint32_t d = 0; d <= 8; ++d) {
+      codes.add_both(middle + d - 4);
+      codes.add_both(magnitude_bits(value) + d - 4);
+    }
+    last = value;
+  }
+  for (uint32_t cell = 0; cell <= end >> 16; ++cell) {
+    for (uint32_t low : {0u, 1u, 2u, 0x7fffu, 0x8000u, 0xfffeu, 0xffffu})
+      codes.add_both(cell << 16 | low);
+  }
+  Numbers numbers;
+  for (int i = 0; i < 1 << 20; ++i) codes.add_both(numbers.next() % end);
+  codes.flush();
+  check(codes.wrong == 0, "codes of floats", F::kName);
+
+  bool same = true;
+  for (uint32_t first = 0; first < 1u << F::kBits; first += cuda::kEach) {
+    cuda::StatePack<F> pack;
+    pack.clear();
+    for (int e = 0; e < cuda::kEach; ++e)
+      pack.set(e, static_cast<uint8_t>(first + static_cast<uint32_t>(e)));
+    float z[cuda::kEach];
+    cuda::Fixed<F>::dequantize(pack, codes.tables, z);
+    for (uint32_t e = 0; e < cuda::kEach; ++e)
+      same &= float_bits(canonical(z[e])) == float_bits(canonical(F::dequantize(first + e)));
+  }
+  check(same, "values of codes", F::kName);
+}
+
+/// Scales of any absmax, and codes of blocks without any.
+template <class F>
+void test_scales() {
+  typename cuda::Fixed<F>::Tables tables;
+  cuda::Fixed<F>::fill(tables, 0, 1);
+  const uint32_t absmax[] = {0,          1,          0x007fffffu, 0x00800000u, 0x0d800000u,
+                             0x17000000, 0x3f800000, 0x43e00000,  0x71800000u, 0x72000000u,
+                             0x7f7fffff, 0x7f800000, 0x7fc00000u, 0x7fffffffu};
+  bool same = true;
+  for (uint32_t most : absmax) {
+    const auto scale = F::Scale::of(most, kNoMin);
+    const typename cuda::Fixed<F>::Encoder encoder(most);
+    float stored[2] = {};
+    scale.write(&stored[0]), encoder.write(&stored[1]);
+    same &= float_bits(stored[0]) == float_bits(stored[1]);
+    const float part[cuda::kEach] = {1.0f, -1.0f, 0.5f, 0.0f, -0.0f, 1e-7f, 0.3f, -0.004f};
+    float x[cuda::kEach];
+    for (int e = 0; e < cuda::kEach; ++e) {
+      x[e] = bits_float(most) * part[e];
+      if (is_nan_bits(float_bits(x[e])) && scale.coded) x[e] = 0.0f;
+    }
+    cuda::StatePack<F> pack;
+    pack.clear();
+    encoder.quantize(x, tables, pack);
+    for (int e = 0; e < cuda::kEach; ++e)
+      same &= pack.get(e) == (scale.coded ? F::quantize(scale.to_z(x[e])) : F::kZeroCode);
+  }
+  check(same, "scales and codes of blocks", F::kName);
+}
+
+/// Parameters against U::next and P::store.
+template <class U, class P>
+void test_parameters() {
+  Numbers numbers;
+  int64_t wrong = 0;
+  for (int round = 0; round < 200'000; ++round) {
+    const int64_t t = 1 + round % 1000;
+    const double tiny = round % 11 == 0 ? 1e-15 : round % 13 == 0 ? 0.0 : 1e-8;
+    const double hyper[] = {round % 17 == 0 ? 0.0 : 1e-3, 0.9, round % 2 ? 0.95 : 0.999, tiny, 0.1};
+    cuda::AdamStep<U> step;
+    step.set(U::prepare(hyper, t, 1.0));
+    // Ordinary numbers, then mixed with zeros, subnormals, and values near every end.
+    const bool strange = round % 3 == 0;
+    cuda::Pack8<typename P::Storage> param;
+    cuda::CompensationPack<P> compensation;
+    param.clear(), compensation.clear();
+    typename P::Compensation c[cuda::kEach] = {}, expected_c[cuda::kEach] = {};
+    float p[cuda::kEach], m[cuda::kEach], v[cuda::kEach];
+    Random8 random;
+    for (uint32_t& word : random.word) word = numbers.next();
+    typename P::Storage expected[cuda::kEach];
+    for (int e = 0; e < cuda::kEach; ++e) {
+      const uint32_t kind = strange ? numbers.next() % 16 : 0;
+      p[e] = kind == 1   ? 0.0f
+             : kind == 2 ? -0.0f
+             : kind == 3 ? numbers.between(-126, 127)
+             : kind == 4 ? bits_float(numbers.next())
+                         : numbers.between(-14, 1);
+      m[e] = kind == 5   ? 0.0f
+             : kind == 6 ? -0.0f
+             : kind == 7 ? numbers.between(-126, 127)
+             : kind == 8 ? bits_float(numbers.next())
+             : kind == 9 ? numbers.between(-80, -50)
+                         : numbers.between(-30, 1);
+      v[e] = kind == 10 || kind == 5 ? 0.0f
+             : kind == 11            ? bits_float(numbers.next() >> 9)
+             : kind == 12            ? bits_float(numbers.next())
+             : kind == 13            ? numbers.between(-126, 127)
+                                     : m[e] * m[e] * numbers.uniform() * 2.0f;
+      if (kind == 14) p[e] = m[e] = v[e] = 0.0f;
+      if (kind == 15) p[e] = bits_float(0x7f7f0000u | (numbers.next() & 0x8000ffffu));
+      if constexpr (sizeof(typename P::Storage) == 2) {
+        p[e] = bits_float(float_bits(p[e]) & 0xffff0000u);
+        param.set(e, static_cast<typename P::Storage>(float_bits(p[e]) >> 16));
+      }
+      p[e] = p[e] * step.coef.decay;
+      expected_c[e] = c[e];
+      expected[e] = P::store(U::next(p[e], m[e], v[e], step.coef), random.bits16(e), expected_c[e]);
+    }
+    const cuda::Largest largest = cuda::largest_of(m, v);
+    cuda::store_adam<U, P>(step, p, m, v, largest, random, param, compensation);
+    for (int e = 0; e < cuda::kEach; ++e) {
+      const auto got = param.get(e);
+      bool same = std::memcmp(&got, &expected[e], sizeof got) == 0;
+      if constexpr (cuda::kHasCompensation<P>) same &= compensation.get(e) == expected_c[e];
+      if (!same && wrong++ < 3)
+        std::printf("%s: p %a, m %a, v %a, eps %g\n", P::kName, p[e], m[e], v[e], tiny);
+    }
+  }
+  check(wrong == 0, "parameters", P::kName);
+}
+
+/// Split parameters: every share, then parameters of all kinds.
+template <class P>
+void test_split() {
+  using Correction = typename P::Compensation;
+  bool same = true;
+  const int most = sizeof(Correction) == 1 ? 128 : 32768;
+  for (int c = -most; c < most; ++c) {
+    const float share = static_cast<float>(-c) / P::kMax;
+    same &= float_bits(cuda::negative_share<P>(static_cast<Correction>(c))) == float_bits(share);
+  }
+  check(same, "shares", P::kName);
+  Numbers numbers;
+  same = true;
+  for (int round = 0; round < 400'000; ++round) {
+    cuda::Pack8<uint16_t> param, stored;
+    cuda::CompensationPack<P> compensation, kept;
+    param.clear(), compensation.clear(), stored.clear(), kept.clear();
+    float p[cuda::kEach], next[cuda::kEach];
+    for (int e = 0; e < cuda::kEach; ++e) {
+      const uint32_t any = round % 4 == 0 ? numbers.next() : float_bits(numbers.between(-63, 65));
+      param.set(e, static_cast<uint16_t>(any >> 16));
+      compensation.set(e, static_cast<Correction>(numbers.next()));
+      next[e] = round % 8 == 1 ? bits_float(numbers.next()) : numbers.between(-62, 64);
+      if (round % 64 == 2) next[e] = bits_float(float_bits(next[e]) & 0xffff8000u);  // ties
+    }
+    cuda::load_split<P>(param, compensation, p);
+    cuda::store_split<P>(next, stored, kept);
+    for (int e = 0; e < cuda::kEach; ++e) {
+      const float expected = P::load(param.get(e), compensation.get(e));
+      same &= float_bits(canonical(p[e])) == float_bits(canonical(expected));
+      Correction c{};
+      same &= stored.get(e) == P::store(next[e], 0, c);
+      same &= kept.get(e) == c;
+    }
+  }
+  check(same, "loads and stores", P::kName);
+}
+
+void test_largest() {
+  const float strange[] = {bits_float(0x7fffffffu), bits_float(0xff800000u), -3.0f, -0.0f};
+  bool same = true;
+  for (float x : strange) {
+    for (int at = 0; at < cuda::kEach; ++at) {
+      float m[cuda::kEach] = {1, -1, 0.5f, 0, -0.0f, 1, 1, 1}, v[cuda::kEach] = {};
+      m[at] = x;
+      uint32_t most = 0;
+      for (float y : m) most = magnitude_bits(y) > most ? magnitude_bits(y) : most;
+      same &= float_bits(cuda::largest_of(m, v).m) == most;
+    }
+  }
+  check(same, "largest magnitudes", "Largest");
+}
+
+}  // namespace
+}  // namespace lowbit
+
+int main(int argc, char** argv) {
+  using namespace lowbit;
+  const bool all = argc > 1 && std::strcmp(argv[1], "all") == 0;
+  test_codes<Dynamic8>(all);
+  test_codes<Dynamic8Unsigned>(all);
+  test_codes<Dynamic4>(all);
+  test_codes<PowerOne4Unsigned>(all);
+  test_codes<Float8E4M3>(all);
+  test_codes<Float8E4M3Unsigned>(all);
+  test_scales<Dynamic8>();
+  test_scales<Dynamic8Unsigned>();
+  test_scales<Dynamic4>();
+  test_scales<PowerOne4Unsigned>();
+  test_scales<Float8E4M3>();
+  test_scales<Float8E4M3Unsigned>();
+  test_parameters<AdamW, BFloat16Stochastic>();
+  test_parameters<AdamW, BFloat16Nearest>();
+  test_parameters<AdamW, BFloat16Kahan>();
+  test_parameters<AdamW, BFloat16Split8>();
+  test_parameters<AdamW, BFloat16Split16>();
+  test_parameters<AdamW, Float32Param>();
+  test_split<BFloat16Split8>();
+  test_split<BFloat16Split16>();
+  test_largest();
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed > 0 ? 1 : 0;
+}
