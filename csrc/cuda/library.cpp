@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <stdexcept>
 #include <string>
 
 namespace lowbit::cuda {
@@ -14,7 +15,11 @@ TorchStreamFn torch_stream = nullptr;
 
 void* current_stream(int device) {
   void* stream = nullptr;
-  return torch_stream(device, &stream) == 0 ? stream : nullptr;
+  if (torch_stream(device, &stream) != 0) {  // null would be the legacy stream, which waits for all
+    throw std::runtime_error("torch has no current stream on CUDA device " +
+                             std::to_string(device));
+  }
+  return stream;
 }
 
 template <class Fn>

@@ -18,7 +18,7 @@ struct Library {
   CudaFreeFn free;
   CudaPrefetchFn prefetch;
   CudaLowRankFn lowrank;
-  /// The current stream of torch on the device.
+  /// The current stream of torch on the device. Throws if torch has none.
   void* (*current_stream)(int device);
 };
 
