@@ -11,6 +11,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from groups import params_for
 from test_config import OPTIMIZERS, model, train
 from torch import nn
 from torch._subclasses import FakeTensorMode
@@ -72,7 +73,7 @@ def net(dtype=torch.bfloat16):
 
 def trained(steps=2, dtype=torch.bfloat16, make=lowbit.AdamW, **options):
     of = net(dtype)
-    opt = make(of.named_parameters(), lr=1e-2, **options)
+    opt = make(params_for(make, of), lr=1e-2, **options)
     train(of, opt, steps)
     return of, opt
 
@@ -98,11 +99,11 @@ def test_every_optimizer_takes_it_and_refuses_other_words(cls):
     assert "kwargs" in known or known["state_memory"].kind == inspect.Parameter.KEYWORD_ONLY
     assert "kwargs" in known or known["state_memory"].default == "device"
     for kind in memory.MEMORIES:
-        assert cls(model().parameters(), state_memory=kind).state_memory == kind
-    assert cls(model().parameters()).state_memory == "device"
+        assert cls(params_for(cls, model()), state_memory=kind).state_memory == kind
+    assert cls(params_for(cls, model())).state_memory == "device"
     for other in ("cpu", "Pinned", True, None):
         with pytest.raises(ValueError, match=r"state_memory should be 'device', 'pinned' or 'managed' but is: "):  # fmt: skip
-            cls(model().parameters(), state_memory=other)
+            cls(params_for(cls, model()), state_memory=other)
 
 
 @pytest.mark.parametrize("kind", OUTSIDE)
