@@ -180,7 +180,11 @@ struct CellCode {
         // Rarely: some byte is 1, which may stand for a zero.
         const uint32_t others = bytes[i] ^ 0x01010101u;
         if (((others - 0x01010101u) & ~others & 0x80808080u) != 0) {
-          for (int e = 0; e < 4; ++e) bytes[i] -= (z[4 * i + e] > 0.0f ? 0u : 1u) << (8 * e);
+          for (int e = 0; e < 4; ++e) {
+            // A variable of its own: g++ 12's sanitizer of shifts reads another z otherwise.
+            const uint32_t is_zero = z[4 * i + e] > 0.0f ? 0 : 1;
+            bytes[i] -= is_zero << (8 * e);
+          }
         }
       }
     }
