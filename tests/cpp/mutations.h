@@ -3,6 +3,7 @@
 // thread reaches. Include after `mutation`, the sources, and the comparison that defines `check`.
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -42,8 +43,11 @@ bool differs(const Comparison (&comparisons)[kCount], const std::string& mistake
 /// Whether a mistake is detected, as the exit status of a process.
 template <size_t kCount>
 [[noreturn]] void look(const Comparison (&comparisons)[kCount], int number) {
-  alarm(number == 0 ? 600
-                    : 60);  // a timeout counts as detected; without a mistake it must not occur
+  // A timeout counts as detected; without a mistake, where all comparisons take 2 to 3 seconds of a
+  // core, it must not occur.
+  alarm(number == 0 ? 600 : 60);
+  const rlimit cpu{20, 20};
+  if (number != 0) setrlimit(RLIMIT_CPU, &cpu);
   if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(0);
   mutation = number;
   _exit(differs(comparisons, kMutations[number]) ? 1 : 0);
