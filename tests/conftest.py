@@ -25,10 +25,11 @@ LONGEST = (
     "test_kinds_tool", "test_bench", "test_convert_torchao", "test_kernel_table", "test_checkpoint_python", "test_memory", "test_sharding", "test_gradients_sharded",
     "test_resume", "test_flat_shards", "test_reshard", "test_placed_state", "test_policy", "test_recover",
 )  # fmt: skip
-# What `make test` leaves to `make test MARK=` and to CI: half a minute or more each, to see again on every framework, recipe or peer what others see once.
+# What `make test` leaves to `make test MARK=` and to CI: half a minute or so each, to see again on every framework, recipe or peer what others see once.
 LONG = (
-    "test_bench", "test_convert_torchao", "test_cpp_front", "test_elastic", "test_frameworks", "test_help", "test_hostile", "test_kernel_table",
-    "test_kinds", "test_kinds_convert", "test_kinds_tool", "test_memory", "test_policy", "test_processors", "test_recipes", "test_wrappers",
+    "test_bench", "test_convert_torchao", "test_cpp_front", "test_elastic", "test_flat_shards", "test_frameworks", "test_help", "test_hostile", "test_kernel_table",
+    "test_kinds", "test_kinds_convert", "test_kinds_tool", "test_memory", "test_placed_state", "test_policy", "test_processors", "test_recipes",
+    "test_recover", "test_reshard", "test_world", "test_wrappers",
 )  # fmt: skip
 # What `make check` leaves out: those, and files that start many processes or take more than five seconds of a core.
 SLOW = (
