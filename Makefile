@@ -198,17 +198,22 @@ $(VENV)/modules: FORCE
 $(VENV)/options: FORCE | libraries
 	@mkdir -p $(VENV) && printf '%s\n' '$(PACKAGE)' >$@.$$$$ && if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
 
+# What the package and the recipes need besides torch comes while the compiler works.
 $(VENV)/installed: $(VENV)/torch $(VENV)/modules $(VENV)/options pyproject.toml
 	@echo "building lowbit: minutes the first time"
-	@$(call shown,build.log,$(PYTHON) -m pip install --verbose --disable-pip-version-check --no-build-isolation $(PACKAGE) -e ".[recipes]")
+	@sed -n '/^dependencies = /,/^]/p; /^recipes = /,/^]/p' pyproject.toml | sed -n 's/^ *"\([^"]*\)".*/\1/p' | grep -v '^torch' >$(VENV)/needs.txt
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $(VENV)/needs.txt >$(VENV)/needs.log 2>&1 & needs=$$!; \
+	$(call shown,build.log,$(PYTHON) -m pip install --verbose --disable-pip-version-check --no-build-isolation --no-deps $(PACKAGE) -e .); built=$$?; \
+	wait $$needs || { cat $(VENV)/needs.log; exit 1; }; exit $$built
 	@touch $@ $(VENV)/built
 
 # An edited source: what depends on it is compiled in the same folder, and copied to where pip has put it. pip names a folder of its own at every turn.
 $(VENV)/built: $(VENV)/installed $(SOURCES)
-	@echo "building what changed"
-	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DSKBUILD_SCRIPTS_DIR=$(CURDIR)/$(BIN) -DSKBUILD_DATA_DIR=$(CURDIR)/$(VENV) >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
-	@$(call shown,build.log,$(BIN)/cmake --build $(CMAKE_BUILD) --target package_files)
-	@$(BIN)/cmake --install $(CMAKE_BUILD) --component package --strip --prefix $$($(PYTHON) -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")/lowbit >$(VENV)/install.log
+	@[ ! -e $@ ] || [ -n "$$(find $(SOURCES) -newer $@ -print -quit)" ] || exit 0; \
+	set -e; echo "building what changed"; \
+	$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DSKBUILD_SCRIPTS_DIR=$(CURDIR)/$(BIN) -DSKBUILD_DATA_DIR=$(CURDIR)/$(VENV) >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }; \
+	$(call shown,build.log,$(BIN)/cmake --build $(CMAKE_BUILD) --target package_files); \
+	$(BIN)/cmake --install $(CMAKE_BUILD) --component package --strip --prefix $$($(PYTHON) -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")/lowbit >$(VENV)/install.log
 	@touch $@
 
 # `lowbit[...]`: it is installed, so that only what it names is, and nothing is built again.

@@ -16,7 +16,7 @@ import torch
 
 HERE = pathlib.Path(__file__).parent
 OUT = pathlib.Path("out")
-STEPS, MORE = 60, 20  # steps on 2 ranks, then more after the reshard
+STEPS, MORE = 40, 20  # steps on 2 ranks, then more after the reshard
 
 
 class Stages:

@@ -348,10 +348,10 @@ def main() -> None:
         save(model, opt, args.steps, args.save)
     summary["seconds_per_step"] = seconds / max(len(steps), 1)
 
+    rows = max(24, ranks)  # in all, not on each rank: any number of ranks sees the same text
     with torch.no_grad():
-        losses = torch.stack([
-            loss_of(forward, text.batch(1, i, 4 * ranks, rank, ranks, held_out=True).to(device)) for i in range(12)
-        ]).mean()  # fmt: skip
+        held_out = [text.batch(1, i, rows, rank, ranks, held_out=True).to(device) for i in range(4)]
+        losses = torch.stack([loss_of(forward, ids) * len(ids) / rows for ids in held_out]).mean()
     if ranks > 1:
         dist.all_reduce(losses)
     for module in model.modules():
@@ -359,7 +359,7 @@ def main() -> None:
             module.reshard()  # after a forward without backward the root still has unsharded parameters
     summary["step"] = args.steps
     summary["train_loss"] = sum(line["loss"] for line in lines[-20:]) / max(len(lines[-20:]), 1)
-    summary["held_out_loss"] = losses.item() / ranks
+    summary["held_out_loss"] = losses.item()
     summary["bytes_per_parameter"] = footprint(model, opt)
     summary["parameters"] = sum(p.numel() for p in model.parameters())
     if args.digest:
