@@ -57,8 +57,12 @@ DEFAULTS: Mapping[str, Any] = {
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
-def lists(options: type) -> Callable[[_Init], _Init]:
-    """For a constructor that ends in `**options: Unpack[...]` of that TypedDict: `inspect.signature` and `help` show each of them, with its default."""
+def lists(options: type, defaults: Mapping[str, Any] = DEFAULTS) -> Callable[[_Init], _Init]:
+    """For a constructor that ends in `**options: Unpack[...]` of that TypedDict: `inspect.signature` and `help` show each of them, with its default.
+
+    Args:
+        defaults: of the options, in the order that signatures show them; those of every optimizer by default.
+    """
     kinds = options.__annotations__
     listed = [
         inspect.Parameter(
@@ -67,7 +71,7 @@ def lists(options: type) -> Callable[[_Init], _Init]:
             default=default,
             annotation=getattr(kinds[name], "__forward_arg__", kinds[name]),
         )
-        for name, default in DEFAULTS.items()
+        for name, default in defaults.items()
         if name in kinds
     ]
 

@@ -7,6 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from torch import Tensor
+
+from lowbit.config import arguments
+from lowbit.config.arguments import AllOptions
 from lowbit.config.overrides import clean_name
 
 Triple: TypeAlias = tuple[float, float, float]
@@ -15,6 +19,20 @@ Coefficients: TypeAlias = (
 )
 Split: TypeAlias = int | Sequence[int] | Mapping[str, int | Sequence[int]] | None
 Orthogonalize: TypeAlias = Literal["auto", "exact", "torch"]
+
+WAYS = ("auto", "exact", "torch")
+
+
+class MuonOptions(AllOptions, total=False):
+    """What Muon and MuonWithAdamW take besides the arguments of torch.optim.Muon."""
+
+    orthogonalize: Orthogonalize
+    split: Split
+
+
+# In the order that signatures show them.
+OWN: Mapping[str, Any] = {"orthogonalize": "auto", "split": None}
+DEFAULTS: Mapping[str, Any] = {**OWN, **arguments.DEFAULTS}
 
 QUINTIC: Triple = (3.4445, -4.7750, 2.0315)  # K. Jordan's, and torch's default
 # arXiv:2505.16932, algorithm 1; all but the last are divided by powers of the factor.
@@ -117,3 +135,24 @@ def pieces(
             f"{what} is a batch of {shape[0]} matrices, which split={split!r} would cut into unequal parts; give a number of equal parts"
         )
     return made
+
+
+def check(group: Mapping[str, Any]) -> None:
+    """Checks Muon's own arguments, with torch's messages where torch checks them.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    for key, name in (("lr", "Learning rate"), ("momentum", "momentum"), ("weight_decay", "weight decay")):  # fmt: skip
+        value = group[key]
+        if not isinstance(value, str) and value is not None and not float(value) >= 0.0:
+            raise ValueError(f"{name} should be >= 0 but is: {value}")
+    if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
+        raise ValueError(f"Adjust learning rate function {group['adjust_lr_fn']} is not supported")
+    if group["orthogonalize"] not in WAYS:
+        raise ValueError(
+            f"orthogonalize should be one of {', '.join(WAYS)} but is: {group['orthogonalize']!r}"
+        )
+    schedule(group["ns_coefficients"], group["ns_steps"])

@@ -9,9 +9,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
-from lowbit.config.arguments import AllOptions
-from lowbit.config.muon import QUINTIC, Coefficients, Orthogonalize, Split
-from lowbit.optim import orthogonal
+from lowbit.config.muon import DEFAULTS, QUINTIC, Coefficients, MuonOptions
 from lowbit.optim.orthogonal import OrthogonalOptimizer
 
 
@@ -48,7 +46,7 @@ class Muon(OrthogonalOptimizer):
             them, is sharded otherwise than by rows, or cannot be split so.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.lists(MuonOptions, DEFAULTS)
     def __init__(
         self,
         params: ParamsT,
@@ -60,21 +58,13 @@ class Muon(OrthogonalOptimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-        *,
-        orthogonalize: Orthogonalize = "auto",
-        split: Split = None,
-        **options: Unpack[AllOptions],
+        **options: Unpack[MuonOptions],
     ) -> None:
-        orthogonal.checked(
-            lr, weight_decay, momentum, ns_coefficients, ns_steps, adjust_lr_fn, orthogonalize
-        )
-        defaults = arguments.shared(self, lr, **options)
-        defaults |= {
-            "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
+        rule = {
+            "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
             "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
-            "orthogonalize": orthogonalize, "split": split,
         }  # fmt: skip
-        super().__init__(params, defaults)
+        super().__init__(params, rule, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if isinstance(param_group, dict) and not param_group.get("use_muon", True):

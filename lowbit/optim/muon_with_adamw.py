@@ -9,9 +9,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from lowbit.config import arguments
-from lowbit.config.arguments import AllOptions
-from lowbit.config.muon import QUINTIC, Coefficients, Orthogonalize, Split
-from lowbit.optim import orthogonal
+from lowbit.config.muon import DEFAULTS, QUINTIC, Coefficients, MuonOptions
 from lowbit.optim.orthogonal import OrthogonalOptimizer
 
 
@@ -36,7 +34,7 @@ class MuonWithAdamW(OrthogonalOptimizer):
         ValueError: an argument is out of range, a group has no `use_muon`, or as `Muon` raises it.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.lists(MuonOptions, DEFAULTS)
     def __init__(
         self,
         params: ParamsT,
@@ -53,14 +51,8 @@ class MuonWithAdamW(OrthogonalOptimizer):
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
-        orthogonalize: Orthogonalize = "auto",
-        split: Split = None,
-        **options: Unpack[AllOptions],
+        **options: Unpack[MuonOptions],
     ) -> None:
-        orthogonal.checked(
-            lr, weight_decay, momentum, ns_coefficients, ns_steps, adjust_lr_fn, orthogonalize
-        )
-        defaults = arguments.shared(self, lr, **options)
         self._adamw = {
             "lr": lr if adamw_lr is None else adamw_lr,
             "eps": adamw_eps,
@@ -69,12 +61,12 @@ class MuonWithAdamW(OrthogonalOptimizer):
         arguments.check_betas(adamw_betas)
         rates = {"learning rate": self._adamw["lr"], "epsilon": adamw_eps}
         arguments.check_least(**rates, weight_decay=self._adamw["weight_decay"])  # type: ignore[arg-type]
-        defaults |= {
-            "use_muon": True, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
+        rule = {
+            "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
             "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
-            "orthogonalize": orthogonalize, "split": split, "betas": adamw_betas,
+            "use_muon": True, "betas": adamw_betas,
         }  # fmt: skip
-        super().__init__(params, defaults)
+        super().__init__(params, rule, options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_adamw": self._adamw}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lowbit import sharding
 from lowbit.config import arguments, muon
-from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.config.muon import MuonOptions
+from lowbit.optim.matrices import MatrixOptimizer
 from lowbit.optim.stepping import on_device
 from lowbit.state import muon_layout
 from lowbit.state.layout import Layout
@@ -18,15 +19,21 @@ from lowbit.state.muon_layout import MuonLayout
 from lowbit.step.group import StepGroup
 from lowbit.step.muon import Matrix, run, way
 
-WAYS = ("auto", "exact", "torch")
 
-
-class OrthogonalOptimizer(LowbitOptimizer):
+class OrthogonalOptimizer(MatrixOptimizer):
     """The base of Muon and MuonWithAdamW: groups with `use_muon=False` are stepped by AdamW, all others by Muon."""
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Any, rule: dict[str, Any], options: MuonOptions) -> None:
+        """
+        Args:
+            rule: the arguments of torch.optim.Muon, and group entries of the optimizer's own.
+            options: all others, of which some may be missing.
+        """
+        given: dict[str, Any] = dict(options)
+        own = {key: given.pop(key, default) for key, default in muon.OWN.items()}
+        muon.check({**rule, **own})
         self._owners: dict[Any, int] = {}
-        super().__init__(params, defaults)
+        super().__init__(params, {**arguments.shared(self, rule["lr"], **given), **rule, **own})
 
     def layout_of(
         self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
@@ -36,9 +43,6 @@ class OrthogonalOptimizer(LowbitOptimizer):
         made = muon_layout.layout_of(group, p, name, index)
         way(group["orthogonalize"], p.device if p.device.type == "cuda" else torch.device("cpu"))
         return made
-
-    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
-        return "adamw"
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         if (
@@ -51,23 +55,6 @@ class OrthogonalOptimizer(LowbitOptimizer):
         beta1, beta2 = group["betas"]
         return [lr, float(beta1), float(beta2), group["eps"], group["weight_decay"]]
 
-    def _update(
-        self,
-        params: Iterable[tuple[int, Any]],
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> list[StepGroup]:
-        matrices: list[tuple[int, Any]] = []
-        plain: list[tuple[int, Any]] = []
-        for number, p in params:
-            of_muon = isinstance(self._layouts[p], MuonLayout)
-            (matrices if of_muon else plain).append((number, p))
-        step_groups = super()._update(plain, grad_scale, found_inf)
-        if matrices:
-            self._update_matrices(matrices, grad_scale, found_inf)
-        return step_groups
-
-    @torch._disable_dynamo  # torch.compiler.disable, which would import the compiler with this module
     def _update_matrices(
         self,
         params: Iterable[tuple[int, Any]],
@@ -139,32 +126,3 @@ class OrthogonalOptimizer(LowbitOptimizer):
         else:
             hyper, options = self._options(step_group, grad_scale, found_inf)
             step_group.bind(table, hyper, **{**options, "lr": None})
-
-
-def checked(
-    lr: float | Tensor,
-    weight_decay: float,
-    momentum: float,
-    ns_coefficients: muon.Coefficients,
-    ns_steps: int,
-    adjust_lr_fn: str | None,
-    orthogonalize: str,
-) -> None:
-    """Checks Muon's arguments, with torch's messages where torch checks them.
-
-    Raises:
-        ValueError: one is out of range.
-    """
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
-    rates = {"Learning rate": lr, "momentum": momentum, "weight decay": weight_decay}
-    for name, value in rates.items():
-        if not isinstance(value, str) and value is not None and not float(value) >= 0.0:
-            raise ValueError(f"{name} should be >= 0 but is: {value}")
-    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
-        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
-    if orthogonalize not in WAYS:
-        raise ValueError(
-            f"orthogonalize should be one of {', '.join(WAYS)} but is: {orthogonalize!r}"
-        )
-    muon.schedule(ns_coefficients, ns_steps)

@@ -11,16 +11,15 @@ from torch import Tensor
 
 from lowbit import sharding
 from lowbit.config import arguments
-from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.matrices import MatrixOptimizer
 from lowbit.optim.stepping import on_device
 from lowbit.state import lowrank_layout
 from lowbit.state.layout import Layout
-from lowbit.state.lowrank_layout import LowRankLayout
 from lowbit.step import lowrank, lowrank_cuda
 from lowbit.step.group import StepGroup
 
 
-class SubspaceOptimizer(LowbitOptimizer):
+class SubspaceOptimizer(MatrixOptimizer):
     """The base of APOLLO and Fira: matrices larger than `rank` on both sides step in a subspace, all else by AdamW."""
 
     _fira = False
@@ -46,9 +45,6 @@ class SubspaceOptimizer(LowbitOptimizer):
             return super().layout_of(group, p, name, index)
         return lowrank_layout.layout_of(group, p, name, index, rank, self._fira)
 
-    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
-        return "adamw"
-
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         lr, (beta1, beta2) = group["lr"], group["betas"]
         moments = [float(beta1), float(beta2), group["eps"]]
@@ -56,23 +52,6 @@ class SubspaceOptimizer(LowbitOptimizer):
             return [1.0, *moments]  # it has no learning rate, but 0 would keep it from writing N
         return [arguments.number(lr), *moments, group["weight_decay"]]
 
-    def _update(
-        self,
-        params: Iterable[tuple[int, Tensor]],
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> list[StepGroup]:
-        matrices: list[tuple[int, Tensor]] = []
-        plain: list[tuple[int, Tensor]] = []
-        for number, p in params:
-            low = isinstance(self._layouts[p], LowRankLayout)
-            (matrices if low else plain).append((number, p))
-        step_groups = super()._update(plain, grad_scale, found_inf)
-        if matrices:
-            self._update_matrices(matrices, grad_scale, found_inf)
-        return step_groups
-
-    @torch._disable_dynamo  # torch.compiler.disable, which would import the compiler with this module
     def _update_matrices(
         self,
         params: Iterable[tuple[int, Tensor]],

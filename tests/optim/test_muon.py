@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from make_muon import CASES, LR, STEPS
 from paths import GOLDEN
 from torch import nn
 
@@ -14,15 +15,6 @@ from lowbit import ops
 from lowbit.config import muon
 
 ISAS = lowbit.catalog()["isas"]
-LR, STEPS = 0.02, 10  # of tests/golden/make_muon.py
-CASES = {
-    "default": {},
-    "momentum": {"nesterov": False, "momentum": 0.9, "weight_decay": 0.0},
-    "low": {"momentum": 0.3},
-    "original": {"adjust_lr_fn": "original", "ns_steps": 3},
-    "moonlight": {"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.5},
-    "coefficients": {"ns_coefficients": (2.0, -1.5, 0.5), "ns_steps": 8, "eps": 1e-3},
-}
 
 
 @pytest.fixture(autouse=True)

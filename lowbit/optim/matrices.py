@@ -1,0 +1,47 @@
+"""Matrices that step in several passes beside parameters that AdamW steps: what Muon, APOLLO and Fira share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.step.group import StepGroup
+
+
+class MatrixOptimizer(LowbitOptimizer):
+    """The base of optimizers whose own rule is for matrices and takes several passes. AdamW steps all else."""
+
+    def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
+        return "adamw"
+
+    def _update(
+        self,
+        params: Iterable[tuple[int, Any]],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> list[StepGroup]:
+        matrices: list[tuple[int, Any]] = []
+        plain: list[tuple[int, Any]] = []
+        for number, p in params:
+            (matrices if self._layouts[p].in_passes else plain).append((number, p))
+        step_groups = super()._update(plain, grad_scale, found_inf)
+        if matrices:
+            self._update_uncompiled(matrices, grad_scale, found_inf)
+        return step_groups
+
+    @torch._disable_dynamo  # torch.compiler.disable, which would import the compiler with this module
+    def _update_uncompiled(self, *args: Any) -> None:
+        self._update_matrices(*args)
+
+    def _update_matrices(
+        self,
+        params: Sequence[tuple[int, Any]],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Steps these matrices, each with the number of its group."""
+        raise NotImplementedError
