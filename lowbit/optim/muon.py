@@ -19,7 +19,7 @@ class Muon(OrthogonalOptimizer):
     Muon is for the hidden matrices of a model. `MuonWithAdamW` steps the other parameters too. The update is rounded
     to bfloat16, orthogonalized by Newton-Schulz steps in bfloat16, and applied in float32. A parameter of three
     dimensions, [n, rows, columns], is a batch of n matrices. Results have the same bits for any number of threads
-    and ranks, and any instruction set. Of a matrix whose rows are sharded, one rank gets the whole update.
+    and ranks, and any instruction set. Of a matrix whose rows or columns are sharded, one rank gets the whole update.
 
     Args:
         params: parameters of two or three dimensions, (name, parameter) pairs, or group dicts.
@@ -43,7 +43,7 @@ class Muon(OrthogonalOptimizer):
 
     Raises:
         ValueError: an argument is out of range, the messages are torch's; a parameter is no matrix and no batch of
-            them, is sharded otherwise than by rows, or cannot be split so.
+            them, lies in flat shards of FSDP1, is sharded where state cannot follow, or cannot be split so.
     """
 
     @arguments.lists(MuonOptions, DEFAULTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
         given: dict[str, Any] = dict(options)
         own = {key: given.pop(key, default) for key, default in muon.OWN.items()}
         muon.check({**rule, **own})
-        self._owners: dict[Any, int] = {}
+        self._owners: dict[Any, tuple[int, ...]] = {}
         super().__init__(params, {**arguments.shared(self, rule["lr"], **given), **rule, **own})
 
     def layout_of(
@@ -66,8 +67,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
             value, lay = sharding.local(p), self._layouts[p]
             if value.dtype != lay.dtype or value.shape != lay.part.local:
                 raise self._changed(p, value, lay)
-            owner = self._owner(p)
-            made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owner)  # type: ignore[arg-type]
+            owners = self._owners_of(p)
+            made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
             here.setdefault(value.device, []).append(made)
         for device, matrices in here.items():
             skip = on_device(found_inf, device)
@@ -82,21 +83,23 @@ class OrthogonalOptimizer(MatrixOptimizer):
 
             run(matrices, bind, skipped)
 
-    def _owner(self, p: Any) -> int:
-        """The rank of its process group that orthogonalizes a matrix; 0 if no other rank has parts of it.
+    def _owners_of(self, p: Any) -> tuple[int, ...]:
+        """The rank of its process group that orthogonalizes each matrix; none if no other rank has parts of them.
 
         It follows from all parameters of the optimizer, whichever have a gradient, so it is the same in every step.
         """
         if not self._owners:
-            together: dict[Any, list[Any]] = {}
+            together: dict[Any, list[tuple[Any, MuonLayout]]] = {}
             for _, q, lay in self._laid_out():
                 if isinstance(lay, MuonLayout) and lay.spread:
-                    together.setdefault(lay.group, []).append(q)
-                self._owners[q] = 0
+                    together.setdefault(lay.group, []).append((q, lay))
+                self._owners[q] = ()
             for several in together.values():
-                lays: list[Any] = [self._layouts[q] for q in several]
-                owners = sharding.owners([lay.cost for lay in lays], len(lays[0].spread))
-                self._owners.update(zip(several, owners, strict=True))
+                costs = [lay.cost for _, lay in several for _ in range(lay.count)]
+                ranks = len(several[0][1].spread.of)  # type: ignore[union-attr]
+                found = iter(sharding.owners(costs, ranks))
+                for q, lay in several:
+                    self._owners[q] = tuple(itertools.islice(found, lay.count))
         return self._owners[p]
 
     def _lay_out_again(self) -> None:

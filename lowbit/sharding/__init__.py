@@ -1,8 +1,9 @@
 """The local part of a parameter, and the collectives that join parts. Only this room imports torch.distributed."""
 
+from lowbit.sharding.boxes import Boxes, boxes
 from lowbit.sharding.chunks import Spread, complete, to_chunks
 from lowbit.sharding.collective import average_over, host_device, rank, reduce_over
-from lowbit.sharding.exchange import Rows, from_owners, owners, to_owners
+from lowbit.sharding.exchange import Matrices, from_owners, owners, to_owners
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.fsdp1 import flat_shards_of, flattened_weights
 from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
@@ -12,7 +13,6 @@ from lowbit.sharding.placement import (
     part,
     row_range,
     row_shards,
-    rows_of_ranks,
     take,
 )
 from lowbit.sharding.tensor import (
@@ -36,12 +36,14 @@ __all__ = [
     "CUT_ALL",
     "CUT_ENDS",
     "CUT_NONE",
+    "Boxes",
     "Flat",
     "FlatShard",
+    "Matrices",
     "Part",
-    "Rows",
     "Spread",
     "average_over",
+    "boxes",
     "complete",
     "dense_gradient",
     "flat_shards_of",
@@ -68,7 +70,6 @@ __all__ = [
     "reset_reducer",
     "row_range",
     "row_shards",
-    "rows_of_ranks",
     "take",
     "to_chunks",
     "to_owners",

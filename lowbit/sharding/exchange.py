@@ -1,25 +1,31 @@
-"""Rows of matrices that travel to the ranks that own the matrices, and come back."""
+"""Matrices whose parts travel to the ranks that own them, and come back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lowbit.sharding.boxes import Boxes
+
 
 @dataclass(frozen=True)
-class Rows:
-    """The local rows of a matrix."""
+class Matrices:
+    """The local parts of a matrix, or of the matrices of a batch."""
 
-    here: Tensor  # contiguous, [rows, columns]
-    counts: tuple[int, ...]  # rows of each rank of the process group
-    owner: int  # the rank of the group that gets all of them
+    here: Tensor  # contiguous, [n, rows, columns]
+    boxes: Boxes
+    shape: tuple[int, int]  # of a whole matrix
+    owners: tuple[int, ...]  # the rank of the group that gets each of them whole
 
     def bytes_of(self, rank: int) -> int:
-        return self.counts[rank] * self.here.shape[1] * self.here.element_size()
+        return self.boxes.numel(rank) * self.here.element_size()
+
+    def mine(self, me: int) -> list[int]:
+        return [k for k, owner in enumerate(self.owners) if owner == me]
 
 
 def owners(costs: Sequence[float], ranks: int) -> list[int]:
@@ -31,42 +37,59 @@ def owners(costs: Sequence[float], ranks: int) -> list[int]:
     return made
 
 
-def to_owners(group: Any, matrices: Sequence[Rows]) -> dict[int, Tensor]:
-    """Sends the rows of matrices to their owners, in one all-to-all.
+def to_owners(group: Any, several: Sequence[Matrices]) -> dict[int, Tensor]:
+    """Sends the parts of matrices to their owners, in one all-to-all. Of replicas only the owner's own sends.
 
     Args:
         group: the process group, whose ranks all call this with the same matrices in the same order.
 
     Returns:
-        The whole matrices that this rank owns, by their numbers among `matrices`.
+        The whole matrices that this rank owns, [k, rows, columns], by their number in `several`.
     """
     me, ranks = _place(group)
-    mine = [i for i, one in enumerate(matrices) if one.owner == me]
-    sent = [_flat(one.here for one in matrices if one.owner == rank) for rank in range(ranks)]
-    sizes = [sum(matrices[i].bytes_of(rank) for i in mine) for rank in range(ranks)]
-    received = _all_to_all(group, sent, sizes, matrices[0].here)
-    parts = [part.split([matrices[i].bytes_of(rank) for i in mine]) for rank, part in enumerate(received)]  # fmt: skip
-    return {
-        i: torch.cat([of_rank[k] for of_rank in parts])
-        .view(matrices[i].here.dtype)
-        .view(-1, matrices[i].here.shape[1])
-        for k, i in enumerate(mine)
-    }
+    sent: list[list[Tensor]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    whole: dict[int, Tensor] = {}
+    for i, one in enumerate(several):
+        for part, owner in zip(one.here, one.owners, strict=True):
+            if one.boxes.of_one_replica(me, owner):
+                sent[owner].append(part)
+        count = len(one.mine(me))
+        if count:
+            whole[i] = one.here.new_empty((count, *one.shape))
+            for rank in _holders(one, me):
+                sizes[rank] += count * one.bytes_of(rank)
+    received = _all_to_all(group, sent, sizes, several[0].here)
+    at = [0] * ranks
+    for i, made in whole.items():
+        for rank in _holders(several[i], me):
+            (top, bottom), (left, right) = several[i].boxes.of[rank]
+            size = len(made) * several[i].bytes_of(rank)
+            values = received[rank][at[rank] : at[rank] + size].view(made.dtype)
+            made[:, top:bottom, left:right] = values.view(len(made), bottom - top, right - left)
+            at[rank] += size
+    return whole
 
 
-def from_owners(group: Any, matrices: Sequence[Rows], whole: dict[int, Tensor]) -> None:
-    """Sends the rows of whole matrices back to the ranks that have them, in one all-to-all, and writes them to `here`."""
+def from_owners(group: Any, several: Sequence[Matrices], whole: dict[int, Tensor]) -> None:
+    """Sends the parts of whole matrices to all ranks that have them, in one all-to-all, and writes them to `here`."""
     me, ranks = _place(group)
     sent: list[list[Tensor]] = [[] for _ in range(ranks)]
-    for i, matrix in whole.items():
-        for rank, rows in enumerate(matrix.split(matrices[i].counts)):
-            sent[rank].append(rows)
-    of = [[one for one in matrices if one.owner == rank] for rank in range(ranks)]
-    sizes = [sum(one.bytes_of(me) for one in several) for several in of]
-    received = _all_to_all(group, [_flat(parts) for parts in sent], sizes, matrices[0].here)
-    for several, part in zip(of, received, strict=True):
-        for one, values in zip(several, part.split([o.bytes_of(me) for o in several]), strict=True):
-            one.here.copy_(values.view(one.here.dtype).view(one.here.shape))
+    sizes = [0] * ranks
+    for i, one in enumerate(several):
+        if i in whole:
+            for rank, ((top, bottom), (left, right)) in enumerate(one.boxes.of):
+                sent[rank].append(whole[i][:, top:bottom, left:right])
+        for owner in one.owners:
+            sizes[owner] += one.bytes_of(me)
+    received = _all_to_all(group, sent, sizes, several[0].here)
+    at = [0] * ranks
+    for one in several:
+        size = one.bytes_of(me)
+        for part, owner in zip(one.here, one.owners, strict=True):
+            values = received[owner][at[owner] : at[owner] + size]
+            part.copy_(values.view(part.dtype).view(part.shape))
+            at[owner] += size
 
 
 def _place(group: Any) -> tuple[int, int]:
@@ -75,21 +98,23 @@ def _place(group: Any) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def _flat(tensors: Any) -> Tensor | None:
-    """The bytes of all of them."""
-    made = [t.contiguous().view(-1).view(torch.uint8) for t in tensors if t.numel()]
-    return torch.cat(made) if made else None
+def _holders(one: Matrices, owner: int) -> Iterator[int]:
+    """The ranks that send parts to an owner."""
+    for rank in range(len(one.boxes.of)):
+        if one.boxes.of_one_replica(rank, owner):
+            yield rank
 
 
 def _all_to_all(
-    group: Any, sent: Sequence[Tensor | None], sizes: Sequence[int], like: Tensor
+    group: Any, sent: Sequence[Sequence[Tensor]], sizes: Sequence[int], like: Tensor
 ) -> Sequence[Tensor]:
-    """Sends bytes to each rank. Returns those from each rank, of the given sizes."""
+    """Sends tensors to each rank. Returns the bytes from each rank, of the given sizes."""
     import torch.distributed as dist
 
+    flat = [[t.contiguous().view(-1).view(torch.uint8) for t in to if t.numel()] for to in sent]
+    counts = [sum(t.numel() for t in to) for to in flat]
     empty = like.new_empty(0, dtype=torch.uint8)
-    parts = [empty if part is None else part for part in sent]
+    joined = torch.cat([empty, *(t for to in flat for t in to)])
     received = like.new_empty(sum(sizes), dtype=torch.uint8)
-    counts = [part.numel() for part in parts]
-    dist.all_to_all_single(received, torch.cat(parts), list(sizes), counts, group=group)
+    dist.all_to_all_single(received, joined, list(sizes), counts, group=group)
     return received.split(list(sizes))

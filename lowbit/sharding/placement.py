@@ -65,7 +65,7 @@ def part(p: Any, what: str) -> Part:
 Runs = list[tuple[int, int]]  # of indices, [begin, end)
 
 
-def _parts(p: Tensor, dim: int, length: int) -> tuple[list[Runs], int]:
+def parts_of_dimension(p: Tensor, dim: int, length: int) -> tuple[list[Runs], int]:
     """Every rank's part of a dimension of this length, in mesh order, and the index of this rank's part.
 
     The dimension is split like dimension `dim` of the DTensor p.
@@ -94,18 +94,9 @@ def follows_columns(p: Any, width: Callable[[int], int]) -> bool:
     inner = math.prod(p.shape[2:])
     wanted = [
         [(width(begin * inner), width(end * inner)) for begin, end in runs]
-        for runs in _parts(p, 1, p.shape[1])[0]
+        for runs in parts_of_dimension(p, 1, p.shape[1])[0]
     ]
-    return _parts(p, 1, width(p.shape[1] * inner))[0] == wanted
-
-
-def rows_of_ranks(p: Tensor) -> tuple[int, ...]:
-    """The number of rows that each rank holds of a DTensor whose dimension 0 one mesh dimension splits.
-
-    Ranks are in the order of that dimension's process group.
-    """
-    everyone, _ = _parts(p, 0, p.shape[0])
-    return tuple(sum(end - begin for begin, end in runs) for runs in everyone)
+    return parts_of_dimension(p, 1, width(p.shape[1] * inner))[0] == wanted
 
 
 def row_range(rows: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -136,7 +127,7 @@ def row_shards(p: Any, what: str) -> int:
 def _held(p: Tensor, dim: int, what: str) -> tuple[tuple[int, int], tuple[int, ...]]:
     """The local part of a DTensor's dimension, (offset, length), and where the other parts begin, without 0."""
     assert is_dtensor(p)
-    everyone, here = _parts(p, dim, p.shape[dim])
+    everyone, here = parts_of_dimension(p, dim, p.shape[dim])
     mine, mesh = everyone[here], p.device_mesh
     if any(len(runs) > 1 for runs in everyone):
         raise ValueError(

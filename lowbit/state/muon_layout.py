@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -24,9 +24,7 @@ class MuonLayout(Layout):
     """The layout of a matrix, or of a batch of matrices [n, rows, cols], whose momentum is orthogonalized."""
 
     pieces: tuple[int, ...] = ()  # rows of the matrices that each of them is made of
-    spread: tuple[
-        int, ...
-    ] = ()  # rows on each rank of the process group that has the matrix, if several have it
+    spread: sharding.Boxes | None = None  # if several ranks have parts of each matrix
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,22 +37,27 @@ class MuonLayout(Layout):
 
     @property
     def group(self) -> Any:
-        """The process group over which the matrix is spread."""
-        ((_, group),) = self.part.cuts
-        return group
+        """The process group over which matrices are spread."""
+        assert self.spread
+        return self.spread.group
+
+    @property
+    def count(self) -> int:
+        """The matrices of which this rank has at least a part: the local ones of a batch."""
+        return self.part.local[0] if len(self.part.shape) == 3 else 1
 
     @property
     def cost(self) -> float:
-        """Multiply-adds of a Newton-Schulz step of the whole parameter."""
+        """Multiply-adds of a Newton-Schulz step of one matrix."""
         cols = self.part.shape[-1]
-        batch = self.part.shape[0] if len(self.part.shape) == 3 else 1
         made = ((min(rows, cols), max(rows, cols)) for rows in self.pieces)
-        return batch * sum(4.0 * n * n * m + 2.0 * n**3 for n, m in made)
+        return sum(4.0 * n * n * m + 2.0 * n**3 for n, m in made)
 
     @functools.cached_property
     def step(self) -> Layout:
         """Of the second rule, which keeps nothing but the parameter's compensation."""
-        return Layout(STEP, self.part, (), self.param_format, self.stream)
+        part = replace(self.part, cut=sharding.CUT_NONE)  # there are no blocks
+        return Layout(STEP, part, (), self.param_format, self.stream)
 
     @functools.cached_property
     def _plan_row(self) -> list[int]:
@@ -66,7 +69,7 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     """The layout of a parameter that Muon steps.
 
     Raises:
-        ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or sharding cuts it otherwise than by rows.
+        ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or state cannot follow its sharding.
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
     if isinstance(p, sharding.FlatShard):
@@ -81,27 +84,5 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     muon.schedule(group["ns_coefficients"], group["ns_steps"])
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
     base = layout.layout_of(MOMENTUM, group, p, name, index)
-    spread = _spread(p, base.part, what)
     same = {f.name: getattr(base, f.name) for f in fields(Layout)}
-    return MuonLayout(**same, pieces=pieces, spread=spread)
-
-
-def _spread(p: Tensor, part: sharding.Part, what: str) -> tuple[int, ...]:
-    """The rows of each rank that has some; () if this rank has whole matrices.
-
-    Raises:
-        ValueError: ranks have parts of rows, or a batch is cut inside its matrices, or several mesh dimensions cut rows.
-    """
-    if part.local[1:] != part.shape[1:] or any(dim for dim, _ in part.cuts):
-        raise ValueError(
-            f"{what} of shape {part.shape} is sharded on dimension 1; Muon takes matrices whose rows are sharded, as by fully_shard; shard it on "
-            "dimension 0, or use AdamW for it"
-        )
-    if len(part.shape) == 3 or not part.cuts:
-        return ()
-    if len(part.cuts) > 1:
-        raise ValueError(
-            f"{what} of shape {part.shape} has rows that {len(part.cuts)} mesh dimensions shard, such as FSDP over tensor parallelism; Muon takes "
-            "one that does; shard it by fully_shard alone, or use AdamW for it"
-        )
-    return sharding.rows_of_ranks(p)
+    return MuonLayout(**same, pieces=pieces, spread=sharding.boxes(p))

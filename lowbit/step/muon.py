@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,9 @@ Bind = Callable[[StepGroup, Any, "float | None"], None]
 class Matrix:
     """One parameter in one step."""
 
-    def __init__(self, number: int, group: dict[str, Any], p: Any, lay: MuonLayout, state: dict[str, Tensor], owner: int) -> None:  # fmt: skip
+    def __init__(self, number: int, group: dict[str, Any], p: Any, lay: MuonLayout, state: dict[str, Tensor], owners: tuple[int, ...]) -> None:  # fmt: skip
         refuse_overlap(sharding.local(p))
-        self.number, self.group, self.lay, self.state, self.owner = number, group, lay, state, owner
+        self.number, self.group, self.lay, self.state, self.owners = number, group, lay, state, owners
         self.value = sharding.local(p)
         self.grad = sharding.dense_gradient(p).contiguous()
 
@@ -51,7 +52,7 @@ class Matrix:
         step_group.rows.append((self.lay, self.state["stream"]))
 
     def orthogonalize(self, whole: Tensor) -> None:
-        """Orthogonalizes the whole update in place."""
+        """Orthogonalizes whole updates in place: a matrix, or a batch of them."""
         group, device = self.group, whole.device
         how = muon.schedule(group["ns_coefficients"], group["ns_steps"])
         exact = way(group["orthogonalize"], device) == "exact"
@@ -62,13 +63,16 @@ class Matrix:
                 piece.copy_(straight)
 
     @property
-    def rows(self) -> sharding.Rows:
-        """What travels to the owner and back, for a matrix that several ranks have."""
-        return sharding.Rows(self.update, self.lay.spread, self.owner)
+    def parts(self) -> sharding.Matrices:
+        """What travels to the owners and back, for matrices that several ranks have."""
+        assert self.lay.spread
+        rows, cols = self.lay.part.shape[-2:]
+        here = self.update if self.update.dim() == 3 else self.update[None]
+        return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners)
 
     def runs(self) -> Iterator[tuple[int, int, float]]:
         """Local rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio). At least one run, maybe empty."""
-        adjust, cols, pieces = self.group["adjust_lr_fn"], self.value.shape[-1], self.lay.pieces
+        adjust, cols, pieces = self.group["adjust_lr_fn"], self.lay.part.shape[-1], self.lay.pieces
         here = self.value.shape[0]
         if self.value.dim() == 3 or len(set(pieces)) == 1 or not here:
             yield 0, here, muon.ratio(adjust, pieces[0], cols)
@@ -150,11 +154,11 @@ def _run(bucket: Sequence[Matrix], bind: Bind, together: Mapping[Any, Sequence[M
         for one in bucket:
             one.orthogonalize(one.update)
     for group, several in together.items():
-        rows = [one.rows for one in several]
-        whole = sharding.to_owners(group, rows)
-        for i, update in whole.items():
-            several[i].orthogonalize(update)
-        sharding.from_owners(group, rows, whole)
+        parts = [one.parts for one in several]
+        whole = sharding.to_owners(group, parts)
+        for i, updates in whole.items():
+            several[i].orthogonalize(updates)
+        sharding.from_owners(group, parts, whole)
     run_phases(_steps(bucket, bind))
     for one in bucket:
         one.end()
@@ -164,7 +168,8 @@ def _buckets(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
     bucket: list[Matrix] = []
     held = 0
     for one in matrices:
-        size = one.value.numel()
+        ranks = math.prod(group.size() for _, group in one.lay.part.cuts)
+        size = math.prod(one.lay.part.shape) // ranks  # the same on every rank: buckets may reduce
         if bucket and held + size > TOGETHER:
             yield bucket
             bucket, held = [], 0

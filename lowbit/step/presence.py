@@ -31,10 +31,7 @@ class Presence:
         together: dict[tuple[Any, ...], list[Any]] = {}
         reduced = set()
         for _, p, lay in laid_out:
-            cuts = (
-                () if isinstance(p, sharding.FlatShard) else _part(lay).cuts
-            )  # of flat shards: FlatShardReducer
-            groups = tuple(group for _, group in cuts)
+            groups = _groups(p, lay)
             if groups:
                 together.setdefault(groups, []).append(p)
                 if _reduces(lay):
@@ -89,6 +86,17 @@ class Presence:
 def _capturing() -> bool:
     """Whether a CUDA graph is being captured. Its replays have the gradients of earlier steps, which asked."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _groups(p: Any, lay: Layout) -> tuple[Any, ...]:
+    """The process groups whose ranks have other parts of a parameter; of flat shards none, for which FlatShardReducer asks."""
+    if isinstance(p, sharding.FlatShard):
+        return ()
+    cuts = _part(lay).cuts
+    if not (isinstance(lay, MuonLayout) and lay.spread):
+        return tuple(group for _, group in cuts)
+    batches = len(lay.part.shape) - 2  # dimensions whose ranks exchange nothing
+    return (lay.group, *(group for dim, group in cuts if dim < batches))
 
 
 def _part(lay: Layout) -> sharding.Part:

@@ -7,24 +7,40 @@ import pytest
 WAYS = ("8bit", "float32", "parts", "row", "tensor", "kahan")
 
 
-@pytest.mark.parametrize("kind, ranks", [("fsdp2", 2), ("fsdp2", 3), ("hsdp", 4)])
+@pytest.mark.parametrize(
+    "kind, ranks",
+    [("fsdp2", 2), ("fsdp2", 3), ("hsdp 2 2", 4), ("tp 1 2", 2), ("tp 2 2", 4), ("ep 2 2", 4)],
+)
 def test_any_number_of_ranks_leaves_the_same_bytes(pool, kind, ranks):
     for way in WAYS:
         assert pool.run(ranks, "muon_worker", "compare", kind, way) == [[]] * ranks, way
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_rows_go_to_owners_and_back_in_one_all_to_all_each(pool, ranks):
-    """And one all-reduce, by which ranks agree on who has gradients."""
-    found = pool.run(ranks, "muon_worker", "collectives", "fsdp2")
+@pytest.mark.parametrize(
+    "kind, ranks, agreed", [("fsdp2", 2, 1), ("fsdp2", 3, 1), ("hsdp 2 2", 4, 1), ("tp 2 2", 4, 4)]
+)
+def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, agreed):
+    """All-reduces before them agree on who has gradients, over each group and mesh dimension, and on the scales of blocks that columns cut."""
+    found = pool.run(ranks, "muon_worker", "collectives", kind)
+    totals: dict = {}
     for one in found:
-        assert [name for name, _ in one["seen"]] == ["all_reduce", *["all_to_all_single"] * 2]
-        assert [sent for _, sent in one["seen"][1:]] == [one["has"], one["owns"]]
-    assert sum(one["has"] for one in found) == sum(one["owns"] for one in found)
-    costs = found[0]["costs"]
-    loads = [sum(cost for owner, cost in costs if owner == rank) for rank in range(ranks)]
-    assert max(loads) <= sum(loads) / ranks + max(cost for _, cost in costs)
-    assert all(one["costs"] == costs for one in found)
+        names = [name for name, _ in one["seen"]]
+        exchanges = one["exchanges"]
+        assert names == ["all_reduce"] * agreed + ["all_to_all_single"] * 2 * len(exchanges)
+        sent = [size for _, size in one["seen"][agreed:]]
+        assert sent == [size for e in exchanges for size in (e["has"], e["owns"])]
+        for e in exchanges:
+            total = totals.setdefault(tuple(e["ranks"]), {**e, "has": 0, "owns": 0, "seen": 0})
+            assert e["costs"] == total["costs"]
+            for key, more in (("has", e["has"]), ("owns", e["owns"]), ("seen", 1)):
+                total[key] += more
+    assert len(totals) == (3 if kind.startswith("tp") else 1)  # a batch is exchanged by its own ranks
+    for members, total in totals.items():
+        assert total["seen"] == len(members)
+        assert total["has"] == total["bytes"]
+        assert total["owns"] == total["replicas"] * total["bytes"]
+        loads = [sum(cost for owner, cost in total["costs"] if owner == rank) for rank in range(len(members))]  # fmt: skip
+        assert max(loads) <= sum(loads) / len(members) + max(cost for _, cost in total["costs"])
 
 
 def test_a_checkpoint_of_three_ranks_goes_on_on_two(pool):
@@ -38,9 +54,19 @@ def test_steps_in_the_backward_pass_have_the_same_bits(pool):
     assert pool.run(2, "muon_worker", "in_backward") == [[], []]
 
 
+@pytest.mark.parametrize("kind, ranks", [("fsdp2", 3), ("hsdp 2 2", 4), ("tp 2 2", 4)])
+def test_clipping_and_scaled_gradients_have_the_same_bits(pool, kind, ranks):
+    assert pool.run(ranks, "muon_worker", "surrounded", kind) == [[]] * ranks
+
+
+@pytest.mark.parametrize("early, micro", [(False, 1), (True, 1), (False, 3), (True, 3)])
+def test_tensor_parallel_training_has_the_same_bits(pool, early, micro):
+    """A step after the backward pass or in it, of one micro-batch or several."""
+    assert pool.run(4, "muon_worker", "trained", early, micro) == [[]] * 4
+
+
 def test_refusals(pool):
     found = pool.run(4, "muon_worker", "refused")[0]
-    assert "sharded on dimension 1; Muon takes matrices whose rows are sharded" in found["columns"]
-    assert "sharded on dimension 1" in found["batch"]
-    assert "has rows that 2 mesh dimensions shard" in found["twice"]
+    assert "sharded on dimension 2; state follows dimensions 0 and 1" in found["columns of a batch"]
+    assert "inside a byte of 4-bit codes" in found["bytes"]
     assert found["replicas"] == "nothing was refused"

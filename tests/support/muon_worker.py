@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,49 +24,91 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lowbit
+from lowbit import ops, sharding
 
 # Uneven on any number of ranks, fewer rows than ranks, a batch, fused QKV, a vector.
 SHAPES = [(48, 200), (200, 48), (77, 130), (130, 77), (2, 300), (4, 24, 40), (3 * 32, 64), (50,)]
 QKV = SHAPES.index((96, 64))
 STEPS = 4
+# Of the grid: those of which nobody else keeps the bits, a batch of pairs and a fused QKV.
+GRID = [(512, 2048), (2048, 512), (77, 1000), (1000, 77), (4, 96, 160), (3 * 128, 128)]
+LARGE_STEPS, GRID_STEPS = 2, 10  # the two large matrices take most of the time
+# The dimension that tensor parallelism cuts of each: columns, rows, rows of a batch's matrices. FSDP2 cuts dimension 0 again.
+TENSOR_PARALLEL = {0: 1, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1, 6: 0}
+# Experts by expert parallelism, whose rows FSDP2 cuts.
+EXPERT_PARALLEL = {5: 0}
 WAYS = {
     "8bit": {},
     "float32": {"state_format": "float32", "adjust_lr_fn": "match_rms_adamw"},
     "parts": {"split": {f"p{QKV}": (64, 16, 16)}, "nesterov": False},
     "row": {"state_format": lowbit.scaled("dynamic8", scale="row", rounding="stochastic")},
     "tensor": {"state_format": lowbit.scaled("dynamic8", scale="tensor")},
+    "grid": {"split": {"p4": 2, "p5": 3}},
     "kahan": {"param_format": "bfloat16_kahan", "overrides": None},
 }
 
 
 class Model(nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, place: Callable[[int, torch.Tensor], torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> None:  # fmt: skip
         super().__init__()
-        for i, shape in enumerate(SHAPES):
+        for i, shape in enumerate(shapes):
             generator = torch.Generator().manual_seed(i)
-            self.register_parameter(f"p{i}", nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))  # fmt: skip
+            value = torch.randn(shape, generator=generator).to(dtype)
+            self.register_parameter(f"p{i}", nn.Parameter(place(i, value)))
 
 
 def made(kind: str, way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = Model(torch.bfloat16 if way == "kahan" else torch.float32)
+    """A model and its optimizer. `kind`: how it is sharded, with the mesh's shape where that has two or three dimensions, such as "tp 2 2"."""
+    dtype = torch.bfloat16 if way == "kahan" else torch.float32
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    if kind == "fsdp2":
-        fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
-    elif kind == "hsdp":
-        fully_shard(model, mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("r", "s")))
+    shapes = GRID if way == "grid" else SHAPES
+    kind, *sizes = kind.split()
+    names = {"fsdp2": ("s",), "hsdp": ("r", "s"), "tp": ("s", "t"), "ep": ("s", "t"), "all": ("r", "s", "t")}  # fmt: skip
+    if kind in ("one", "ddp"):
+        model = Model(dtype, lambda i, value: value, shapes)
+    else:
+        mesh = init_device_mesh("cpu", tuple(map(int, sizes)) or (ranks,), mesh_dim_names=names[kind])  # fmt: skip
+        inner = {"tp": TENSOR_PARALLEL, "all": TENSOR_PARALLEL, "ep": EXPERT_PARALLEL}.get(kind, {})
+        rows_alone = way in ("row", "tensor")  # scales that follow no cut rows of a batch's matrices
+
+        def place(i: int, value: torch.Tensor) -> torch.Tensor:
+            if i not in inner or (rows_alone and value.dim() == 3 and inner[i] == 1):
+                return value
+            return distribute_tensor(value, mesh["t"], [Shard(inner[i])], src_data_rank=None)
+
+        model = Model(dtype, place, shapes)
+        outer = tuple(name for name in names[kind] if name != "t")
+        by_columns = {p for i, p in enumerate(model.parameters()) if kind == "ep" and i in EXPERT_PARALLEL and not rows_alone}  # fmt: skip
+        fully_shard(
+            model, mesh=mesh[outer], shard_placement_fn=lambda p: Shard(1) if p in by_columns else None
+        )  # fmt: skip
     opt = lowbit.MuonWithAdamW(lowbit.muon_param_groups(model), lr=0.02, min_numel=0, **WAYS[way])
     return model, opt
 
 
-def step(model: nn.Module, opt: torch.optim.Optimizer, t: int, without: str = "") -> None:
+def placed_like(p: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """A whole tensor's part that this rank has of p; torch distributes no strided placements."""
+    if not isinstance(p, DTensor):
+        return whole
+    part = sharding.part(p, "p")
+    for dim, (begin, length) in enumerate(zip(part.offset, part.local, strict=True)):
+        whole = whole.narrow(dim, begin, length)
+    return sharding.like(p, whole.contiguous(), part.shape)
+
+
+def give(model: nn.Module, t: int, *without: str) -> None:
+    """Gives parameters the gradients of a step, but for some."""
     for i, (name, p) in enumerate(model.named_parameters()):
         generator = torch.Generator().manual_seed(1000 * t + i)
         grad = (torch.randn(tuple(p.shape), generator=generator) * 0.1).to(p.dtype)
-        if isinstance(p, DTensor):
-            grad = distribute_tensor(grad, p.device_mesh, p.placements, src_data_rank=None)
-        p.grad = None if name == without else grad
+        p.grad = None if name.removeprefix("module.") in without else placed_like(p, grad)
+
+
+def step(model: nn.Module, opt: torch.optim.Optimizer, t: int, without: str = "") -> None:
+    give(model, t, without)
     opt.step()
 
 
@@ -79,18 +124,105 @@ def alone(way: str) -> dict[str, torch.Tensor]:
     return bits(model, opt)
 
 
+def differing(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> list[str]:
+    return [key for key in sorted(found.keys() | want.keys())
+            if key not in found or key not in want or not equal(found[key], want[key])]  # fmt: skip
+
+
 def compare(kind: str, way: str) -> list[str]:
     """What is not, byte for byte, this rank's part of what one process has."""
     model, opt = made(kind, way)
     for t in range(STEPS):
         step(model, opt, t, "p1" if t == 2 else "")
-    found, want = bits(model, opt), alone(way)
-    return [key for key in sorted(found.keys() | want.keys())
-            if key not in found or key not in want or not equal(found[key], want[key])]  # fmt: skip
+    return differing(bits(model, opt), alone(way))
+
+
+def grid(kind: str, file: pathlib.Path, settings: Sequence[tuple[str, int]], large: int = LARGE_STEPS) -> list[str]:  # fmt: skip
+    """What differs from one process, for each instruction set and number of threads. "one" writes the file."""
+    before, found = lowbit.catalog()["isa"], []
+    for isa, threads in settings:
+        ops.set_isa(isa)
+        torch.set_num_threads(threads)
+        try:
+            model, opt = made(kind, "grid")
+            if kind == "ddp":
+                model = nn.parallel.DistributedDataParallel(model)
+            for t in range(GRID_STEPS):
+                give(model, t, *(["p0", "p1"] if t >= large else []))
+                opt.step()
+        finally:
+            ops.set_isa(before)
+            torch.set_num_threads(1)
+        here = {key.removeprefix("module."): t for key, t in bits(model, opt).items()}
+        if kind == "one" and not file.exists():
+            torch.save(here, file)
+        wrong = differing(here, torch.load(file, mmap=True))
+        found += [f"{key} ({isa}, {threads} threads)" for key in wrong]
+    return found
+
+
+def surrounded(kind: str) -> list[str]:
+    """What differs from one process after clipping, under a scaler's divisor, and in a step that overflowed."""
+    runs = []
+    for where in (kind, "one"):
+        model, opt = made(where, "8bit")
+        give(model, 0)
+        _, divisor = lowbit.clip_scale(model.parameters(), 0.5)
+        opt.step(grad_scale=divisor)
+        opt.grad_scale, opt.found_inf = torch.tensor(8.0), torch.tensor(0.0)
+        step(model, opt, 1)
+        opt.found_inf = torch.tensor(1.0)
+        step(model, opt, 2)
+        runs.append(bits(model, opt))
+    assert float(divisor) > 1.0
+    return differing(*runs)
+
+
+def parallel(kind: str) -> nn.Module:
+    """Two layers that tensor parallelism cuts by rows and by columns, under FSDP2; "one": the same in one process."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 24))
+    if kind == "tp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("s", "t"))
+        parallelize_module(model, mesh["t"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["s"])
+    return model
+
+
+def trained(early: bool, micro: int) -> list[str]:
+    """What differs, under tensor parallelism, from the same steps of one process with the same gradients."""
+    model, plain = parallel("tp"), parallel("one")
+    opt, want = (lowbit.MuonWithAdamW(lowbit.muon_param_groups(m), lr=0.02, min_numel=0) for m in (model, plain))  # fmt: skip
+    accumulator = lowbit.accumulate(model, "float32") if micro > 1 else None
+    seen: dict[str, torch.Tensor] = {}
+    if early:
+        update = opt._update
+
+        def kept(params: Any, *rest: Any) -> Any:
+            several = list(params)
+            names = {p: name for name, p in model.named_parameters()}
+            seen.update((names[p], sharding.whole(p.grad)) for _, p in several)
+            return update(several, *rest)
+
+        opt._update = kept
+        lowbit.step_in_backward(model, opt)
+    for t in range(3):
+        for i in range(micro):
+            x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * t + i))
+            with accumulator.micro(last=i == micro - 1) if accumulator else contextlib.nullcontext():
+                model(x).square().mean().backward()
+        if not early:
+            seen.update((name, sharding.whole(p.grad)) for name, p in model.named_parameters())
+        for name, p in plain.named_parameters():
+            p.grad = seen[name].clone()
+        for one in (opt, want):
+            one.step()
+            one.zero_grad()
+    return differing(bits(model, opt), bits(plain, want))
 
 
 def collectives(kind: str) -> dict[str, Any]:
-    """Those of a step, and the bytes that this rank sends in each all-to-all; what it has and owns of matrices in bfloat16."""
+    """Those of a step, and the bytes that this rank sends in each; of every process group's exchange what it has and owns in bfloat16."""
     model, opt = made(kind, "8bit")
     step(model, opt, 0)
     seen: list[tuple[str, int]] = []
@@ -109,14 +241,22 @@ def collectives(kind: str) -> dict[str, Any]:
     finally:
         for name, plain in before.items():
             setattr(dist, name, plain)
-    spread = [p for _, p, lay in opt._laid_out() if getattr(lay, "spread", ())]
-    group = opt._layouts[spread[0]].group
-    return {
-        "seen": seen,
-        "has": sum(2 * p.to_local().numel() for p in spread),
-        "owns": sum(2 * p.numel() for p in spread if opt._owners[p] == dist.get_rank(group)),
-        "costs": [(opt._owners[p], opt._layouts[p].cost) for p in spread],
-    }
+    groups: dict[Any, list[Any]] = {}
+    for _, p, lay in opt._laid_out():
+        if getattr(lay, "spread", None):
+            groups.setdefault(lay.group, []).extend((lay.spread, owner, lay) for owner in opt._owners[p])
+    exchanges = []
+    for group, owned in groups.items():
+        me = dist.get_rank(group)
+        exchanges.append({
+            "has": sum(2 * b.numel(me) for b, owner, _ in owned if b.of_one_replica(me, owner)),
+            "owns": sum(2 * b.numel(r) for b, owner, _ in owned if owner == me for r in range(len(b.of))),
+            "costs": [(owner, lay.cost) for _, owner, lay in owned],
+            "bytes": sum(2 * math.prod(lay.part.shape[-2:]) for _, _, lay in owned),
+            "replicas": len(set(owned[0][0].replicas)),
+            "ranks": dist.get_process_group_ranks(group),
+        })  # fmt: skip
+    return {"seen": seen, "exchanges": exchanges}
 
 
 def saved(folder: pathlib.Path) -> dict[str, dict[str, str]]:
@@ -157,17 +297,16 @@ def refused() -> dict[str, str]:
     ranks = dist.get_world_size()
     flat, deep = init_device_mesh("cpu", (ranks,)), init_device_mesh("cpu", (2, ranks // 2))
 
-    def message(mesh: Any, *placements: Any, shape: tuple[int, ...] = (64, 64)) -> str:
+    def message(mesh: Any, *placements: Any, shape: tuple[int, ...] = (64, 64), **options: Any) -> str:
         p = nn.Parameter(distribute_tensor(torch.zeros(shape), mesh, placements))
         try:
-            lowbit.Muon([("w", p)])
+            lowbit.Muon([("w", p)], **options)
         except ValueError as error:
             return str(error)
         return "nothing was refused"
 
     return {
-        "columns": message(flat, Shard(1)),
-        "batch": message(flat, Shard(1), shape=(4, 64, 64)),
-        "twice": message(deep, Shard(0), Shard(0)),
+        "columns of a batch": message(flat, Shard(2), shape=(4, 64, 64)),
+        "bytes": message(flat, Shard(1), shape=(64, 36), state_format="4bit", min_numel=0),
         "replicas": message(deep, Replicate(), Replicate()),
     }

@@ -1,0 +1,100 @@
+"""The part of a matrix that each rank holds, where a mesh cuts its rows, its columns or both."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lowbit.sharding.placement import parts_of_dimension
+from lowbit.sharding.tensor import is_dtensor
+
+Range = tuple[int, int]  # [begin, end)
+
+# Process groups over several mesh dimensions, which a mesh does not make itself: global ranks -> group.
+_made: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Of a matrix, or of each matrix of a batch: the process group of all ranks that hold it or replicas of it."""
+
+    group: Any
+    of: tuple[tuple[Range, Range], ...]  # the rows and columns of each rank of the group
+    replicas: tuple[int, ...]  # of each rank; the ranks of one replica hold the matrix once
+
+    def numel(self, rank: int) -> int:
+        (top, bottom), (left, right) = self.of[rank]
+        return (bottom - top) * (right - left)
+
+    def of_one_replica(self, a: int, b: int) -> bool:
+        return self.replicas[a] == self.replicas[b]
+
+
+def boxes(p: Any) -> Boxes | None:
+    """The boxes of a parameter's last two dimensions; None if no other rank has parts of the matrices here.
+
+    Mesh dimensions that shard dimension 0 of a batch [n, rows, columns] give every rank matrices of its own.
+    It is a collective of the ranks that hold the parameter's matrices, if those span several mesh dimensions.
+    """
+    if not is_dtensor(p):
+        return None
+    mesh, dims = p.device_mesh, (p.ndim - 2, p.ndim - 1)
+    cuts = [getattr(placement, "dim", None) for placement in p.placements]
+    large = [i for i in range(mesh.ndim) if mesh.size(i) > 1]
+    if not any(cuts[i] in dims for i in large):
+        return None
+    over = [i for i in large if cuts[i] is None or cuts[i] in dims]
+    here = mesh.get_coordinate()
+    assert here is not None
+    coordinates = list(itertools.product(*(range(mesh.size(i)) if i in over else (here[i],) for i in range(mesh.ndim))))  # fmt: skip
+    ranks = [int(mesh.mesh[coordinate]) for coordinate in coordinates]
+    group = mesh.get_group(over[0]) if len(over) == 1 else _group(ranks)
+    made: dict[int, tuple[int, tuple[Range, Range]]] = {}
+    for rank, coordinate in zip(ranks, coordinates, strict=True):
+        rows, cols = (_range(p, dim, cuts, coordinate) for dim in dims)
+        replica = 0
+        for i in over:
+            if cuts[i] is None:
+                replica = replica * mesh.size(i) + coordinate[i]
+        made[_rank_in(group, rank)] = (replica, (rows, cols))
+    ordered = [made[rank] for rank in range(len(ranks))]
+    return Boxes(group, tuple(box for _, box in ordered), tuple(replica for replica, _ in ordered))
+
+
+def _range(p: Tensor, dim: int, cuts: Sequence[int | None], coordinate: Sequence[int]) -> Range:
+    """The indices of a dimension that the rank of this mesh coordinate has: one run, as `part` has checked."""
+    index = 0
+    for i, cut in enumerate(cuts):
+        if cut == dim:
+            index = index * p.device_mesh.size(i) + coordinate[i]  # type: ignore[attr-defined]
+    runs = parts_of_dimension(p, dim, p.shape[dim])[0][index]
+    return runs[0] if runs else (p.shape[dim], p.shape[dim])
+
+
+def _rank_in(group: Any, rank: int) -> int:
+    import torch.distributed as dist
+
+    return dist.get_group_rank(group, rank)
+
+
+def _group(ranks: Sequence[int]) -> Any:
+    """The process group of these global ranks, which all call this; the default one if they are all."""
+    import torch.distributed as dist
+
+    if len(ranks) == dist.get_world_size():
+        return dist.group.WORLD
+    known = tuple(sorted(ranks))
+    group = _made.get(known)
+    if group is not None:
+        try:
+            dist.get_group_rank(group, known[0])
+        except (ValueError, RuntimeError):  # destroyed with the default process group
+            group = None
+    if group is None:
+        group = _made[known] = dist.new_group(list(known), use_local_synchronization=True)
+    return group
