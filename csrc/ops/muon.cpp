@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/muon/row_moment.h"
 #include "cpu/matmul.h"
 #include "ops/ops.h"
 
@@ -41,6 +42,44 @@ void newton_schulz(Tensor x, std::vector<double> coefficients, double factor, do
     cpu::newton_schulz(how, at + i * each, rows, cols, at + i * each, over_threads);
 }
 
+/// NorMuon's rows of orthogonalized matrices in place (core/muon/row_moment.h); moments: one for each row.
+void normalize_rows(Tensor x, Tensor moments, double beta2) {
+  const char* op = "lowbit::normalize_rows";
+  STD_TORCH_CHECK(
+      x.dim() >= 2 && x.scalar_type() == ScalarType::BFloat16 && x.is_contiguous() && x.is_cpu(),
+      op, ": takes a contiguous bfloat16 matrix on the CPU, or a batch of them");
+  const int64_t rows = x.size(x.dim() - 2), cols = x.size(x.dim() - 1);
+  STD_TORCH_CHECK(moments.scalar_type() == ScalarType::Float && moments.is_contiguous() &&
+                      moments.is_cpu() && moments.numel() * cols == x.numel(),
+                  op, ": takes a contiguous float32 moment for each row, on the CPU");
+  if (x.numel() == 0) return;
+  auto* const at = static_cast<uint16_t*>(x.mutable_data_ptr());
+  auto* const moment = static_cast<float*>(moments.mutable_data_ptr());
+  const Lerp average = Lerp::of(1.0 - beta2);
+  std::vector<double> squares(static_cast<size_t>(rows));
+  for (int64_t first = 0; first < moments.numel(); first += rows) {
+    over_threads(rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) squares[r] = row_squares(at + (first + r) * cols, cols);
+    });
+    double before = 0.0, after = 0.0;
+    for (int64_t r = 0; r < rows; ++r) {
+      float& v = moment[first + r];
+      v = row_moment(v, squares[r], cols, average);
+      const double scale = row_scale(v);
+      before = before + squares[r];
+      after = after + scale * scale * squares[r];
+    }
+    const double rescale = row_rescale(before, after);
+    over_threads(rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const auto factor = static_cast<float>(row_scale(moment[first + r]) * rescale);
+        uint16_t* const row = at + (first + r) * cols;
+        for (int64_t k = 0; k < cols; ++k) row[k] = row_value(row[k], factor);
+      }
+    });
+  }
+}
+
 /// a b^T in float32, each output one chain.
 Tensor bfloat16_product(Tensor a, Tensor b) {
   const char* op = "lowbit::bfloat16_product";
@@ -69,10 +108,12 @@ Tensor bfloat16_product(Tensor a, Tensor b) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
   m.def("newton_schulz(Tensor(a!) x, float[] coefficients, float factor, float eps) -> ()");
+  m.def("normalize_rows(Tensor(a!) x, Tensor(b!) moments, float beta2) -> ()");
   m.def("bfloat16_product(Tensor a, Tensor b) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
   m.impl("newton_schulz", TORCH_BOX(&lowbit::newton_schulz));
+  m.impl("normalize_rows", TORCH_BOX(&lowbit::normalize_rows));
   m.impl("bfloat16_product", TORCH_BOX(&lowbit::bfloat16_product));
 }

@@ -28,10 +28,17 @@ class MuonOptions(AllOptions, total=False):
 
     orthogonalize: Orthogonalize
     split: Split
+    normuon_beta2: float | None
+    cautious_weight_decay: bool
 
 
 # In the order that signatures show them.
-OWN: Mapping[str, Any] = {"orthogonalize": "auto", "split": None}
+OWN: Mapping[str, Any] = {
+    "orthogonalize": "auto",
+    "split": None,
+    "normuon_beta2": None,
+    "cautious_weight_decay": False,
+}
 DEFAULTS: Mapping[str, Any] = {**OWN, **arguments.DEFAULTS}
 
 QUINTIC: Triple = (3.4445, -4.7750, 2.0315)  # K. Jordan's, and torch's default
@@ -155,4 +162,7 @@ def check(group: Mapping[str, Any]) -> None:
         raise ValueError(
             f"orthogonalize should be one of {', '.join(WAYS)} but is: {group['orthogonalize']!r}"
         )
+    beta2 = group["normuon_beta2"]
+    if beta2 is not None and not 0.0 <= beta2 < 1.0:
+        raise ValueError(f"normuon_beta2 should be None or in [0, 1) but is: {beta2}")
     schedule(group["ns_coefficients"], group["ns_steps"])

@@ -34,7 +34,7 @@ from lowbit.ops.lowrank import (
     squares,
     tensor_scale,
 )
-from lowbit.ops.muon import bfloat16_product, newton_schulz
+from lowbit.ops.muon import bfloat16_product, newton_schulz, normalize_rows
 from lowbit.ops.step import step, step_discard, step_prepare, step_prepared, step_take
 from lowbit.ops.values import (
     allocate,
@@ -80,6 +80,7 @@ __all__ = [
     "lowrank_room",
     "names",
     "newton_schulz",
+    "normalize_rows",
     "param_format",
     "plan_columns",
     "plan_limit",

@@ -63,6 +63,7 @@ def register(
     fake("join", lambda stored, compensation, format: torch.empty_like(stored, dtype=torch.float32))
     fake("split", split)
     fake("newton_schulz", lambda *_: None)
+    fake("normalize_rows", lambda *_: None)
     fake(
         "bfloat16_product",
         lambda a, b: a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32),

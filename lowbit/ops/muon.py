@@ -21,4 +21,15 @@ def newton_schulz(x: Tensor, coefficients: Sequence[float], factor: float, eps: 
     operators.newton_schulz(x, coefficients, factor, eps)
 
 
+def normalize_rows(x: Tensor, moments: Tensor, beta2: float) -> None:
+    """NorMuon's rows of orthogonalized matrices in place (csrc/core/muon/row_moment.h).
+
+    Args:
+        x: bfloat16 [..., rows, columns], contiguous, on the CPU.
+        moments: float32 [..., rows], contiguous; updated.
+        beta2: their decay.
+    """
+    operators.normalize_rows(x, moments, beta2)
+
+
 bfloat16_product = operators.bfloat16_product  # (a, b) -> a b^T in float32, each output one chain

@@ -38,6 +38,11 @@ class Muon(OrthogonalOptimizer):
             uses torch's bfloat16 products; "auto" (default) is "exact" on the CPU and "torch" on a GPU.
         split: for matrices that are really several, such as fused QKV: a number of equal parts of the rows, the rows
             of each part, or patterns of names with either; None (default) splits none.
+        normuon_beta2: decay of the second moment of each row, by which NorMuon (Li et al., 2025, arXiv:2510.05491)
+            evens out the sizes of the rows of the orthogonalized update; its norm stays, as in the authors' code. The
+            paper has 0.95. None (default) is plain Muon. State is one float32 number for each row.
+        cautious_weight_decay: True decays only weights whose sign the update, which is subtracted, has too, or that it
+            leaves (arXiv:2510.12402); False (default) decays all.
         foreach, maximize, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
             `Adam`.
 

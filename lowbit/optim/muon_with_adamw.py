@@ -21,8 +21,8 @@ class MuonWithAdamW(OrthogonalOptimizer):
     Args:
         params: group dicts, each with `use_muon`. A group may have its own values of all arguments; those of AdamW are
             called lr, weight_decay, betas and eps there.
-        lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, orthogonalize, split: as in
-            `Muon`.
+        lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, orthogonalize, split,
+            normuon_beta2, cautious_weight_decay: as in `Muon`; the last two change nothing for AdamW's groups.
         adamw_lr: learning rate of AdamW's groups; None (default) is `lr`.
         adamw_betas: decay of AdamW's running means; (0.9, 0.95) by default.
         adamw_eps: added to the root of AdamW's second moment; 1e-8 by default.

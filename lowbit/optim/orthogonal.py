@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from lowbit.step.muon import Matrix, run, way
 
 class OrthogonalOptimizer(MatrixOptimizer):
     """The base of Muon and MuonWithAdamW: groups with `use_muon=False` are stepped by AdamW, all others by Muon."""
+
+    decides = ("normuon_beta2",)
 
     def __init__(self, params: Any, rule: dict[str, Any], options: MuonOptions) -> None:
         """
@@ -52,7 +54,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
             return [1.0, float(group["momentum"]), float(group["nesterov"])]
         lr = arguments.number(group["lr"])
         if rule == muon_layout.STEP:
-            return [lr, float(group["weight_decay"]), 1.0]
+            cautious = float(bool(group["cautious_weight_decay"]))
+            return [lr, float(group["weight_decay"]), 1.0, cautious]
         beta1, beta2 = group["betas"]
         return [lr, float(beta1), float(beta2), group["eps"], group["weight_decay"]]
 
@@ -69,6 +72,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
                 raise self._changed(p, value, lay)
             owners = self._owners_of(p)
             made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
+            if value.device.type != "cpu":
+                made.skip = on_device(found_inf, value.device)
             here.setdefault(value.device, []).append(made)
         for device, matrices in here.items():
             skip = on_device(found_inf, device)

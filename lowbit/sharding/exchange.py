@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +20,28 @@ class Matrices:
     boxes: Boxes
     shape: tuple[int, int]  # of a whole matrix
     owners: tuple[int, ...]  # the rank of the group that gets each of them whole
+    rows: Tensor | None = None  # float32 [n, rows]: numbers of rows that travel with them
 
     def bytes_of(self, rank: int) -> int:
         return self.boxes.numel(rank) * self.here.element_size()
 
+    def bytes_of_rows(self, rank: int) -> int:
+        top, bottom = self.boxes.of[rank][0]
+        return 0 if self.rows is None else (bottom - top) * self.rows.element_size()
+
+    def sends_rows(self, rank: int) -> bool:
+        """Of the ranks that have parts of the same rows, the one with the first column does."""
+        return self.boxes.of[rank][1][0] == 0
+
     def mine(self, me: int) -> list[int]:
         return [k for k, owner in enumerate(self.owners) if owner == me]
+
+
+class Whole(NamedTuple):
+    """The matrices that a rank owns."""
+
+    matrices: Tensor  # [k, rows, columns]
+    rows: Tensor | None  # [k, rows]
 
 
 def owners(costs: Sequence[float], ranks: int) -> list[int]:
@@ -37,59 +53,77 @@ def owners(costs: Sequence[float], ranks: int) -> list[int]:
     return made
 
 
-def to_owners(group: Any, several: Sequence[Matrices]) -> dict[int, Tensor]:
+def to_owners(group: Any, several: Sequence[Matrices]) -> dict[int, Whole]:
     """Sends the parts of matrices to their owners, in one all-to-all. Of replicas only the owner's own sends.
 
     Args:
         group: the process group, whose ranks all call this with the same matrices in the same order.
 
     Returns:
-        The whole matrices that this rank owns, [k, rows, columns], by their number in `several`.
+        What this rank owns, by its number in `several`.
     """
     me, ranks = _place(group)
     sent: list[list[Tensor]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
-    whole: dict[int, Tensor] = {}
+    whole: dict[int, Whole] = {}
     for i, one in enumerate(several):
-        for part, owner in zip(one.here, one.owners, strict=True):
+        for k, owner in enumerate(one.owners):
             if one.boxes.of_one_replica(me, owner):
-                sent[owner].append(part)
+                sent[owner].append(one.here[k])
+                if one.rows is not None and one.sends_rows(me):
+                    sent[owner].append(one.rows[k])
         count = len(one.mine(me))
         if count:
-            whole[i] = one.here.new_empty((count, *one.shape))
+            rows = None if one.rows is None else one.rows.new_empty(count, one.shape[0])
+            whole[i] = Whole(one.here.new_empty((count, *one.shape)), rows)
             for rank in _holders(one, me):
-                sizes[rank] += count * one.bytes_of(rank)
-    received = _all_to_all(group, sent, sizes, several[0].here)
-    at = [0] * ranks
-    for i, made in whole.items():
-        for rank in _holders(several[i], me):
-            (top, bottom), (left, right) = several[i].boxes.of[rank]
-            size = len(made) * several[i].bytes_of(rank)
-            values = received[rank][at[rank] : at[rank] + size].view(made.dtype)
-            made[:, top:bottom, left:right] = values.view(len(made), bottom - top, right - left)
-            at[rank] += size
+                with_rows = one.bytes_of_rows(rank) if one.sends_rows(rank) else 0
+                sizes[rank] += count * (one.bytes_of(rank) + with_rows)
+    received = [_Reader(part) for part in _all_to_all(group, sent, sizes, several[0].here)]
+    for i, (matrices, rows) in whole.items():
+        for k in range(len(matrices)):
+            for rank in _holders(several[i], me):
+                (top, bottom), (left, right) = several[i].boxes.of[rank]
+                received[rank].read(matrices[k, top:bottom, left:right])
+                if rows is not None and several[i].sends_rows(rank):
+                    received[rank].read(rows[k, top:bottom])
     return whole
 
 
-def from_owners(group: Any, several: Sequence[Matrices], whole: dict[int, Tensor]) -> None:
-    """Sends the parts of whole matrices to all ranks that have them, in one all-to-all, and writes them to `here`."""
+def from_owners(group: Any, several: Sequence[Matrices], whole: dict[int, Whole]) -> None:
+    """Sends the parts of whole matrices to all ranks that have them, in one all-to-all, and writes them to `here` and `rows`."""
     me, ranks = _place(group)
     sent: list[list[Tensor]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
     for i, one in enumerate(several):
-        if i in whole:
+        for k in range(len(one.mine(me))):
+            matrices, rows = whole[i]
             for rank, ((top, bottom), (left, right)) in enumerate(one.boxes.of):
-                sent[rank].append(whole[i][:, top:bottom, left:right])
+                sent[rank].append(matrices[k, top:bottom, left:right])
+                if rows is not None:
+                    sent[rank].append(rows[k, top:bottom])
         for owner in one.owners:
-            sizes[owner] += one.bytes_of(me)
-    received = _all_to_all(group, sent, sizes, several[0].here)
-    at = [0] * ranks
+            sizes[owner] += one.bytes_of(me) + one.bytes_of_rows(me)
+    received = [_Reader(part) for part in _all_to_all(group, sent, sizes, several[0].here)]
     for one in several:
-        size = one.bytes_of(me)
-        for part, owner in zip(one.here, one.owners, strict=True):
-            values = received[owner][at[owner] : at[owner] + size]
-            part.copy_(values.view(part.dtype).view(part.shape))
-            at[owner] += size
+        for k, owner in enumerate(one.owners):
+            received[owner].read(one.here[k])
+            if one.rows is not None:
+                received[owner].read(one.rows[k])
+
+
+class _Reader:
+    """Reads tensors from bytes, one after the other."""
+
+    def __init__(self, data: Tensor) -> None:
+        self.data, self.at = data, 0
+
+    def read(self, into: Tensor) -> None:
+        values = self.data[self.at : self.at + into.nbytes]
+        if values.storage_offset() % into.element_size():
+            values = values.clone()  # a view needs an aligned offset
+        into.copy_(values.view(into.dtype).view(into.shape))
+        self.at += values.numel()
 
 
 def _place(group: Any) -> tuple[int, int]:

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lowbit import sharding
 from lowbit.config import muon
 from lowbit.state import layout, plan
 from lowbit.state.layout import Layout
+from lowbit.state.slot import StateTensor
 
 MOMENTUM = "muon_momentum"  # the rule that writes the update
 STEP = "muon"  # the rule that steps by the orthogonalized update
+ROW_MOMENTS = "second_momentum_buffer"
 UPDATE = "bfloat16"  # the format in which the update is kept in between
 
 
@@ -25,11 +28,23 @@ class MuonLayout(Layout):
 
     pieces: tuple[int, ...] = ()  # rows of the matrices that each of them is made of
     spread: sharding.Boxes | None = None  # if several ranks have parts of each matrix
+    row_moments: bool = False  # NorMuon's
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        keys = tuple(e.key for slot in self.slots for e in self.of_slots[slot.name])
-        object.__setattr__(self, "keys", keys)  # of the momentum's tensors
+    @functools.cached_property
+    def momentum_keys(self) -> tuple[str, ...]:
+        return tuple(e.key for slot in self.slots for e in self.of_slots[slot.name])
+
+    @property
+    def auxiliary(self) -> list[StateTensor]:
+        """NorMuon's second moment: a number for each row of each matrix, on all ranks that have a part of the row."""
+        if not self.row_moments:
+            return []
+        part, dims = self.part, tuple(range(len(self.part.shape) - 1))
+        return [
+            StateTensor(
+                ROW_MOMENTS, torch.float32, part.shape[:-1], part.local[:-1], part.offset[:-1], dims
+            )
+        ]
 
     @property
     def in_passes(self) -> bool:
@@ -85,4 +100,5 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
     base = layout.layout_of(MOMENTUM, group, p, name, index)
     same = {f.name: getattr(base, f.name) for f in fields(Layout)}
-    return MuonLayout(**same, pieces=pieces, spread=sharding.boxes(p))
+    row_moments = group["normuon_beta2"] is not None
+    return MuonLayout(**same, pieces=pieces, spread=sharding.boxes(p), row_moments=row_moments)

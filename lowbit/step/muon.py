@@ -12,7 +12,7 @@ from torch import Tensor
 from lowbit import ops, sharding
 from lowbit.config import muon
 from lowbit.state.layout import Layout
-from lowbit.state.muon_layout import UPDATE, MuonLayout
+from lowbit.state.muon_layout import ROW_MOMENTS, UPDATE, MuonLayout
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.step.group import StepGroup, refuse_overlap
 from lowbit.step.phases import run_phases
@@ -28,8 +28,16 @@ class Matrix:
 
     def __init__(self, number: int, group: dict[str, Any], p: Any, lay: MuonLayout, state: dict[str, Tensor], owners: tuple[int, ...]) -> None:  # fmt: skip
         refuse_overlap(sharding.local(p))
-        self.number, self.group, self.lay, self.state, self.owners = number, group, lay, state, owners
+        self.number, self.group, self.lay, self.state, self.owners = (
+            number,
+            group,
+            lay,
+            state,
+            owners,
+        )
         self.value = sharding.local(p)
+        self.row_moments = sharding.local(state[ROW_MOMENTS]) if lay.row_moments else None
+        self.skip: Tensor | None = None  # on a GPU: not 0 if gradients overflowed
         self.grad = sharding.dense_gradient(p).contiguous()
 
     def begin(self) -> None:
@@ -46,19 +54,26 @@ class Matrix:
         """Adds the momentum's step, which writes the update in place of the parameter and counts no step."""
         step_group.params.append(self.update)
         step_group.grads.append(self.grad)
-        for key in self.lay.keys:
+        for key in self.lay.momentum_keys:
             step_group.state.append(sharding.local(self.state[key]))
         step_group.steps.append(self.state["step"].clone())
         step_group.rows.append((self.lay, self.state["stream"]))
 
-    def orthogonalize(self, whole: Tensor) -> None:
-        """Orthogonalizes whole updates in place: a matrix, or a batch of them."""
+    def orthogonalize(self, whole: Tensor, row_moments: Tensor | None) -> None:
+        """Orthogonalizes whole updates in place, a matrix or a batch of them, and makes NorMuon's next row moments."""
         group, device = self.group, whole.device
         how = muon.schedule(group["ns_coefficients"], group["ns_steps"])
         exact = way(group["orthogonalize"], device) == "exact"
-        for piece in whole.split(self.lay.pieces, -2):
+        pieces = self.lay.pieces
+        moments = [None] * len(pieces) if row_moments is None else row_moments.split(pieces, -1)
+        for piece, moment in zip(whole.split(pieces, -2), moments, strict=True):
             straight = piece.contiguous()
             (ops.newton_schulz if exact else by_torch)(straight, *how, group["eps"])
+            if moment is not None:
+                after = moment.contiguous().clone()
+                beta2 = float(group["normuon_beta2"])
+                (ops.normalize_rows if device.type == "cpu" else rows_by_torch)(straight, after, beta2)  # fmt: skip
+                moment.copy_(after if self.skip is None else torch.where(self.skip != 0, moment, after))  # fmt: skip
             if straight is not piece:
                 piece.copy_(straight)
 
@@ -67,8 +82,10 @@ class Matrix:
         """What travels to the owners and back, for matrices that several ranks have."""
         assert self.lay.spread
         rows, cols = self.lay.part.shape[-2:]
-        here = self.update if self.update.dim() == 3 else self.update[None]
-        return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners)
+        here, moments = self.update, self.row_moments
+        if here.dim() == 2:
+            here, moments = here[None], None if moments is None else moments[None]
+        return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners, moments)
 
     def runs(self) -> Iterator[tuple[int, int, float]]:
         """Local rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio). At least one run, maybe empty."""
@@ -128,6 +145,16 @@ def by_torch(x: Tensor, coefficients: Sequence[float], factor: float, eps: float
     x.copy_(o.mT if x.size(0) > x.size(1) else o)
 
 
+def rows_by_torch(x: Tensor, row_moments: Tensor, beta2: float) -> None:
+    """`ops.normalize_rows` by torch, whose sums have the bits of the device."""
+    squares = x.double().square().sum(-1)
+    row_moments.lerp_((squares / x.shape[-1]).float(), 1.0 - beta2)
+    scale = 1.0 / (row_moments.sqrt() + 1e-10)
+    norm, scaled = squares.sum(-1).sqrt(), (scale.double().square() * squares).sum(-1).sqrt()
+    factor = scale.double() * (norm / (scaled + 1e-10)).unsqueeze(-1)
+    x.copy_(x.float() * factor.float().unsqueeze(-1))
+
+
 def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
     """Steps the parameters of one device.
 
@@ -137,27 +164,30 @@ def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
     """
     alone = [one for one in matrices if not one.lay.spread]
     for bucket in () if skipped else _buckets(alone):
-        _run(bucket, bind, {})
+        _run(bucket, bind, {}, False)
     together: dict[Any, list[Matrix]] = {}
     for one in matrices:
         if one.lay.spread:
             together.setdefault(one.lay.group, []).append(one)
     if together:
-        _run([one for several in together.values() for one in several], bind, together)
+        spread = [one for several in together.values() for one in several]
+        _run(spread, bind, together, skipped)
 
 
-def _run(bucket: Sequence[Matrix], bind: Bind, together: Mapping[Any, Sequence[Matrix]]) -> None:
+def _run(
+    bucket: Sequence[Matrix], bind: Bind, together: Mapping[Any, Sequence[Matrix]], skipped: bool
+) -> None:
     for one in bucket:
         one.begin()
     run_phases(_momentum(bucket, bind))
     if not together:
         for one in bucket:
-            one.orthogonalize(one.update)
+            one.orthogonalize(one.update, one.row_moments)
     for group, several in together.items():
         parts = [one.parts for one in several]
         whole = sharding.to_owners(group, parts)
-        for i, updates in whole.items():
-            several[i].orthogonalize(updates)
+        for i, owned in () if skipped else whole.items():
+            several[i].orthogonalize(*owned)
         sharding.from_owners(group, parts, whole)
     run_phases(_steps(bucket, bind))
     for one in bucket:

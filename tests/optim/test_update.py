@@ -27,7 +27,7 @@ SGD = {
 }  # fmt: skip
 CAME = {"beta3": 0.999, "eps1": 1e-30, "eps2": 1e-16, "d": 1.0}
 ADEMAMIX = {"beta3": 0.999, "alpha": 5.0, "t_alpha": 0.0, "t_beta3": 0.0}
-MUON = {"momentum": 0.95, "nesterov": 1.0, "ratio": 0.7}
+MUON = {"momentum": 0.95, "nesterov": 1.0, "ratio": 0.7, "cautious": 0.0}
 RMSPROP = {"alpha": 0.9, "momentum": 0.8, "least_variance": 1 / 4}
 FAMILY = {"adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}, "muon": MUON}  # fmt: skip
 
@@ -47,7 +47,7 @@ VARIANTS = {
     ],
     "rmsprop": [{"least_variance": 0.0}, {"alpha": 0.0, "least_variance": 0.25}],
     "lion": [{"beta1": 0.0}],
-    "muon": [{"momentum": 0.3}, {"nesterov": 0.0, "ratio": 5.0}],
+    "muon": [{"momentum": 0.3}, {"nesterov": 0.0, "ratio": 5.0}, {"cautious": 1.0}],
     "ademamix": [{"t_alpha": 4.0, "t_beta3": 9.0}, {"beta1": 0.0, "t_beta3": 3.0}],
 }
 
@@ -250,7 +250,8 @@ def muon_momentum(p, g, s, t, h):
 
 def muon(p, g, s, t, h):
     """The step of torch.optim.Muon by an orthogonalized update."""
-    return p * (1 - h["lr"] * h["weight_decay"]) - h["lr"] * h["ratio"] * g, []
+    decay = np.where((g * p >= 0) | (h["cautious"] == 0), h["lr"] * h["weight_decay"], 0.0)
+    return p * (1 - decay) - h["lr"] * h["ratio"] * g, []
 
 
 WRITES_UPDATES = ("apollo_inner", "muon_momentum")  # in the place of the parameter

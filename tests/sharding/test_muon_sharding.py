@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-WAYS = ("8bit", "float32", "parts", "row", "tensor", "kahan")
+WAYS = ("8bit", "float32", "parts", "row", "tensor", "kahan", "normuon")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,9 @@ def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, a
             assert e["costs"] == total["costs"]
             for key, more in (("has", e["has"]), ("owns", e["owns"]), ("seen", 1)):
                 total[key] += more
-    assert len(totals) == (3 if kind.startswith("tp") else 1)  # a batch is exchanged by its own ranks
+    assert len(totals) == (
+        3 if kind.startswith("tp") else 1
+    )  # a batch is exchanged by its own ranks
     for members, total in totals.items():
         assert total["seen"] == len(members)
         assert total["has"] == total["bytes"]
@@ -52,6 +54,10 @@ def test_a_checkpoint_of_three_ranks_goes_on_on_two(pool):
 
 def test_steps_in_the_backward_pass_have_the_same_bits(pool):
     assert pool.run(2, "muon_worker", "in_backward") == [[], []]
+
+
+def test_a_mesh_of_some_ranks_has_a_group_of_its_own(pool):
+    assert pool.run(5, "muon_worker", "of_some_ranks") == [[]] * 5
 
 
 @pytest.mark.parametrize("kind, ranks", [("fsdp2", 3), ("hsdp 2 2", 4), ("tp 2 2", 4)])

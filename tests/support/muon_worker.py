@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -46,6 +46,12 @@ WAYS = {
     "parts": {"split": {f"p{QKV}": (64, 16, 16)}, "nesterov": False},
     "row": {"state_format": lowbit.scaled("dynamic8", scale="row", rounding="stochastic")},
     "tensor": {"state_format": lowbit.scaled("dynamic8", scale="tensor")},
+    "normuon": {
+        "normuon_beta2": 0.9,
+        "cautious_weight_decay": True,
+        "weight_decay": 0.5,
+        "split": {f"p{QKV}": 3},
+    },
     "grid": {"split": {"p4": 2, "p5": 3}},
     "kahan": {"param_format": "bfloat16_kahan", "overrides": None},
 }
@@ -72,7 +78,10 @@ def made(kind: str, way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     else:
         mesh = init_device_mesh("cpu", tuple(map(int, sizes)) or (ranks,), mesh_dim_names=names[kind])  # fmt: skip
         inner = {"tp": TENSOR_PARALLEL, "all": TENSOR_PARALLEL, "ep": EXPERT_PARALLEL}.get(kind, {})
-        rows_alone = way in ("row", "tensor")  # scales that follow no cut rows of a batch's matrices
+        rows_alone = way in (
+            "row",
+            "tensor",
+        )  # scales that follow no cut rows of a batch's matrices
 
         def place(i: int, value: torch.Tensor) -> torch.Tensor:
             if i not in inner or (rows_alone and value.dim() == 3 and inner[i] == 1):
@@ -165,7 +174,7 @@ def surrounded(kind: str) -> list[str]:
     """What differs from one process after clipping, under a scaler's divisor, and in a step that overflowed."""
     runs = []
     for where in (kind, "one"):
-        model, opt = made(where, "8bit")
+        model, opt = made(where, "normuon")
         give(model, 0)
         _, divisor = lowbit.clip_scale(model.parameters(), 0.5)
         opt.step(grad_scale=divisor)
@@ -209,7 +218,9 @@ def trained(early: bool, micro: int) -> list[str]:
     for t in range(3):
         for i in range(micro):
             x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * t + i))
-            with accumulator.micro(last=i == micro - 1) if accumulator else contextlib.nullcontext():
+            with (
+                accumulator.micro(last=i == micro - 1) if accumulator else contextlib.nullcontext()
+            ):
                 model(x).square().mean().backward()
         if not early:
             seen.update((name, sharding.whole(p.grad)) for name, p in model.named_parameters())
@@ -244,7 +255,9 @@ def collectives(kind: str) -> dict[str, Any]:
     groups: dict[Any, list[Any]] = {}
     for _, p, lay in opt._laid_out():
         if getattr(lay, "spread", None):
-            groups.setdefault(lay.group, []).extend((lay.spread, owner, lay) for owner in opt._owners[p])
+            groups.setdefault(lay.group, []).extend(
+                (lay.spread, owner, lay) for owner in opt._owners[p]
+            )
     exchanges = []
     for group, owned in groups.items():
         me = dist.get_rank(group)
@@ -260,7 +273,7 @@ def collectives(kind: str) -> dict[str, Any]:
 
 
 def saved(folder: pathlib.Path) -> dict[str, dict[str, str]]:
-    model, opt = made("fsdp2", "8bit")
+    model, opt = made("fsdp2", "normuon")
     for t in range(STEPS):
         step(model, opt, t)
     dcp.save({"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}, checkpoint_id=folder)  # fmt: skip
@@ -270,7 +283,7 @@ def saved(folder: pathlib.Path) -> dict[str, dict[str, str]]:
 
 
 def loaded(folder: pathlib.Path) -> dict[str, dict[str, str]]:
-    model, opt = made("fsdp2", "8bit")
+    model, opt = made("fsdp2", "normuon")
     state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}
     dcp.load(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"])
@@ -278,6 +291,25 @@ def loaded(folder: pathlib.Path) -> dict[str, dict[str, str]]:
     before = digests(model, opt)
     step(model, opt, STEPS)
     return {"before": before, "after": digests(model, opt)}
+
+
+def of_some_ranks() -> list[str]:
+    """What differs on a mesh of four ranks, which are not all: its process group is made for it."""
+    mesh = DeviceMesh("cpu", torch.arange(4).view(2, 2))
+    if mesh.get_coordinate() is None:
+        return []
+    value = torch.randn(48, 200, generator=torch.Generator().manual_seed(0))
+    runs = []
+    for place in (lambda t: distribute_tensor(t, mesh, [Shard(0), Shard(1)], src_data_rank=None), lambda t: t):  # fmt: skip
+        p = nn.Parameter(place(value.clone()))
+        opt = lowbit.Muon([("w", p)], min_numel=0)
+        for t in range(2):
+            p.grad = place(value.roll(t + 1, 0))
+            opt.step()
+        runs.append({"": p.detach(), **opt.state[p]})
+        if isinstance(p, DTensor):
+            assert dist.get_process_group_ranks(opt._layouts[p].group) == [0, 1, 2, 3]
+    return differing(*runs)
 
 
 def in_backward() -> list[str]:
@@ -297,7 +329,9 @@ def refused() -> dict[str, str]:
     ranks = dist.get_world_size()
     flat, deep = init_device_mesh("cpu", (ranks,)), init_device_mesh("cpu", (2, ranks // 2))
 
-    def message(mesh: Any, *placements: Any, shape: tuple[int, ...] = (64, 64), **options: Any) -> str:
+    def message(
+        mesh: Any, *placements: Any, shape: tuple[int, ...] = (64, 64), **options: Any
+    ) -> str:
         p = nn.Parameter(distribute_tensor(torch.zeros(shape), mesh, placements))
         try:
             lowbit.Muon([("w", p)], **options)

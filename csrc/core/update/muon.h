@@ -13,7 +13,10 @@
 //   p = p * (1 - lr * weight_decay)
 //   p = p - lr * ratio * O         ratio: of the shape, core has none
 //
-// in float32, each operation rounded once and never fused.
+// Cautious weight decay (arXiv:2510.12402) leaves out the first line where O p < 0: there the step itself
+// goes towards 0.
+//
+// All in float32, each operation rounded once and never fused.
 #pragma once
 
 #include <cstdint>
@@ -65,22 +68,24 @@ struct Muon {
   static constexpr const char* kName = "muon";
   static constexpr int kSlots = 0;
   static constexpr Slot kSlot[1] = {};
-  static constexpr int kHypers = 3;
-  static constexpr const char* kHyper[kHypers] = {"lr", "weight_decay", "ratio"};
+  static constexpr int kHypers = 4;
+  static constexpr const char* kHyper[kHypers] = {"lr", "weight_decay", "ratio", "cautious"};
 
   struct Coef {
-    float g_scale, decay, lr;
+    float g_scale, decay, against, lr;  // against: the decay where O p < 0
   };
   LB_HD static Coef prepare(const double* hyper, int64_t, double g_scale) {
     Coef c;
     c.g_scale = static_cast<float>(g_scale);
     c.decay = static_cast<float>(1.0 - hyper[0] * hyper[1]);
+    c.against = hyper[3] != 0.0 ? 1.0f : c.decay;
     c.lr = static_cast<float>(hyper[0] * hyper[2]);
     return c;
   }
   LB_HD static void update(float g, float& p, Values<Muon>&, const Coef& c) {
     g = g * c.g_scale;
-    p = p * c.decay;
+    const bool against = (g > 0.0f && p < 0.0f) || (g < 0.0f && p > 0.0f);
+    p = p * (against ? c.against : c.decay);
     p = p - c.lr * g;
   }
 };
