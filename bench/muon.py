@@ -2,8 +2,11 @@
 
     python -m bench.muon                 ratios of the product and of a step, for one and two threads
     python -m bench.muon --size 512      other square matrices; 1024 by default
+    python -m bench.muon --rounds 1      fewer rounds than 9
     python -m bench.muon --torch         also torch.optim.Muon in bfloat16, a minute a step where the processor has no
                                          AVX512-BF16
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 LOWBIT_ISA=avx2 python -m bench.muon --torch
+                                         as if it had none
 
 Compare ratios, never times: all contestants of a ratio take turns in one run.
 """
@@ -21,14 +24,16 @@ from lowbit import ops
 from lowbit.config import muon
 
 ROUNDS = 9
+TORCH = "torch.optim.Muon, bf16"
 BUDGET = 20.0  # seconds, after which a contestant is left out of further rounds
 
 
-def turns(runs: dict[str, Callable[[], object]]) -> clock.Times:
-    for run in runs.values():
-        run()  # warm up
+def turns(runs: dict[str, Callable[[], object]], rounds: int) -> clock.Times:
+    for name, run in runs.items():
+        if name != TORCH:  # whose steps may take a minute, so that nothing shows of the first
+            run()  # warm up
     made = [(name, lambda run=run: clock.seconds(run, "cpu")) for name, run in runs.items()]
-    return clock.rounds(made, ROUNDS, BUDGET)
+    return clock.rounds(made, rounds, BUDGET)
 
 
 def products(size: int) -> dict[str, Callable[[], object]]:
@@ -57,13 +62,13 @@ def steps(size: int, with_torch: bool) -> dict[str, Callable[[], object]]:
     add("lowbit.Muon 8-bit, bf16", lowbit.Muon, torch.bfloat16)
     add("lowbit.Muon float32 state, float32", lowbit.Muon, torch.float32, state_format="float32")
     if with_torch:
-        add("torch.optim.Muon, bf16", torch.optim.Muon, torch.bfloat16)
+        add(TORCH, torch.optim.Muon, torch.bfloat16)
     return made
 
 
-def report(runs: dict[str, Callable[[], object]], flops: dict[str, float]) -> None:
+def report(runs: dict[str, Callable[[], object]], flops: dict[str, float], rounds: int) -> None:
     """Prints times, and beside the first contestant the speed of products or the time of steps."""
-    times = turns(runs)
+    times = turns(runs, rounds)
     first, *others = times
     for name, found in times.items():
         seconds = clock.median(found)
@@ -84,6 +89,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     n = given.size
     flops = {
@@ -94,8 +100,8 @@ def main() -> None:
     for threads in given.threads:
         torch.set_num_threads(threads)
         print(f"{n} x {n}, {threads} threads, {lowbit.catalog()['isa']}")
-        report(products(n), flops)
-        report(steps(n, given.torch), {})
+        report(products(n), flops, given.rounds)
+        report(steps(n, given.torch), {}, given.rounds)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/muon/row_moment.h"
 #include "cpu/matmul.h"
+#include "cpu/row_moment.h"
 #include "ops/ops.h"
 
 namespace lowbit {
@@ -53,31 +53,9 @@ void normalize_rows(Tensor x, Tensor moments, double beta2) {
                       moments.is_cpu() && moments.numel() * cols == x.numel(),
                   op, ": takes a contiguous float32 moment for each row, on the CPU");
   if (x.numel() == 0) return;
-  auto* const at = static_cast<uint16_t*>(x.mutable_data_ptr());
-  auto* const moment = static_cast<float*>(moments.mutable_data_ptr());
-  const Lerp average = Lerp::of(1.0 - beta2);
-  std::vector<double> squares(static_cast<size_t>(rows));
-  for (int64_t first = 0; first < moments.numel(); first += rows) {
-    over_threads(rows, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) squares[r] = row_squares(at + (first + r) * cols, cols);
-    });
-    double before = 0.0, after = 0.0;
-    for (int64_t r = 0; r < rows; ++r) {
-      float& v = moment[first + r];
-      v = row_moment(v, squares[r], cols, average);
-      const double scale = row_scale(v);
-      before = before + squares[r];
-      after = after + scale * scale * squares[r];
-    }
-    const double rescale = row_rescale(before, after);
-    over_threads(rows, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const auto factor = static_cast<float>(row_scale(moment[first + r]) * rescale);
-        uint16_t* const row = at + (first + r) * cols;
-        for (int64_t k = 0; k < cols; ++k) row[k] = row_value(row[k], factor);
-      }
-    });
-  }
+  cpu::normalize_rows(static_cast<uint16_t*>(x.mutable_data_ptr()),
+                      static_cast<float*>(moments.mutable_data_ptr()), moments.numel() / rows, rows,
+                      cols, beta2, over_threads);
 }
 
 /// a b^T in float32, each output one chain.

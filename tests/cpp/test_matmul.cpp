@@ -10,6 +10,7 @@
 
 #include "core/muon/newton_schulz.h"
 #include "cpu/matmul.h"
+#include "cpu/row_moment.h"
 #include "cpu/step.h"
 
 #if defined(__x86_64__)
@@ -257,9 +258,35 @@ void check_meaning(const std::string& isa) {
   }
 }
 
+/// A digest of a matrix and of the moments of its rows, orthogonalized and evened out, for each shape: to compare
+/// processors by.
+void print_bits() {
+  random_engine.seed(4);
+  const int64_t shapes[][2] = {{77, 300}, {300, 77}, {64, 512}, {129, 130}, {1, 40}};
+  for (const auto& [rows, cols] : shapes) {
+    Matrix x = orthogonal(drawn(rows, cols, 30), rows, cols, kQuintic, 1.0, three_threads);
+    uint64_t digest = 0xcbf29ce484222325u;
+    const auto add = [&digest](const void* data, size_t size) {
+      for (size_t i = 0; i < size; ++i)
+        digest = (digest ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3u;
+    };
+    add(x.data(), x.size() * sizeof(uint16_t));
+    std::vector<float> moments(static_cast<size_t>(rows), 0.25f);
+    cpu::normalize_rows(x.data(), moments.data(), 1, rows, cols, 0.9, three_threads);
+    add(x.data(), x.size() * sizeof(uint16_t));
+    add(moments.data(), moments.size() * sizeof(float));
+    std::printf("%lld x %lld %016llx\n", static_cast<long long>(rows), static_cast<long long>(cols),
+                static_cast<unsigned long long>(digest));
+  }
+}
+
 }  // namespace
 
-int main() {
+int main(int count, char**) {
+  if (count > 1) {  // "bits"
+    print_bits();
+    return 0;
+  }
   const std::string names = cpu::usable_isas();
   for (size_t at = 0; at < names.size();) {
     const size_t end = std::min(names.find(' ', at), names.size());

@@ -71,6 +71,7 @@ def arm64(tmp_path_factory):
     subprocess.run(
         [
             cmake, "--build", out, "--parallel", "2", "--target", "step_bits", "test_params_baseline", "test_sums_baseline", "test_formats_baseline", "test_explog", "test_kernels",
+            "test_matmul",
         ],
         check=True, capture_output=True, env=environment,
     )  # fmt: skip
@@ -81,6 +82,19 @@ def test_arm64_steps_to_the_same_bits(here, arm64):
     assert digests(*EMULATOR, arm64 / "step_bits") == here[1]
 
 
+def test_arm64_orthogonalizes_to_the_same_bits(here, arm64):
+    """Newton-Schulz by the own product, which NEON multiplies there, and NorMuon's rows."""
+
+    def said(*command):
+        done = subprocess.run([*map(str, command), "bits"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    expected = said(HERE / "test_matmul")
+    assert len(expected) == len(set(expected)) == 5
+    assert said(*EMULATOR, arm64 / "test_matmul") == expected
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -89,6 +103,7 @@ def test_arm64_steps_to_the_same_bits(here, arm64):
         "test_sums_baseline",
         "test_explog",
         "test_kernels draws",
+        "test_matmul",
     ],
 )
 def test_arm64_keeps_to_the_golden_arrays(arm64, name):
