@@ -35,7 +35,7 @@ std::string kind_of(const std::string& name) {
   static const std::regex factored("\\.(?:exp_avg_sq|exp_avg_res|variance)_(?:row|col)$");
   static const std::regex wide(
       "\\.(?:exp_avg|exp_avg_sq|max_exp_avg_sq|exp_avg_slow|momentum_buffer|square_avg|grad_avg|"
-      "sum|variance|update_norm|projection)(_bfloat16)?$");
+      "sum|variance|update_norm|projection|second_momentum_buffer)(_bfloat16)?$");
   static const std::regex short_key("\\.(?:sum|variance|projection)$");
   const std::string leaf = last_key(name);
   std::smatch match;
@@ -55,7 +55,8 @@ std::string kind_of(const std::string& name) {
 Role role_of(const std::string& name) {
   static const std::regex logarithmic("_log[0-9_a-z]*_scale$");
   static const std::regex positive(
-      "^\\.(?:exp_avg_sq|max_exp_avg_sq|max_exp_avg_sqs|square_avg)(?:_bfloat16|_row|_col)?$");
+      "^\\.(?:exp_avg_sq|max_exp_avg_sq|max_exp_avg_sqs|square_avg|second_momentum_buffer)"
+      "(?:_bfloat16|_row|_col)?$");
   static const std::regex positive_in_state(
       "(?:_scale(?:_row|_column|_tensor|_rank1_[0-9])?|^\\.(?:absmax[12]?|scale|step|state2)|"
       "^\\.(?:sum|variance|row_var|col_var)(?:_bfloat16|_row|_col)?)$");
