@@ -17,12 +17,13 @@ class MuonWithAdamW(OrthogonalOptimizer):
     """Muon for groups with `use_muon=True` and AdamW for those with `use_muon=False`, in one optimizer.
 
     `lowbit.muon_param_groups(model)` makes such groups. Every parameter is stepped as `Muon` or `AdamW` would step it.
+    NorMuon and cautious weight decay are of Muon's groups.
 
     Args:
         params: group dicts, each with `use_muon`. A group may have its own values of all arguments; those of AdamW are
             called lr, weight_decay, betas and eps there.
         lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, orthogonalize, split,
-            normuon_beta2, cautious_weight_decay: as in `Muon`; the last two change nothing for AdamW's groups.
+            normuon_beta2, cautious_weight_decay: as in `Muon`.
         adamw_lr: learning rate of AdamW's groups; None (default) is `lr`.
         adamw_betas: decay of AdamW's running means; (0.9, 0.95) by default.
         adamw_eps: added to the root of AdamW's second moment; 1e-8 by default.

@@ -55,8 +55,12 @@ def boxes(p: Any) -> Boxes | None:
     ranks = [int(mesh.mesh[coordinate]) for coordinate in coordinates]
     group = mesh.get_group(over[0]) if len(over) == 1 else _group(ranks)
     made: dict[int, tuple[int, tuple[Range, Range]]] = {}
+    ranges = [_ranges(p, dim) for dim in dims]
     for rank, coordinate in zip(ranks, coordinates, strict=True):
-        rows, cols = (_range(p, dim, cuts, coordinate) for dim in dims)
+        rows, cols = (
+            of_dim[_index(p, dim, cuts, coordinate)]
+            for dim, of_dim in zip(dims, ranges, strict=True)
+        )
         replica = 0
         for i in over:
             if cuts[i] is None:
@@ -66,14 +70,19 @@ def boxes(p: Any) -> Boxes | None:
     return Boxes(group, tuple(box for _, box in ordered), tuple(replica for replica, _ in ordered))
 
 
-def _range(p: Tensor, dim: int, cuts: Sequence[int | None], coordinate: Sequence[int]) -> Range:
-    """The indices of a dimension that the rank of this mesh coordinate has: one run, as `part` has checked."""
+def _ranges(p: Tensor, dim: int) -> list[Range]:
+    """Every part of a dimension in mesh order: one run each, as `part` has checked."""
+    length = p.shape[dim]
+    return [runs[0] if runs else (length, length) for runs in parts_of_dimension(p, dim, length)[0]]
+
+
+def _index(p: Any, dim: int, cuts: Sequence[int | None], coordinate: Sequence[int]) -> int:
+    """The number of the part of a dimension that the rank of this mesh coordinate has."""
     index = 0
     for i, cut in enumerate(cuts):
         if cut == dim:
-            index = index * p.device_mesh.size(i) + coordinate[i]  # type: ignore[attr-defined]
-    runs = parts_of_dimension(p, dim, p.shape[dim])[0][index]
-    return runs[0] if runs else (p.shape[dim], p.shape[dim])
+            index = index * p.device_mesh.size(i) + coordinate[i]
+    return index
 
 
 def _rank_in(group: Any, rank: int) -> int:

@@ -164,3 +164,5 @@ def test_refusals(beta2):
     words = re.escape(f"normuon_beta2 should be None or in [0, 1) but is: {beta2}")
     with pytest.raises(ValueError, match=words):
         lowbit.Muon([nn.Parameter(torch.zeros(8, 8))], normuon_beta2=beta2)
+    with pytest.raises(ValueError, match=words):
+        lowbit.Muon([{"params": [nn.Parameter(torch.zeros(8, 8))], "normuon_beta2": beta2}])
