@@ -67,8 +67,9 @@ class OrthogonalOptimizer(MatrixOptimizer):
     ) -> None:
         here: dict[torch.device, list[Matrix]] = {}
         for number, p in params:
-            value, lay = sharding.local(p), self._layouts[p]
-            if value.dtype != lay.dtype or value.shape != lay.part.local:
+            value = sharding.local(p)
+            lay: Any = self._layouts[p]
+            if value.dtype != lay.dtype or value.shape != lay.local:
                 raise self._changed(p, value, lay)
             owners = self._owners_of(p)
             made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
@@ -96,9 +97,11 @@ class OrthogonalOptimizer(MatrixOptimizer):
         if not self._owners:
             together: dict[Any, list[tuple[Any, MuonLayout]]] = {}
             for _, q, lay in self._laid_out():
-                if isinstance(lay, MuonLayout) and lay.spread:
-                    together.setdefault(lay.group, []).append((q, lay))
                 self._owners[q] = ()
+                if isinstance(lay, MuonLayout) and lay.own:
+                    self._owners[q] = lay.owners
+                elif isinstance(lay, MuonLayout) and lay.spread:
+                    together.setdefault(lay.group, []).append((q, lay))
             for several in together.values():
                 costs = [lay.cost for _, lay in several for _ in range(lay.count)]
                 ranks = len(several[0][1].spread.of)  # type: ignore[union-attr]

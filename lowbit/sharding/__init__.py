@@ -1,9 +1,9 @@
 """The local part of a parameter, and the collectives that join parts. Only this room imports torch.distributed."""
 
-from lowbit.sharding.boxes import Boxes, boxes
+from lowbit.sharding.boxes import Boxes, boxes, by_columns
 from lowbit.sharding.chunks import Spread, complete, to_chunks
 from lowbit.sharding.collective import average_over, host_device, rank, reduce_over
-from lowbit.sharding.exchange import Matrices, from_owners, owners, to_owners
+from lowbit.sharding.exchange import Matrices, Whole, from_owners, owners, to_owners
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.fsdp1 import flat_shards_of, flattened_weights
 from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
@@ -42,8 +42,10 @@ __all__ = [
     "Matrices",
     "Part",
     "Spread",
+    "Whole",
     "average_over",
     "boxes",
+    "by_columns",
     "complete",
     "dense_gradient",
     "flat_shards_of",

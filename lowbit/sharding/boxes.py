@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lowbit.sharding.placement import parts_of_dimension
+from lowbit.sharding.part import Part
+from lowbit.sharding.placement import parts_of_dimension, row_range
 from lowbit.sharding.tensor import is_dtensor
 
 Range = tuple[int, int]  # [begin, end)
@@ -33,6 +34,48 @@ class Boxes:
 
     def of_one_replica(self, a: int, b: int) -> bool:
         return self.replicas[a] == self.replicas[b]
+
+
+@dataclass(frozen=True)
+class ByColumns:
+    """A batch [n, rows, columns] whose columns one mesh dimension shards. The state of whole matrices is spread over its ranks."""
+
+    own: Part  # of the parameter
+    state: Part  # the matrices whose state is here
+    boxes: Boxes
+    owners: tuple[int, ...]  # the rank that has each matrix's state
+
+
+def by_columns(p: Any, what: str) -> ByColumns | None:
+    """How such a batch lies; None of other parameters.
+
+    Raises:
+        ValueError: other mesh dimensions shard it too.
+    """
+    if not is_dtensor(p) or p.ndim != 3:
+        return None
+    mesh, cuts = p.device_mesh, [getattr(placement, "dim", None) for placement in p.placements]
+    if 2 not in cuts:
+        return None
+    shape = tuple(p.shape)
+    if any(cut is not None and mesh.size(i) > 1 for i, cut in enumerate(cuts) if i != cuts.index(2)):  # fmt: skip
+        raise ValueError(
+            f"{what} of shape {shape} is sharded on dimension 2 and by other mesh dimensions too, by {tuple(p.placements)} over {tuple(mesh.shape)}; Muon takes "
+            "dimension 2 alone, or dimensions 0 and 1: shard its rows in place of its columns, or use AdamW for it"
+        )
+    i = cuts.index(2)
+    group, here, ranks = mesh.get_group(i), mesh.get_local_rank(i), mesh.size(i)
+    columns = _ranges(p, 2)
+    matrices = [row_range(shape[0], rank, ranks) for rank in range(ranks)]
+    owners = tuple(rank for rank, (begin, end) in enumerate(matrices) for _ in range(begin, end))
+    (left, right), (first, last) = columns[here], matrices[here]
+    own = Part(shape, (shape[0], shape[1], right - left), (0, 0, left))
+    state = Part(
+        shape, (last - first, *shape[1:]), (first, 0, 0),
+        ((0, group),) if ranks > 1 else (), (2, -1, -1),
+    )  # fmt: skip
+    spread = Boxes(group, tuple(((0, shape[1]), of) for of in columns), (0,) * ranks)
+    return ByColumns(own, state, spread, owners)
 
 
 def boxes(p: Any) -> Boxes | None:

@@ -144,7 +144,12 @@ def stream_of(name: str | None, index: int) -> int:
 
 
 def layout_of(
-    rule: str, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
+    rule: str,
+    group: Mapping[str, Any],
+    p: Tensor,
+    name: str | None,
+    index: int,
+    part: sharding.Part | None = None,
 ) -> Layout:
     """The layout of parameter p of an optimizer group; the rule is `rule`, or its variant if a moment is factored.
 
@@ -154,12 +159,13 @@ def layout_of(
         p: the parameter.
         name: its name, or None.
         index: its number in the optimizer.
+        part: the part of it whose state is here; the local part by default.
 
     Raises:
         ValueError: the options do not fit the parameter, or its placement splits codes or scales.
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
-    part = sharding.part(p, what)
+    part = part or sharding.part(p, what)
     options = effective(group, name, index)
     chosen, full_precision = choose.chosen_of(rule, part, options, name)
     variant = choose.rule_of(rule, chosen, full_precision, len(part.shape))

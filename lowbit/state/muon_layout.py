@@ -29,6 +29,19 @@ class MuonLayout(Layout):
     pieces: tuple[int, ...] = ()  # rows of the matrices that each of them is made of
     spread: sharding.Boxes | None = None  # if several ranks have parts of each matrix
     row_moments: bool = False  # NorMuon's
+    # Of a batch whose columns are sharded: its local part, whereas `part` is that of the state, and who has which state.
+    own: sharding.Part | None = None
+    owners: tuple[int, ...] = ()
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The shape of the parameter's local part."""
+        return (self.own or self.part).local
+
+    @functools.cached_property
+    def compensation(self) -> StateTensor | None:  # type: ignore[override]
+        own = self.own or self.part
+        return Layout(STEP, own, (), self.param_format, 0).compensation
 
     @functools.cached_property
     def momentum_keys(self) -> tuple[str, ...]:
@@ -40,11 +53,12 @@ class MuonLayout(Layout):
         if not self.row_moments:
             return []
         part, dims = self.part, tuple(range(len(self.part.shape) - 1))
+        places = part.follows[:-1] if part.follows else None
         return [
             StateTensor(
-                ROW_MOMENTS, torch.float32, part.shape[:-1], part.local[:-1], part.offset[:-1], dims
+                ROW_MOMENTS, torch.float32, part.shape[:-1], part.local[:-1], part.offset[:-1], dims, places
             )
-        ]
+        ]  # fmt: skip
 
     @property
     def in_passes(self) -> bool:
@@ -72,6 +86,10 @@ class MuonLayout(Layout):
     def step(self) -> Layout:
         """Of the second rule, which keeps nothing but the parameter's compensation."""
         part = replace(self.part, cut=sharding.CUT_NONE)  # there are no blocks
+        if self.own:  # as one matrix
+            count, rows, cols = self.own.local
+            shape = (count * rows, self.own.shape[-1])
+            part = sharding.Part(shape, (count * rows, cols), (0, self.own.offset[-1]))
         return Layout(STEP, part, (), self.param_format, self.stream)
 
     @functools.cached_property
@@ -98,7 +116,11 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
         )
     muon.check(group)  # a group may have its own values
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
-    base = layout.layout_of(MOMENTUM, group, p, name, index)
+    cut = sharding.by_columns(p, what)
+    base = layout.layout_of(MOMENTUM, group, p, name, index, cut.state if cut else None)
     same = {f.name: getattr(base, f.name) for f in fields(Layout)}
     row_moments = group["normuon_beta2"] is not None
-    return MuonLayout(**same, pieces=pieces, spread=sharding.boxes(p), row_moments=row_moments)
+    made: dict[str, Any] = {**same, "pieces": pieces, "row_moments": row_moments}
+    if cut:
+        return MuonLayout(**made, spread=cut.boxes, own=cut.own, owners=cut.owners)
+    return MuonLayout(**made, spread=sharding.boxes(p))

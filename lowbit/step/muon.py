@@ -42,7 +42,7 @@ class Matrix:
 
     def begin(self) -> None:
         dtype = getattr(torch, UPDATE)
-        self.update = torch.empty(self.value.shape, dtype=dtype, device=self.value.device)
+        self.update = torch.empty(self.lay.part.local, dtype=dtype, device=self.value.device)
         self.written = self.value.contiguous()  # a copy only if it is transposed
 
     def end(self) -> None:
@@ -86,6 +86,12 @@ class Matrix:
         if here.dim() == 2:
             here, moments = here[None], None if moments is None else moments[None]
         return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners, moments)
+
+    def columns_of(self, here: Tensor) -> sharding.Matrices:
+        """What travels of a batch whose columns are sharded: gradients to the ranks with the state, and results back."""
+        assert self.lay.spread
+        rows, cols = self.lay.part.shape[-2:]
+        return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners)
 
     def runs(self) -> Iterator[tuple[int, int, float]]:
         """Local rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio). At least one run, maybe empty."""
@@ -166,9 +172,12 @@ def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
     for bucket in () if skipped else _buckets(alone):
         _run(bucket, bind, {}, False)
     together: dict[Any, list[Matrix]] = {}
+    by_columns: dict[Any, list[Matrix]] = {}
     for one in matrices:
         if one.lay.spread:
-            together.setdefault(one.lay.group, []).append(one)
+            (by_columns if one.lay.own else together).setdefault(one.lay.group, []).append(one)
+    for group, several in by_columns.items():
+        _run_by_columns(group, several, bind, skipped)
     if together:
         spread = [one for several in together.values() for one in several]
         _run(spread, bind, together, skipped)
@@ -191,6 +200,28 @@ def _run(
         sharding.from_owners(group, parts, whole)
     run_phases(_steps(bucket, bind))
     for one in bucket:
+        one.end()
+
+
+def _run_by_columns(group: Any, several: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
+    """Batches whose columns are sharded: the ranks that have the state of a matrix get its whole gradient."""
+    whole = sharding.to_owners(group, [one.columns_of(one.grad) for one in several])
+    for i, one in enumerate(several):
+        one.begin()
+        one.grad = whole[i].matrices if i in whole else one.grad.new_empty(one.lay.part.local)
+    run_phases(_momentum(several, bind))
+    made = {}
+    for i, one in enumerate(several):
+        if i in whole:
+            if not skipped:
+                one.orthogonalize(one.update, one.row_moments)
+            made[i] = sharding.Whole(one.update, None)
+    back = [one.columns_of(one.update.new_empty(one.value.shape)) for one in several]
+    sharding.from_owners(group, back, made)
+    for one, parts in zip(several, back, strict=True):
+        one.update = parts.here
+    run_phases(_steps(several, bind))
+    for one in several:
         one.end()
 
 

@@ -96,7 +96,8 @@ def _groups(p: Any, lay: Layout) -> tuple[Any, ...]:
     if not (isinstance(lay, MuonLayout) and lay.spread):
         return tuple(group for _, group in cuts)
     batches = len(lay.part.shape) - 2  # dimensions whose ranks exchange nothing
-    return (lay.group, *(group for dim, group in cuts if dim < batches))
+    groups = (lay.group, *(group for dim, group in cuts if dim < batches))
+    return tuple(dict.fromkeys(groups))
 
 
 def _part(lay: Layout) -> sharding.Part:

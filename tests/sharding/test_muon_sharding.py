@@ -9,7 +9,16 @@ WAYS = ("8bit", "float32", "parts", "row", "tensor", "kahan", "normuon")
 
 @pytest.mark.parametrize(
     "kind, ranks",
-    [("fsdp2", 2), ("fsdp2", 3), ("hsdp 2 2", 4), ("tp 1 2", 2), ("tp 2 2", 4), ("ep 2 2", 4)],
+    [
+        ("fsdp2", 2),
+        ("fsdp2", 3),
+        ("hsdp 2 2", 4),
+        ("tp 1 2", 2),
+        ("tp 2 2", 4),
+        ("ep 2 2", 4),
+        ("columns", 2),
+        ("columns", 3),
+    ],
 )
 def test_any_number_of_ranks_leaves_the_same_bytes(pool, kind, ranks):
     for way in WAYS:
@@ -45,11 +54,20 @@ def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, a
         assert max(loads) <= sum(loads) / len(members) + max(cost for _, cost in total["costs"])
 
 
-def test_a_checkpoint_of_three_ranks_goes_on_on_two(pool):
-    folder = pathlib.Path(pool.folder) / "muon"
-    before = pool.run(3, "muon_worker", "saved", folder)
-    after = pool.run(2, "muon_worker", "loaded", folder)
+@pytest.mark.parametrize("first, then", [("fsdp2", "fsdp2"), ("columns", "columns"), ("columns", "fsdp2")])  # fmt: skip
+def test_a_checkpoint_of_three_ranks_goes_on_on_two(pool, first, then):
+    folder = pathlib.Path(pool.folder) / f"muon {first} {then}"
+    before = pool.run(3, "muon_worker", "saved", first, folder)
+    after = pool.run(2, "muon_worker", "loaded", then, folder)
     assert all(one == before[0] for one in (*before, *after))
+
+
+def test_columns_of_a_batch_go_to_the_ranks_with_its_state(pool):
+    """Gradients in float32 to them, results in bfloat16 back; both before the other matrices' all-to-alls."""
+    for one in pool.run(2, "muon_worker", "collectives", "columns"):
+        sent = [size for name, size in one["seen"] if name == "all_to_all_single"]
+        numel = 4 * 24 * 40
+        assert len(sent) == 4 and sent[:2] == [4 * numel // 2, 2 * numel // 2]
 
 
 def test_steps_in_the_backward_pass_have_the_same_bits(pool):
@@ -60,7 +78,9 @@ def test_a_mesh_of_some_ranks_has_a_group_of_its_own(pool):
     assert pool.run(5, "muon_worker", "of_some_ranks") == [[]] * 5
 
 
-@pytest.mark.parametrize("kind, ranks", [("fsdp2", 3), ("hsdp 2 2", 4), ("tp 2 2", 4)])
+@pytest.mark.parametrize(
+    "kind, ranks", [("fsdp2", 3), ("hsdp 2 2", 4), ("tp 2 2", 4), ("columns", 2)]
+)
 def test_clipping_and_scaled_gradients_have_the_same_bits(pool, kind, ranks):
     assert pool.run(ranks, "muon_worker", "surrounded", kind) == [[]] * ranks
 
@@ -73,6 +93,6 @@ def test_tensor_parallel_training_has_the_same_bits(pool, early, micro):
 
 def test_refusals(pool):
     found = pool.run(4, "muon_worker", "refused")[0]
-    assert "sharded on dimension 2; state follows dimensions 0 and 1" in found["columns of a batch"]
+    assert "on dimension 2 and by other mesh dimensions too" in found["columns of a batch"]
     assert "inside a byte of 4-bit codes" in found["bytes"]
     assert found["replicas"] == "nothing was refused"

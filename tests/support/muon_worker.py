@@ -72,12 +72,14 @@ def made(kind: str, way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     shapes = GRID if way == "grid" else SHAPES
     kind, *sizes = kind.split()
-    names = {"fsdp2": ("s",), "hsdp": ("r", "s"), "tp": ("s", "t"), "ep": ("s", "t"), "all": ("r", "s", "t")}  # fmt: skip
+    names = {"fsdp2": ("s",), "hsdp": ("r", "s"), "tp": ("s", "t"), "ep": ("s", "t"), "columns": ("t",)}  # fmt: skip
     if kind in ("one", "ddp"):
         model = Model(dtype, lambda i, value: value, shapes)
     else:
         mesh = init_device_mesh("cpu", tuple(map(int, sizes)) or (ranks,), mesh_dim_names=names[kind])  # fmt: skip
-        inner = {"tp": TENSOR_PARALLEL, "all": TENSOR_PARALLEL, "ep": EXPERT_PARALLEL}.get(kind, {})
+        inner = {"tp": TENSOR_PARALLEL, "ep": EXPERT_PARALLEL, "columns": {5: 2, 0: 0, 1: 1}}.get(
+            kind, {}
+        )
         rows_alone = way in (
             "row",
             "tensor",
@@ -91,7 +93,8 @@ def made(kind: str, way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = Model(dtype, place, shapes)
         outer = tuple(name for name in names[kind] if name != "t")
         by_columns = {p for i, p in enumerate(model.parameters()) if kind == "ep" and i in EXPERT_PARALLEL and not rows_alone}  # fmt: skip
-        fully_shard(
+        if outer:
+            fully_shard(
             model, mesh=mesh[outer], shard_placement_fn=lambda p: Shard(1) if p in by_columns else None
         )  # fmt: skip
     opt = lowbit.MuonWithAdamW(lowbit.muon_param_groups(model), lr=0.02, min_numel=0, **WAYS[way])
@@ -102,6 +105,8 @@ def placed_like(p: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """A whole tensor's part that this rank has of p; torch distributes no strided placements."""
     if not isinstance(p, DTensor):
         return whole
+    if Shard(2) in p.placements:
+        return distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None)
     part = sharding.part(p, "p")
     for dim, (begin, length) in enumerate(zip(part.offset, part.local, strict=True)):
         whole = whole.narrow(dim, begin, length)
@@ -254,7 +259,7 @@ def collectives(kind: str) -> dict[str, Any]:
             setattr(dist, name, plain)
     groups: dict[Any, list[Any]] = {}
     for _, p, lay in opt._laid_out():
-        if getattr(lay, "spread", None):
+        if getattr(lay, "spread", None) and not lay.own:
             groups.setdefault(lay.group, []).extend(
                 (lay.spread, owner, lay) for owner in opt._owners[p]
             )
@@ -272,8 +277,8 @@ def collectives(kind: str) -> dict[str, Any]:
     return {"seen": seen, "exchanges": exchanges}
 
 
-def saved(folder: pathlib.Path) -> dict[str, dict[str, str]]:
-    model, opt = made("fsdp2", "normuon")
+def saved(kind: str, folder: pathlib.Path) -> dict[str, dict[str, str]]:
+    model, opt = made(kind, "normuon")
     for t in range(STEPS):
         step(model, opt, t)
     dcp.save({"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}, checkpoint_id=folder)  # fmt: skip
@@ -282,8 +287,8 @@ def saved(folder: pathlib.Path) -> dict[str, dict[str, str]]:
     return {"before": before, "after": digests(model, opt)}
 
 
-def loaded(folder: pathlib.Path) -> dict[str, dict[str, str]]:
-    model, opt = made("fsdp2", "normuon")
+def loaded(kind: str, folder: pathlib.Path) -> dict[str, dict[str, str]]:
+    model, opt = made(kind, "normuon")
     state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}
     dcp.load(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"])
@@ -340,7 +345,7 @@ def refused() -> dict[str, str]:
         return "nothing was refused"
 
     return {
-        "columns of a batch": message(flat, Shard(2), shape=(4, 64, 64)),
+        "columns of a batch": message(deep, Shard(0), Shard(2), shape=(4, 64, 64)),
         "bytes": message(flat, Shard(1), shape=(64, 36), state_format="4bit", min_numel=0),
         "replicas": message(deep, Replicate(), Replicate()),
     }
