@@ -74,6 +74,10 @@ def test_steps_in_the_backward_pass_have_the_same_bits(pool):
     assert pool.run(2, "muon_worker", "in_backward") == [[], []]
 
 
+def test_momentum_of_torch_loads_into_cut_batches(pool):
+    assert pool.run(2, "muon_worker", "loaded_momentum") == [[], []]
+
+
 def test_a_mesh_of_some_ranks_has_a_group_of_its_own(pool):
     assert pool.run(5, "muon_worker", "of_some_ranks") == [[]] * 5
 

@@ -298,6 +298,30 @@ def loaded(kind: str, folder: pathlib.Path) -> dict[str, dict[str, str]]:
     return {"before": before, "after": digests(model, opt)}
 
 
+def loaded_momentum() -> list[str]:
+    """What differs where torch's momentum is loaded into batches cut on dimension 1 and 2; statistics are made as well."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    value, momentum, grad = (torch.randn(4, 24, 40, generator=torch.Generator().manual_seed(i)) for i in range(3))  # fmt: skip
+    found = []
+    for state_format in ("8bit", "float32"):
+        runs = []
+        for dim in (None, 1, 2):
+            place = (lambda t: t) if dim is None else functools.partial(
+                distribute_tensor, device_mesh=mesh, placements=[Shard(dim)], src_data_rank=None
+            )  # fmt: skip
+            p = nn.Parameter(place(value.clone()))
+            opt = lowbit.Muon([("w", p)], state_format=state_format, min_numel=0)
+            state = opt.state_dict()
+            state["state"] = {0: {"momentum_buffer": momentum, "step": torch.tensor(3.0)}}
+            opt.load_state_dict(state)
+            p.grad = place(grad.clone())
+            opt.step()
+            opt.stats(probe=True)
+            runs.append({"": p.detach(), **opt.state[p]})
+        found += [key for run in runs[1:] for key in differing(run, runs[0])]
+    return found
+
+
 def of_some_ranks() -> list[str]:
     """What differs on a mesh of four ranks, which are not all: its process group is made for it."""
     mesh = DeviceMesh("cpu", torch.arange(4).view(2, 2))
