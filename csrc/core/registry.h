@@ -27,6 +27,7 @@
 #include "core/update/lion.h"
 #include "core/update/muon.h"
 #include "core/update/rmsprop.h"
+#include "core/update/schedule_free.h"
 #include "core/update/sgd.h"
 #include "core/update/trust.h"
 
@@ -54,7 +55,7 @@ using UpdateRules =
     Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored, Adafactor,
           AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came, CameFull, Lamb, Lars, Sgd,
           SgdMomentum, Lion, Rmsprop, RmspropMomentum, RmspropCentered, RmspropCenteredMomentum,
-          Adagrad, Ademamix, ApolloInner, MuonMomentum, Muon>;
+          Adagrad, Ademamix, ApolloInner, MuonMomentum, Muon, ScheduleFreeAdamW>;
 using ParamFormats =
     Types<Float32Param, BFloat16Nearest, BFloat16Stochastic, Float16Nearest, Float16Stochastic,
           BFloat16Kahan, Float16Kahan, BFloat16Split8, BFloat16Split16, Float16Split8,

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from groups import begin
 from memory import named, peak_bytes
 from paths import SUPPORT
 
@@ -46,6 +47,7 @@ ELEMENTWISE = {
     "RMSprop": lambda p: lowbit.RMSprop(p),
     "Adagrad": lambda p: lowbit.Adagrad(p),
     "AdEMAMix": lambda p: lowbit.AdEMAMix(p),
+    "Schedule-Free": lambda p: begin(lowbit.ScheduleFreeAdamW(p)),
     "LAMB": lambda p: lowbit.LAMB(p),
     "LARS": lambda p: lowbit.LARS(p),
 }
