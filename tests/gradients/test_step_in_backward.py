@@ -21,6 +21,7 @@ MAKERS = {
     "LAMB": lambda ps: lowbit.LAMB(ps, lr=1e-2),
     "APOLLO": lambda ps: lowbit.APOLLO(ps, lr=1e-2, rank=8),
     "Schedule-Free": lambda ps: begin(lowbit.ScheduleFreeAdamW(ps, lr=1e-2, warmup_steps=3)),
+    "cautious": lambda ps: lowbit.AdamW(ps, lr=1e-2, cautious=True),
 }
 
 

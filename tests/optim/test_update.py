@@ -55,7 +55,7 @@ VARIANTS = {
 
 
 def family_of(rule):
-    return rule.split("_")[0]
+    return rule.removeprefix("cautious_").split("_")[0]
 
 
 def hyper_of(rule, **changes):
@@ -263,6 +263,21 @@ def schedule_free_adamw(p, g, s, t, h):
     return (1 - c) * p + c * z - h["lr"] * (1 - h["beta1"] * (1 - c)) * d, [z - h["lr"] * d, v]
 
 
+def cautious(plain, *, decoupled):
+    """arXiv:2411.16085: the update of another rule where it agrees with the gradient."""
+
+    def twin(p, g, s, t, h):
+        moved, state = plain(p, g, s, t, h)
+        if decoupled or h.get("decoupled"):
+            p = p * (1 - h["lr"] * h["weight_decay"])
+        else:
+            g = g + h["weight_decay"] * p
+        mask = (p - moved) * g > 0
+        return p - (p - moved) * mask / max(mask.mean(), 1e-3), state
+
+    return twin
+
+
 WRITES_UPDATES = ("apollo_inner", "muon_momentum")  # in the place of the parameter
 
 REFERENCE = {
@@ -294,6 +309,9 @@ REFERENCE = {
     "muon": muon,
     "schedule_free_adamw": schedule_free_adamw,
 }
+for plain in ("adamw", "adam", "adamw_amsgrad", "adam_amsgrad", "lion", "sgd_momentum"):
+    of_weights = plain.startswith(("adamw", "lion"))
+    REFERENCE[f"cautious_{plain}"] = cautious(REFERENCE[plain], decoupled=of_weights)
 
 # ---- what is run ----
 

@@ -92,6 +92,7 @@ RULES = {
     "Fira": {"rank": 16},
     "MuonWithAdamW": {},
     "ScheduleFreeAdamW": {},
+    "AdamW cautious": {"cautious": True},
 }
 
 

@@ -56,6 +56,7 @@ MEASURED = {
     "factored8": elementwise(state_format="factored8"),
     "Adafactor": lambda p: lowbit.Adafactor(p),
     "CAME": lambda p: lowbit.CAME(p),
+    "cautious": elementwise(cautious=True),
 }
 LOWRANK = {
     "APOLLO": lambda p: lowbit.APOLLO(p, rank=16),

@@ -49,6 +49,9 @@ def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
     yield "Lion", functools.partial(lowbit.Lion, weight_decay=0.1)
     yield "RMSprop", functools.partial(lowbit.RMSprop, centered=True, momentum=0.9)
     yield "Adagrad", functools.partial(lowbit.Adagrad, lr_decay=0.1, initial_accumulator_value=0.1)
+    yield "AdamW cautious", functools.partial(lowbit.AdamW, cautious=True)
+    yield "Lion cautious", functools.partial(lowbit.Lion, cautious=True, weight_decay=0.1)
+    yield "SGD cautious", functools.partial(lowbit.SGD, lr=0.1, momentum=0.9, cautious=True)
     yield "Schedule-Free", functools.partial(lowbit.ScheduleFreeAdamW, lr=0.02, weight_decay=0.1, warmup_steps=3)  # fmt: skip
     coded_z = {"z": lowbit.scaled("linear8", scale="rank1"), "exp_avg_sq": "4bit"}
     yield "Schedule-Free coded z", functools.partial(lowbit.ScheduleFreeAdamW, state_format=coded_z)

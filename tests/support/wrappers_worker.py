@@ -46,6 +46,7 @@ MORE = {
     "log8, Kahan": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="log8", param_format="bfloat16_kahan"),
     "Schedule-Free": lambda p: lowbit.ScheduleFreeAdamW(p, lr=1e-2, seed=5, warmup_steps=4, weight_decay=0.1),
     "Schedule-Free, split8": lambda p: lowbit.ScheduleFreeAdamW(p, lr=1e-2, seed=5, param_format="bfloat16_split8"),
+    "cautious": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, cautious=True),
     "LAMB, split16": lambda p: lowbit.LAMB(p, lr=1e-2, seed=5, param_format="bfloat16_split16"),
     "CAME": lambda p: lowbit.CAME(p, lr=1e-2, seed=5),
     "two lengths, by chance": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format={
