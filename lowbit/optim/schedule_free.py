@@ -112,7 +112,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
 
     @torch.no_grad()
     def _set_mode(self, train: bool) -> None:
-        moving = [group for group in self.param_groups if group["train_mode"] is not train]
+        moving = [group for group in self.param_groups if bool(group["train_mode"]) != train]
         for group, p, lay in self._laid_out():
             state = self._state_of(p)
             if not any(group is one for one in moving) or not float(state.get("step", 0.0)) > 0:
@@ -166,11 +166,11 @@ class ScheduleFreeAdamW(LowbitOptimizer):
             raise RuntimeError(
                 "a CUDA graph would replay this step's weight in the average for all steps; step ScheduleFreeAdamW outside of graphs"
             )
-        early = (
-            self._stepped_early
-        )  # then most parameters were stepped before an overflow was found
+        # Parameters that the backward pass has stepped were, whatever was found after them.
+        early = self._stepped_early
         found_inf = getattr(self, "found_inf", None)
         loss = super()._step(closure, grad_scale)
+        self._stepped_early = False
         if early or found_inf is None or not bool(sharding.local(found_inf)):
             for group in self.param_groups:
                 group.update(_next(group)[2])
