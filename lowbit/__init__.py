@@ -56,6 +56,7 @@ from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
 from lowbit.optim.report import Stats
 from lowbit.optim.rmsprop import RMSprop
+from lowbit.optim.schedule_free import ScheduleFreeAdamW
 from lowbit.optim.sgd import SGD
 from lowbit.planning.estimate import estimate
 
@@ -93,6 +94,7 @@ __all__ = [
     "RMSprop",
     "RMSprop8bit",
     "SGD8bit",
+    "ScheduleFreeAdamW",
     "Stats",
     "StochasticAccumulator",
     "__version__",

@@ -90,6 +90,7 @@ def get_state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
         copy. All other state (of plain and DTensor parameters, and of parameters that one rank has whole) is the
         optimizer's own, which the next step changes.
     """
+    opt._check_saving()
     state: dict[str, Any] = {}
     names: list[list[str]] = [[] for _ in opt.param_groups]
     layouts = {p: lay for _, p, lay in opt._laid_out()}

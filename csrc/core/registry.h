@@ -24,9 +24,11 @@
 #include "core/update/ademamix.h"
 #include "core/update/apollo.h"
 #include "core/update/came.h"
+#include "core/update/cautious.h"
 #include "core/update/lion.h"
 #include "core/update/muon.h"
 #include "core/update/rmsprop.h"
+#include "core/update/schedule_free.h"
 #include "core/update/sgd.h"
 #include "core/update/trust.h"
 
@@ -54,7 +56,9 @@ using UpdateRules =
     Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored, Adafactor,
           AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came, CameFull, Lamb, Lars, Sgd,
           SgdMomentum, Lion, Rmsprop, RmspropMomentum, RmspropCentered, RmspropCenteredMomentum,
-          Adagrad, Ademamix, ApolloInner, MuonMomentum, Muon>;
+          Adagrad, Ademamix, ApolloInner, MuonMomentum, Muon, ScheduleFreeAdamW, Cautious<AdamW>,
+          Cautious<Adam>, Cautious<AdamWAmsgrad>, Cautious<AdamAmsgrad>, Cautious<Lion>,
+          Cautious<SgdMomentum>>;
 using ParamFormats =
     Types<Float32Param, BFloat16Nearest, BFloat16Stochastic, Float16Nearest, Float16Stochastic,
           BFloat16Kahan, Float16Kahan, BFloat16Split8, BFloat16Split16, Float16Split8,

@@ -146,24 +146,30 @@ def _meant(said: Any) -> str:
     return did_you_mean(word, [*names, *ops.names("state")])
 
 
-def slot_formats(rule: str, state_format: str | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def slot_formats(
+    rule: str, state_format: str | Mapping[str, Any], weights: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
     """What `state_format` says of each state tensor of a rule: a `scaled(...)`, or {"format": "factored"}.
 
     Args:
         rule: a name in `lowbit.catalog()["rules"]`.
         state_format: a preset, a format or a `scaled(...)`; or one of these for each state's name. A name that is left
             out means float32.
+        weights: the `scaled(...)` of a state that is a copy of weights and not named; None (default) is float32.
 
     Raises:
         ValueError: an unknown format or state, or a format that cannot hold the state's values.
     """
     slots = {slot["name"]: slot["signed"] for slot in ops.rule(rule)["slots"]}
+    copies = [slot["name"] for slot in ops.rule(rule)["slots"] if slot["weight"]]
     by_name = _by_name(state_format)
     if by_name and (unknown := set(state_format) - set(slots)):
         raise ValueError(f"state_format names {sorted(unknown)}, but {rule} keeps {list(slots)}")
     made = {}
     for name, signed in slots.items():
         said = state_format.get(name, "float32") if by_name else state_format  # type: ignore[union-attr]
+        if name in copies and not (by_name and name in state_format):
+            said = weights or "float32"
         spec = choice(said, signed=signed)
         if signed and spec["format"] == FACTORED:
             raise ValueError(f"{name} has negative values, so it cannot be stored factored")

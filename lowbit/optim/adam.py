@@ -33,6 +33,9 @@ class Adam(LowbitOptimizer):
         differentiable: not supported; True raises.
         decoupled_weight_decay: True applies weight decay to the weights before the update, as in AdamW. `AdamW` sets
             it.
+        cautious: True moves only weights whose first moment agrees in sign with the gradient, and these further, by 1
+            over their share (arXiv:2411.16085). It takes a pass over the gradients and a reduction of its own; False by
+            default.
         state_format: "8bit" by default (dynamic8, 1 + 4/256 bytes per value). It may be another preset, a format of
             `lowbit.catalog()`, a `lowbit.scaled(...)`, or a mapping {"exp_avg": ..., "exp_avg_sq": ...} of these.
             "factored" keeps exp_avg_sq as row and column means (4-bit Factor).
@@ -72,6 +75,7 @@ class Adam(LowbitOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
+        cautious: bool = False,
         **options: Unpack[Options],
     ) -> None:
         defaults = arguments.shared(
@@ -90,15 +94,16 @@ class Adam(LowbitOptimizer):
         arguments.check_least(weight_decay=weight_decay)
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
-            "decoupled_weight_decay": decoupled_weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay, "cautious": cautious,
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    decides = ("amsgrad", "decoupled_weight_decay")
+    decides = ("amsgrad", "decoupled_weight_decay", "cautious")
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         kind = "adamw" if group["decoupled_weight_decay"] else "adam"
-        return kind + ("_amsgrad" if group["amsgrad"] else "")
+        kind += "_amsgrad" if group["amsgrad"] else ""
+        return f"cautious_{kind}" if group.get("cautious") else kind
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         beta1, beta2 = group["betas"]

@@ -22,6 +22,8 @@ class Lion(LowbitOptimizer):
         lr: learning rate, about a tenth of AdamW's; 1e-4 by default.
         betas: weight of the momentum in the step, and its decay; (0.9, 0.99) by default.
         weight_decay: decoupled, about ten times AdamW's; 0 by default.
+        cautious: True moves only weights whose step agrees in sign with the gradient, and these further, by 1 over
+            their share (arXiv:2411.16085); False by default.
         maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
             `Adam`.
 
@@ -36,15 +38,20 @@ class Lion(LowbitOptimizer):
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        *,
+        cautious: bool = False,
         **options: Unpack[AllOptions],
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
         arguments.check_betas(betas)
         arguments.check_least(weight_decay=weight_decay)
-        super().__init__(params, defaults | {"betas": betas, "weight_decay": weight_decay})
+        defaults |= {"betas": betas, "weight_decay": weight_decay, "cautious": cautious}
+        super().__init__(params, defaults)
+
+    decides = ("cautious",)
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
-        return "lion"
+        return "cautious_lion" if group.get("cautious") else "lion"
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         return [arguments.number(group["lr"]), *group["betas"], group["weight_decay"]]

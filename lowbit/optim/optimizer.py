@@ -39,6 +39,9 @@ class LowbitOptimizer(SteppingOptimizer):
 
     init_state.__doc__ = SteppingOptimizer.init_state.__doc__
 
+    def _check_saving(self) -> None:
+        """Raises RuntimeError where a checkpoint would not hold what it should."""
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a `state_dict()`; this optimizer's dtypes and layout of state stay.
 

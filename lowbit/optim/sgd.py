@@ -30,6 +30,8 @@ class SGD(LowbitOptimizer):
         decoupled: True applies weight decay to the weights (SGDW) and not to the gradient; False by default.
         dampen_first: True dampens the first step too (FlashOptim), where torch uses the whole gradient; False by
             default.
+        cautious: True moves only weights whose step agrees in sign with the gradient, and these further, by 1 over
+            their share (arXiv:2411.16085); needs momentum. False by default.
         state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
 
     Raises:
@@ -52,6 +54,7 @@ class SGD(LowbitOptimizer):
         fused: bool | None = None,
         decoupled: bool = False,
         dampen_first: bool = False,
+        cautious: bool = False,
         **options: Unpack[Options],
     ) -> None:
         defaults = arguments.shared(
@@ -68,13 +71,19 @@ class SGD(LowbitOptimizer):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         defaults |= {
             "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "decoupled": decoupled, "dampen_first": dampen_first,
+            "nesterov": nesterov, "decoupled": decoupled, "dampen_first": dampen_first, "cautious": cautious,
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    decides = ("momentum",)
+    decides = ("momentum", "cautious")
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
+        if group.get("cautious"):
+            if not group["momentum"]:
+                raise ValueError(
+                    "cautious=True compares the momentum with the gradient, and momentum is 0; give a momentum, or leave cautious out"
+                )
+            return "cautious_sgd_momentum"
         return "sgd_momentum" if group["momentum"] else "sgd"
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:

@@ -19,6 +19,7 @@ from lowbit.optim.warn import UPDATES_OF_LR, loses_updates, unreachable, warn_of
 from lowbit.state.layout import Layout
 from lowbit.state.quantize import dequantize_slot
 from lowbit.state.slot import Slot
+from lowbit.state.weights import float32_weights
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
 from lowbit.step.phases import run_phases
@@ -204,7 +205,7 @@ def _probe_rows(
     opt: SteppingOptimizer, group: dict[str, Any], p: Any, lay: Layout, value: Tensor, state: dict[str, Tensor]
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]] | None:  # fmt: skip
     """`_probe` of rows of a parameter, which `lay` describes: `value` and `state` are theirs, and p has their gradient."""
-    before = _weights(value, lay, state)
+    before = float32_weights(value, lay, state)
     stored_state = {key: sharding.local(tensor).clone() for key, tensor in state.items()}
     stored = value.clone(memory_format=torch.contiguous_format)
     _run(opt, group, p, lay, stored, stored_state)
@@ -227,7 +228,7 @@ def _probe_rows(
         for slot in lay.slots
     }
     moved = exact != before
-    lost = int(torch.count_nonzero(moved & (_weights(stored, lay, stored_state) == before)))
+    lost = int(torch.count_nonzero(moved & (float32_weights(stored, lay, stored_state) == before)))
     # What random rounding leaves as it is, it moves the further another time.
     for_good = 0 if ops.param_format(lay.param_format)["random"] else lost
     updates = {"probed": moved.numel(), "updates": int(torch.count_nonzero(moved)), "lost": lost}
@@ -249,18 +250,6 @@ def _errors(got: Tensor, want: Tensor) -> dict[str, float]:
         relative = off.div_(exact).abs_().masked_fill_(same, 0.0).max()
         sums[2] = torch.maximum(sums[2], relative)
     return dict(zip(("error2", "exact2", "max_error"), sums.tolist(), strict=True))
-
-
-def _weights(value: Tensor, lay: Layout, state: Mapping[str, Tensor]) -> Tensor:
-    """The float32 weights of a stored parameter and its compensation."""
-    if not lay.compensation:
-        return value.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    extra = sharding.local(state[lay.compensation.key]).cpu().contiguous()
-    if value.shape == lay.part.local:
-        return ops.join(value.cpu().contiguous(), extra, lay.param_format).to(value.device)
-    rows = lay.part.with_room(value).cpu()  # of a flat shard
-    values = ops.join(rows, extra, lay.param_format)
-    return lay.part.without_room(values).clone().to(value.device)
 
 
 def _run(

@@ -43,10 +43,19 @@ def names_full_precision(name: str | None, full_precision: bool | Sequence[str])
 
 
 def chosen_of(
-    rule: str, part: sharding.Part, options: Mapping[str, Any], name: str | None
-) -> tuple[dict[str, dict[str, Any]], dict[str, bool]]:
-    """The format of each state of a rule by a parameter's options, and whether the state stays in full precision."""
-    chosen, own = slot_formats(rule, options["state_format"]), options["min_numel"]
+    rule: str, part: sharding.Part, options: Mapping[str, Any], name: str | None, param_format: str = "float32"
+) -> tuple[dict[str, dict[str, Any]], dict[str, bool]]:  # fmt: skip
+    """The format of each state of a rule by a parameter's options, and whether the state stays in full precision.
+
+    A copy of weights has at least the precision of `param_format`, and float32 for parameters in full precision.
+    """
+    own = options["min_numel"]
+    narrow = param_format.removesuffix("_stochastic") == "bfloat16"
+    if narrow and not is_full_precision(part.shape, name, options["full_precision"], own):
+        weights = scaled("bfloat16", rounding="stochastic")
+    else:
+        weights = scaled("float32")
+    chosen = slot_formats(rule, options["state_format"], weights)
     full_precision = {
         slot: is_full_precision(
             part.shape,

@@ -167,7 +167,8 @@ def layout_of(
     what = f"parameter {name!r}" if name else f"parameter {index}"
     part = part or sharding.part(p, what)
     options = effective(group, name, index)
-    chosen, full_precision = choose.chosen_of(rule, part, options, name)
+    param_format = choose.param_format_of(p, options["param_format"], what)
+    chosen, full_precision = choose.chosen_of(rule, part, options, name, param_format)
     variant = choose.rule_of(rule, chosen, full_precision, len(part.shape))
     slots = choose.slots_of(variant, chosen, full_precision)
     for slot in slots:
@@ -179,7 +180,6 @@ def layout_of(
         part = replace(part, cut=sharding.CUT_ENDS)
     for slot in slots:
         check_columns(slot, p, part, what, name)
-    param_format = choose.param_format_of(p, options["param_format"], what)
     return Layout(variant, part, slots, param_format, stream_of(name, index))
 
 

@@ -83,7 +83,7 @@ def with_known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mappin
 
     torch's SGD and Muon count no steps, and its Adafactor's means have as many dimensions as the parameter.
     """
-    if lay.rule in ("sgd", "sgd_momentum", "muon_momentum") and "step" not in saved:
+    if lay.rule.removeprefix("cautious_") in ("sgd", "sgd_momentum", "muon_momentum") and "step" not in saved:  # fmt: skip
         buffer = saved.get("momentum_buffer")
         if buffer is None:  # SGD before its first step
             return {

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from groups import begin
 from memory import held_bytes, peak_bytes
 from test_gradients import Net, tokens
 from torch import nn
@@ -19,6 +20,8 @@ MAKERS = {
     "Adafactor": lambda ps: lowbit.Adafactor(ps, lr=1e-2),
     "LAMB": lambda ps: lowbit.LAMB(ps, lr=1e-2),
     "APOLLO": lambda ps: lowbit.APOLLO(ps, lr=1e-2, rank=8),
+    "Schedule-Free": lambda ps: begin(lowbit.ScheduleFreeAdamW(ps, lr=1e-2, warmup_steps=3)),
+    "cautious": lambda ps: lowbit.AdamW(ps, lr=1e-2, cautious=True),
 }
 
 

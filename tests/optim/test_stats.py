@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from groups import params_for
+from groups import begin, params_for
 from torch import nn
 
 import lowbit
@@ -363,7 +363,7 @@ def test_every_rule_can_be_probed():
         if cls is lowbit.LowbitOptimizer:
             continue
         net = model()
-        opt = cls(params_for(cls, net))
+        opt = begin(cls(params_for(cls, net)))
         for step in range(2):
             set_grads(net, step)
             opt.step()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from groups import params_for
+from groups import begin, params_for
 from test_config import OPTIMIZERS
 from torch import nn
 
@@ -30,7 +30,7 @@ def trained(cls, options):
     torch.manual_seed(0)
     net = nn.ModuleList([nn.Embedding(301, 320), nn.Linear(640, 256), nn.Conv2d(64, 96, 3)])
     net.to(torch.bfloat16)
-    opt = cls(params_for(cls, net), lr=1e-2, **options)
+    opt = begin(cls(params_for(cls, net), lr=1e-2, **options))
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         for p in net.parameters():

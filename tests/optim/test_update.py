@@ -27,9 +27,10 @@ SGD = {
 }  # fmt: skip
 CAME = {"beta3": 0.999, "eps1": 1e-30, "eps2": 1e-16, "d": 1.0}
 ADEMAMIX = {"beta3": 0.999, "alpha": 5.0, "t_alpha": 0.0, "t_beta3": 0.0}
+SCHEDULE = {"average": 0.3}
 MUON = {"momentum": 0.95, "nesterov": 1.0, "ratio": 0.7, "cautious": 0.0}
 RMSPROP = {"alpha": 0.9, "momentum": 0.8, "least_variance": 1 / 4}
-FAMILY = {"adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}, "muon": MUON}  # fmt: skip
+FAMILY = {"adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}, "muon": MUON, "schedule": SCHEDULE}  # fmt: skip
 
 # What else than the defaults a rule is held to.
 VARIANTS = {
@@ -47,13 +48,14 @@ VARIANTS = {
     ],
     "rmsprop": [{"least_variance": 0.0}, {"alpha": 0.0, "least_variance": 0.25}],
     "lion": [{"beta1": 0.0}],
+    "schedule": [{"average": 0.7, "beta1": 0.5}, {"average": 0.0, "weight_decay": 0.0}],
     "muon": [{"momentum": 0.3}, {"nesterov": 0.0, "ratio": 5.0}, {"cautious": 1.0}],
     "ademamix": [{"t_alpha": 4.0, "t_beta3": 9.0}, {"beta1": 0.0, "t_beta3": 3.0}],
 }
 
 
 def family_of(rule):
-    return rule.split("_")[0]
+    return rule.removeprefix("cautious_").split("_")[0]
 
 
 def hyper_of(rule, **changes):
@@ -254,6 +256,29 @@ def muon(p, g, s, t, h):
     return p * (1 - decay) - h["lr"] * h["ratio"] * g, []
 
 
+def schedule_free_adamw(p, g, s, t, h):
+    """arXiv:2405.15682, as the package schedulefree has it: p is y."""
+    v = h["beta2"] * s[1] + (1 - h["beta2"]) * g * g
+    d = g / (np.sqrt(v / (1 - h["beta2"] ** t)) + h["eps"]) + h["weight_decay"] * p
+    c, z = h["average"], p if t == 1 else s[0]
+    return (1 - c) * p + c * z - h["lr"] * (1 - h["beta1"] * (1 - c)) * d, [z - h["lr"] * d, v]
+
+
+def cautious(plain, *, decoupled):
+    """arXiv:2411.16085: the update of another rule where it agrees with the gradient."""
+
+    def twin(p, g, s, t, h):
+        moved, state = plain(p, g, s, t, h)
+        if decoupled or h.get("decoupled"):
+            p = p * (1 - h["lr"] * h["weight_decay"])
+        else:
+            g = g + h["weight_decay"] * p
+        mask = (p - moved) * g > 0
+        return p - (p - moved) * mask / max(mask.mean(), 1e-3), state
+
+    return twin
+
+
 WRITES_UPDATES = ("apollo_inner", "muon_momentum")  # in the place of the parameter
 
 REFERENCE = {
@@ -283,7 +308,11 @@ REFERENCE = {
     "apollo_inner": apollo_inner,
     "muon_momentum": muon_momentum,
     "muon": muon,
+    "schedule_free_adamw": schedule_free_adamw,
 }
+for plain in ("adamw", "adam", "adamw_amsgrad", "adam_amsgrad", "lion", "sgd_momentum"):
+    of_weights = plain.startswith(("adamw", "lion"))
+    REFERENCE[f"cautious_{plain}"] = cautious(REFERENCE[plain], decoupled=of_weights)
 
 # ---- what is run ----
 
@@ -613,8 +642,13 @@ def test_a_zero_gradient_never_moves_its_weight(rule):
             ops.has_zero(f) or not slot["signed"] for f, slot in zip(formats, slots, strict=True)
         )
     ]
+    coded = coded_layout(rule)
+    for i, slot in enumerate(slots):
+        if slot["weight"]:  # the weight moves toward a copy that codes round
+            cases = [[*formats[:i], "float32", *formats[i + 1 :]] for formats in cases]
+            coded = [*coded[:i], "float32", *coded[i + 1 :]]
     runs = [Run(rule, formats, "bfloat16_stochastic", shape=(2, 300)) for formats in cases]
-    runs += [Run(rule, coded_layout(rule), p["name"], shape=(2, 300)) for p in PARAMS if all(map(ops.has_zero, coded_layout(rule)))]  # fmt: skip
+    runs += [Run(rule, coded, p["name"], shape=(2, 300)) for p in PARAMS if all(map(ops.has_zero, coded))]  # fmt: skip
     # the update of no gradient is 0
     still = [run.p[:, 7].clone() * (rule not in WRITES_UPDATES) for run in runs]
     for _ in range(20):

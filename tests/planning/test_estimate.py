@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from groups import begin
 from require import need
 from torch import nn
 
@@ -64,7 +65,7 @@ def stepped(model, opt):
     for p in model.parameters():
         if p.requires_grad:
             p.grad = torch.full_like(p, 1e-3)
-    opt.step()
+    begin(opt).step()
     return opt
 
 
@@ -90,6 +91,8 @@ RULES = {
     "APOLLOMini": {},
     "Fira": {"rank": 16},
     "MuonWithAdamW": {},
+    "ScheduleFreeAdamW": {},
+    "AdamW cautious": {"cautious": True},
 }
 
 

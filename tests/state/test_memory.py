@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from groups import begin
 from memory import named, peak_bytes
 from paths import SUPPORT
 
@@ -46,6 +47,7 @@ ELEMENTWISE = {
     "RMSprop": lambda p: lowbit.RMSprop(p),
     "Adagrad": lambda p: lowbit.Adagrad(p),
     "AdEMAMix": lambda p: lowbit.AdEMAMix(p),
+    "Schedule-Free": lambda p: begin(lowbit.ScheduleFreeAdamW(p)),
     "LAMB": lambda p: lowbit.LAMB(p),
     "LARS": lambda p: lowbit.LARS(p),
 }
@@ -54,6 +56,7 @@ MEASURED = {
     "factored8": elementwise(state_format="factored8"),
     "Adafactor": lambda p: lowbit.Adafactor(p),
     "CAME": lambda p: lowbit.CAME(p),
+    "cautious": elementwise(cautious=True),
 }
 LOWRANK = {
     "APOLLO": lambda p: lowbit.APOLLO(p, rank=16),

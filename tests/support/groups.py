@@ -1,4 +1,4 @@
-"""What an optimizer takes of a model."""
+"""What an optimizer takes of a model, and what it needs before it steps."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def params_for(cls: type, model: nn.Module) -> list[Any]:
     if cls is lowbit.MuonWithAdamW:
         return lowbit.muon_param_groups(model)
     return [(n, p) for n, p in model.named_parameters() if cls is not lowbit.Muon or p.dim() == 2]
+
+
+def begin(opt: Any) -> Any:
+    """The optimizer, ready to step: one with modes is in train mode."""
+    if hasattr(opt, "train"):
+        opt.train()
+    return opt

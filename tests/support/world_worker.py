@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from groups import begin
 from same_bytes import equal
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -48,6 +49,12 @@ def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
     yield "Lion", functools.partial(lowbit.Lion, weight_decay=0.1)
     yield "RMSprop", functools.partial(lowbit.RMSprop, centered=True, momentum=0.9)
     yield "Adagrad", functools.partial(lowbit.Adagrad, lr_decay=0.1, initial_accumulator_value=0.1)
+    yield "AdamW cautious", functools.partial(lowbit.AdamW, cautious=True)
+    yield "Lion cautious", functools.partial(lowbit.Lion, cautious=True, weight_decay=0.1)
+    yield "SGD cautious", functools.partial(lowbit.SGD, lr=0.1, momentum=0.9, cautious=True)
+    yield "Schedule-Free", functools.partial(lowbit.ScheduleFreeAdamW, lr=0.02, weight_decay=0.1, warmup_steps=3)  # fmt: skip
+    coded_z = {"z": lowbit.scaled("linear8", scale="rank1"), "exp_avg_sq": "4bit"}
+    yield "Schedule-Free coded z", functools.partial(lowbit.ScheduleFreeAdamW, state_format=coded_z)
     yield "AdEMAMix", functools.partial(lowbit.AdEMAMix, t_alpha=3, t_beta3=3)
     for entry in ops.catalog()["param"]:
         if entry["dtype"] == "bfloat16":
@@ -94,11 +101,13 @@ def run(
     narrow = name.startswith("weights ")  # a parameter format of bfloat16
     values = [v.bfloat16() if narrow or i % 2 else v for i, v in enumerate(values)]
     params = [(f"p{i}", nn.Parameter(place(v))) for i, v in enumerate(values)]
-    opt = make(params)
+    opt = begin(make(params))
     for _ in range(STEPS):
         for (_, p), shape in zip(params, SHAPES, strict=True):
             p.grad = place((torch.randn(shape, generator=generator) * 0.1).to(p.dtype))
         opt.step()
+    if hasattr(opt, "eval"):
+        opt.eval()
     return {f"{key} {which}": t.detach() for key, p in params for which, t in [("", p), *opt.state[p].items()]}  # fmt: skip
 
 

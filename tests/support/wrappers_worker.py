@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import pathlib
@@ -43,6 +44,9 @@ REAL = "8bit, real sizes"
 # Beyond the table: scales of two numbers, scales that cover more, two factored moments, norms, and what is kept beside weights.
 MORE = {
     "log8, Kahan": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="log8", param_format="bfloat16_kahan"),
+    "Schedule-Free": lambda p: lowbit.ScheduleFreeAdamW(p, lr=1e-2, seed=5, warmup_steps=4, weight_decay=0.1),
+    "Schedule-Free, split8": lambda p: lowbit.ScheduleFreeAdamW(p, lr=1e-2, seed=5, param_format="bfloat16_split8"),
+    "cautious": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, cautious=True),
     "LAMB, split16": lambda p: lowbit.LAMB(p, lr=1e-2, seed=5, param_format="bfloat16_split16"),
     "CAME": lambda p: lowbit.CAME(p, lr=1e-2, seed=5),
     "two lengths, by chance": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format={
@@ -183,13 +187,12 @@ Kept = dict[str, dict[str, torch.Tensor]]  # weight, as "", and state of each pa
 def alone(name: str) -> dict[int, Kept]:
     """What one process has after 10, 12 and 20 steps."""
     model, opt = build("single", name)
-    made = {}
-    for step in range(20):
-        set_grads(opt, step)
-        opt.step()
-        opt.zero_grad()
-        if step in (9, 11, 19):
-            made[step + 1] = kept_of(model, opt)
+    take_steps(opt, 0, 10)
+    made = {10: kept_of(model, opt)}
+    for end in (12, 20):
+        run = copy.deepcopy((model, opt))
+        take_steps(run[1], 10, end)
+        made[end] = kept_of(*run)
     return made
 
 
@@ -244,10 +247,16 @@ def resume(wrapper: str, which: str, sources: list[str], folder: str) -> list[tu
 
 
 def take_steps(opt, begin: int, end: int) -> None:
+    """An optimizer with modes is in eval mode afterwards, as where it is saved."""
+    modes = hasattr(opt, "train")
+    if modes:
+        opt.train()
     for step in range(begin, end):
         set_grads(opt, step)
         opt.step()
         opt.zero_grad()
+    if modes:
+        opt.eval()
 
 
 def off_by_one_gradient() -> list[str]:

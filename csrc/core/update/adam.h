@@ -25,6 +25,9 @@ template <bool kDecoupled, bool kAmsgrad>
 struct AdamRule {
   static constexpr const char* kName =
       kDecoupled ? (kAmsgrad ? "adamw_amsgrad" : "adamw") : (kAmsgrad ? "adam_amsgrad" : "adam");
+  static constexpr const char* kCautiousName =
+      kDecoupled ? (kAmsgrad ? "cautious_adamw_amsgrad" : "cautious_adamw")
+                 : (kAmsgrad ? "cautious_adam_amsgrad" : "cautious_adam");
   static constexpr int kSlots = kAmsgrad ? 3 : 2;
   static constexpr Slot kSlot[3] = {
       {"exp_avg", true}, {"exp_avg_sq", false}, {"max_exp_avg_sq", false}};
@@ -61,8 +64,8 @@ struct AdamRule {
 
   // The halves of `update`, for processors that check the second one for 8 values at once.
 
-  /// Moves the moments, and decays p or adds the decay to g.
-  LB_HD static void moments(float g, float& p, float (&s)[kSlots], const Coef& c) {
+  /// Moves the moments, and decays p or adds the decay to g, which is returned.
+  LB_HD static float moments(float g, float& p, float (&s)[kSlots], const Coef& c) {
     g = g * c.g_scale;
     if constexpr (kDecoupled) {
       p = p * c.decay;
@@ -75,10 +78,18 @@ struct AdamRule {
       const float v = s[1];
       s[2] = (v > s[2] || v != v) ? v : s[2];  // a NaN on either side stays
     }
+    return g;
   }
   LB_HD static float next(float p, float m, float v, const Coef& c) {
     return p - c.step_size * (m / (__builtin_sqrtf(v) * c.inv_sqrt_bc2 + c.eps));
   }
+
+  // For core/update/cautious.h.
+  LB_HD static float direction(float g, float& p, float (&s)[kSlots], const Coef& c, float& along) {
+    along = moments(g, p, s, c);
+    return s[0] / (__builtin_sqrtf(s[kAmsgrad ? 2 : 1]) * c.inv_sqrt_bc2 + c.eps);
+  }
+  LB_HD static float rate(const Coef& c) { return c.step_size; }
 };
 
 using AdamW = AdamRule<true, false>;

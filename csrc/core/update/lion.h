@@ -16,6 +16,7 @@ namespace lowbit {
 
 struct Lion {
   static constexpr const char* kName = "lion";
+  static constexpr const char* kCautiousName = "cautious_lion";
   static constexpr int kSlots = 1;
   static constexpr Slot kSlot[1] = {{"exp_avg", true}};
   static constexpr int kHypers = 4;
@@ -36,13 +37,21 @@ struct Lion {
     return c;
   }
   LB_HD static void update(float g, float& p, float (&s)[1], const Coef& c) {
+    const float u = direction(g, p, s, c, g);
+    p = p - c.lr * u;
+  }
+
+  // The step before the learning rate; also for core/update/cautious.h.
+  LB_HD static float direction(float g, float& p, float (&s)[1], const Coef& c, float& along) {
     g = g * c.g_scale;
+    along = g;
     const float u = c.beta1 * s[0] + c.one_minus_beta1 * g;
     const float sign = u > 0.0f ? 1.0f : u < 0.0f ? -1.0f : 0.0f;
     p = p * c.decay;
-    p = p - c.lr * (sign + u * 0.0f);  // u * 0: zero, or NaN if u is not finite
     s[0] = c.beta2 * s[0] + c.one_minus_beta2 * g;
+    return sign + u * 0.0f;  // u * 0: zero, or NaN if u is not finite
   }
+  LB_HD static float rate(const Coef& c) { return c.lr; }
 };
 
 }  // namespace lowbit

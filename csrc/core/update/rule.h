@@ -32,8 +32,10 @@ namespace lowbit {
 
 /// One state tensor of an update rule.
 struct Slot {
-  const char* name;  // the name in torch
-  bool is_signed;    // false: never negative, so formats without negative codes suffice
+  const char* name = "";   // the name in torch
+  bool is_signed = false;  // false: never negative, so formats without negative codes suffice
+  // A copy of weights, which takes their precision: presets do not quantize it.
+  bool is_weight = false;
 };
 
 template <class U>

@@ -17,6 +17,7 @@ namespace lowbit {
 template <bool kMomentum>
 struct SgdRule {
   static constexpr const char* kName = kMomentum ? "sgd_momentum" : "sgd";
+  static constexpr const char* kCautiousName = "cautious_sgd_momentum";
   static constexpr int kSlots = kMomentum ? 1 : 0;
   static constexpr Slot kSlot[1] = {{"momentum_buffer", true}};
   static constexpr int kHypers = 7;
@@ -39,15 +40,23 @@ struct SgdRule {
     return c;
   }
   LB_HD static void update(float g, float& p, Values<SgdRule>& s, const Coef& c) {
+    const float step = direction(g, p, s, c, g);
+    p = p - c.lr * step;
+  }
+
+  // The step before the learning rate; also for core/update/cautious.h.
+  LB_HD static float direction(float g, float& p, Values<SgdRule>& s, const Coef& c, float& along) {
     const float d = g * c.g_scale + c.weight_decay * p;
+    along = d;
     float step = d;
     if constexpr (kMomentum) {
       s[0] = c.momentum * s[0] + c.fresh * d;
       step = c.nesterov != 0.0f ? d + c.momentum * s[0] : s[0];
     }
     p = p * c.decay;
-    p = p - c.lr * step;
+    return step;
   }
+  LB_HD static float rate(const Coef& c) { return c.lr; }
 };
 
 using Sgd = SgdRule<false>;

@@ -84,6 +84,15 @@ const std::map<std::string, Settings>& torch_tables() {
         {"maximize", flag(false)},
         {"differentiable", flag(false)},
         {"fused", none()}}},
+      {"muon",
+       {{"lr", real(1e-3)},
+        {"weight_decay", real(0.1)},
+        {"momentum", real(0.95)},
+        {"nesterov", flag(true)},
+        {"ns_coefficients", triple(3.4445, -4.7750, 2.0315)},
+        {"eps", real(1e-7)},
+        {"ns_steps", Value::number(5)},
+        {"adjust_lr_fn", none()}}},
   };
   return all;
 }
@@ -106,13 +115,15 @@ const std::map<std::string, Settings>& lowbit_tables() {
                                   {"eps", real(1e-8)},
                                   {"weight_decay", zero()},
                                   {"amsgrad", flag(false)},
-                                  {"decoupled_weight_decay", flag(true)}})},
+                                  {"decoupled_weight_decay", flag(true)},
+                                  {"cautious", flag(false)}})},
       {"sgd", with_shared(1e-3, {{"momentum", zero()},
                                  {"dampening", zero()},
                                  {"weight_decay", zero()},
                                  {"nesterov", flag(false)},
                                  {"decoupled", flag(false)},
-                                 {"dampen_first", flag(false)}})},
+                                 {"dampen_first", flag(false)},
+                                 {"cautious", flag(false)}})},
       {"adafactor", with_shared(1e-2, {{"beta2_decay", real(-0.8)},
                                        {"eps", Value::tuple({none(), real(1e-3)})},
                                        {"d", real(1.0)},
@@ -134,7 +145,9 @@ const std::map<std::string, Settings>& lowbit_tables() {
                                      {"eps", real(1e-10)},
                                      {"weight_decay", zero()},
                                      {"initial_accumulator_value", zero()}})},
-      {"lion", with_shared(1e-4, {{"betas", pair(0.9, 0.99)}, {"weight_decay", real(0.0)}})},
+      {"lion", with_shared(1e-4, {{"betas", pair(0.9, 0.99)},
+                                  {"weight_decay", real(0.0)},
+                                  {"cautious", flag(false)}})},
       {"ademamix", with_shared(1e-3, {{"betas", triple(0.9, 0.999, 0.9999)},
                                       {"alpha", real(5.0)},
                                       {"t_alpha", none()},
@@ -151,6 +164,26 @@ const std::map<std::string, Settings>& lowbit_tables() {
                                   {"clip_threshold", real(1.0)},
                                   {"betas", triple(0.9, 0.999, 0.9999)},
                                   {"weight_decay", real(0.0)}})},
+      {"schedule_free", with_shared(2.5e-3, {{"betas", pair(0.9, 0.999)},
+                                             {"eps", real(1e-8)},
+                                             {"weight_decay", zero()},
+                                             {"warmup_steps", zero()},
+                                             {"r", real(0.0)},
+                                             {"weight_lr_power", real(2.0)},
+                                             {"k", zero()},
+                                             {"train_mode", flag(false)},
+                                             {"weight_sum", real(0.0)},
+                                             {"lr_max", real(-1.0)},
+                                             {"scheduled_lr", real(0.0)}})},
+      {"muon", with_shared(1e-3, {{"weight_decay", real(0.1)},
+                                  {"momentum", real(0.95)},
+                                  {"nesterov", flag(true)},
+                                  {"ns_coefficients", triple(3.4445, -4.7750, 2.0315)},
+                                  {"eps", real(1e-7)},
+                                  {"ns_steps", Value::number(5)},
+                                  {"adjust_lr_fn", none()},
+                                  {"orthogonalize", Value::words("auto")},
+                                  {"split", none()}})},
   };
   return all;
 }
@@ -175,7 +208,7 @@ const std::set<std::string>& library_settings() {
     made.insert({"rank", "update_proj_gap", "scale", "scale_type", "proj_type", "decouple_lr",
                  "adam_w_mode", "use_first_moment", "factor_second_moment", "clip_threshold",
                  "decay_rate", "scale_parameter", "relative_step", "warmup_init", "beta1",
-                 "bias_correction"});
+                 "bias_correction", "use_muon"});
     for (const auto* tables : {&torch_tables(), &lowbit_tables()}) {
       for (const auto& [name, table] : *tables) {
         for (const auto& [key, value] : table) made.insert(key);
@@ -189,6 +222,20 @@ const std::set<std::string>& library_settings() {
 }  // namespace
 
 bool is_moment(const std::string& name) { return moments().contains(name); }
+
+bool is_weight_state(const std::string& name) {
+  static const std::set<std::string> all = [] {
+    std::set<std::string> made;
+    for (int r = 0; r < rule_count(); ++r) {
+      const RuleInfo rule = rule_info(r);
+      for (int k = 0; k < rule.slots; ++k) {
+        if (rule.slot[k].is_weight) made.insert(rule.slot[k].name);
+      }
+    }
+    return made;
+  }();
+  return all.contains(name);
+}
 
 bool is_signed_state(const std::string& name) {
   const auto known = moments().find(name);
@@ -215,6 +262,14 @@ std::string algorithm_of(const Model& model) {
     return names.contains(needed) &&
            std::includes(allowed.begin(), allowed.end(), names.begin(), names.end());
   };
+  // AdamW steps what Muon does not.
+  const bool muon = std::any_of(model.groups.begin(), model.groups.end(), [](const Group& group) {
+    return setting(group, "ns_coefficients") != nullptr || setting(group, "use_muon") != nullptr;
+  });
+  const std::set<std::string> of_muon = {"momentum_buffer", "exp_avg", "exp_avg_sq"};
+  if (muon) {
+    return std::includes(of_muon.begin(), of_muon.end(), names.begin(), names.end()) ? "muon" : "";
+  }
   if (names.empty()) return set("momentum") && set("nesterov") ? "sgd" : "";
   if (only({"exp_avg", "exp_avg_slow", "exp_avg_sq"}, "exp_avg_slow")) return "ademamix";
   if (only({"exp_avg", "exp_avg_sq", "exp_avg_res"}, "exp_avg_res")) return "came";
@@ -223,11 +278,11 @@ std::string algorithm_of(const Model& model) {
     const bool radam = set("decoupled_weight_decay") && set("foreach") && !set("amsgrad");
     return radam || set("momentum_decay") ? "" : "adam";
   }
+  if (only({"z", "exp_avg_sq"}, "z")) return "schedule_free";
   if (only({"exp_avg", "variance"}, "variance")) return "adafactor";
   if (only({"exp_avg"}, "exp_avg")) return "lion";
   if (only({"square_avg", "momentum_buffer", "grad_avg"}, "square_avg")) return "rmsprop";
   if (only({"sum"}, "sum")) return "adagrad";
-  if (set("ns_coefficients")) return "";  // Muon, which is not converted yet
   if (only({"momentum_buffer"}, "momentum_buffer"))
     return set("trust_coefficient") ? "lars" : "sgd";
   return "";

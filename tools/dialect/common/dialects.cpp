@@ -14,12 +14,15 @@ extern const Dialect kLowbitDialect;
 extern const Dialect kFlashOptim;
 extern const Dialect kLpmm;
 extern const Dialect kAdafactor8bit;
+extern const Dialect kMuon;
+extern const Dialect kMoonlight;
+extern const Dialect kDion;
 
 namespace {
 
 constexpr const Dialect* kDialects[] = {
-    &kTorchDialect, &kBitsandbytes, &kTorchao,       &kLowbitDialect,
-    &kFlashOptim,   &kLpmm,         &kAdafactor8bit,
+    &kTorchDialect, &kBitsandbytes,  &kTorchao, &kLowbitDialect, &kFlashOptim,
+    &kLpmm,         &kAdafactor8bit, &kMuon,    &kMoonlight,     &kDion,
 };
 
 std::string names(const std::vector<const Dialect*>& dialects) {

@@ -39,7 +39,7 @@ bool is_float32(const Leaf& leaf) {
 bool is_float64(const State& state) {
   const Leaf* leaf = state.leaves.size() == 1 ? state.leaves[0] : nullptr;
   return leaf != nullptr && leaf->kind == Leaf::Kind::kTensor && leaf->source != nullptr &&
-         !state.codes && std::string_view(leaf->dtype->name) == "float64";
+         !state.codes && !state.rescaled && std::string_view(leaf->dtype->name) == "float64";
 }
 
 Path state_path(const Model& model, const Param& param, const std::string& state) {
@@ -82,7 +82,7 @@ Leaf scalar_leaf(Path path, int64_t value) {
 Leaf float32_leaf(Path path, const State& state, Shape shape) {
   Leaf leaf = tensor_leaf(std::move(path), find_dtype("float32"), std::move(shape), nullptr);
   const Leaf* from = state.leaves.size() == 1 ? state.leaves[0] : nullptr;
-  if (from != nullptr && from->source != nullptr && from->dtype == leaf.dtype &&
+  if (from != nullptr && !state.rescaled && from->source != nullptr && from->dtype == leaf.dtype &&
       from->shape == leaf.shape) {
     leaf.source = from->source;
     leaf.stored = from->stored;

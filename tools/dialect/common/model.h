@@ -44,6 +44,7 @@ struct State {
   uint64_t bytes = 0;     // in the file
   std::shared_ptr<Floats> values;
   std::optional<Codes> codes = {};
+  bool rescaled = false;  // the values are not the numbers of `leaves`, but these times a factor
   std::vector<const Leaf*> leaves = {};  // of the document that hold it, for health and messages
   // What is kept beside a 16-bit weight (docs/formats.md) has no `values`: its name is lowbit's
   // key, param_bfloat16_split8, and what lowbit keeps under it is this, or leaves[0].

@@ -35,6 +35,13 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
     wide.items.push_back(Value::words(pattern));
   if (wanted.full_precision.empty()) wide = kept("full_precision", wide);
   Settings out = settings_of(group, lowbit_settings(model.algorithm));
+  if (const Value* said = setting(group, "use_muon"); said && model.algorithm == "muon") {
+    out.emplace_back("use_muon", *said);
+    const Value* betas = setting(group, "betas");
+    out.emplace_back("betas", betas != nullptr
+                                  ? *betas
+                                  : Value::tuple({Value::floating(0.9), Value::floating(0.95)}));
+  }
   out.emplace_back("state_format", std::move(format));
   out.emplace_back("param_format", kept("param_format", Value::words("auto")));
   out.emplace_back("full_precision", std::move(wide));

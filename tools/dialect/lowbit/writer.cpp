@@ -68,11 +68,14 @@ class LowbitWriter {
     const auto at = [&](const std::string& name) { return state_path(model_, p, name); };
     if (p.states.empty() && p.numbers.empty()) return fine();  // it never was stepped
     const Value* step = number_in(p, "step");
-    double steps = model_.algorithm == "sgd" && !p.states.empty() ? 1 : 0;  // SGD counts none
+    const bool counts =
+        model_.algorithm != "sgd" &&
+        !(model_.algorithm == "muon" && !p.states.empty() && p.states[0].name == "momentum_buffer");
+    double steps = !counts && !p.states.empty() ? 1 : 0;  // SGD and Muon count none
     if (step != nullptr) {
       ASSIGN_OR_RETURN(real, real_of(*step, shown(p) + ": step"));
       steps = real;
-    } else if (model_.algorithm != "sgd") {
+    } else if (counts) {
       return bad(shown(p) + ": has no step");
     }
     out_.leaves.push_back(scalar_leaf(at("step"), static_cast<float>(steps)));
@@ -110,6 +113,8 @@ class LowbitWriter {
       if (s.stored_as == "bfloat16" && model_.dialect == "lowbit") return StateSpec{"bfloat16"};
       if (model_.dialect == "lowbit" && s.stored_as == "float32") return StateSpec{"float32"};
     }
+    if (is_weight_state(s.name))
+      return StateSpec{s.stored_as == "bfloat16" ? "bfloat16" : "float32"};
     ASSIGN_OR_RETURN(
         spec, spec_of(keeps_formats_ ? "8bit" : wanted_.state_format, s.is_signed, wanted_.block));
     if (spec.factored() && p.shape.size() < 2) return StateSpec{"float32"};

@@ -29,6 +29,12 @@ bool is_torch_state(const std::string& name) {
 }
 
 Result<int> recognize_torch(const Document& /*document*/, const OptimizerTree& tree) {
+  // A Muon that says `ns_steps` or `use_muon` without torch's coefficients is another library's.
+  for (const Group& group : tree.groups) {
+    const bool muon =
+        setting(group, "ns_steps") != nullptr || setting(group, "use_muon") != nullptr;
+    if (muon && setting(group, "ns_coefficients") == nullptr) return 0;
+  }
   bool any = false;
   for (const Entry& entry : tree.params) {
     for (const auto& [name, leaf] : entry.leaves) {
@@ -98,6 +104,15 @@ Result<Model> read(std::shared_ptr<const Document> document, const OptimizerTree
     }
   }
   out.algorithm = algorithm_of(out);
+  if (out.algorithm != "schedule_free") return out;
+  for (const Group& group : out.groups) {  // which count the steps
+    const Value* steps = setting(group, "k");
+    for (const size_t i : group.params) {
+      Param& p = out.params[i];
+      if (steps != nullptr && !p.states.empty() && number_in(p, "step") == nullptr)
+        p.numbers.emplace_back("step", *steps);
+    }
+  }
   return out;
 }
 
@@ -126,13 +141,20 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
         "--block out, or take another --to"};
   Document out = begun(model);
   out.leaves = model.rest;
-  const Settings& table = torch_settings(model.algorithm);
+  static const Settings kNone;
+  // torch's Muon steps matrices only.
+  const bool mixed = model.algorithm == "muon" &&
+                     std::any_of(model.params.begin(), model.params.end(), [](const Param& p) {
+                       return !p.states.empty() && p.states[0].name != "momentum_buffer";
+                     });
+  const Settings& table = mixed ? kNone : torch_settings(model.algorithm);
   if (table.empty() && model.dialect != "torch")
     report.warnings.push_back(
         "torch has no optimizer with these states: they are kept in float32 under "
         "their names, and settings as they are");
   for (const Param& p : model.params) {
-    if (const Value* step = number_in(p, "step"); step != nullptr && model.algorithm != "sgd") {
+    if (const Value* step = number_in(p, "step");
+        step != nullptr && model.algorithm != "sgd" && (model.algorithm != "muon" || mixed)) {
       ASSIGN_OR_RETURN(count, real_of(*step, shown(p) + ": step"));
       out.leaves.push_back(scalar_leaf(state_path(model, p, "step"), static_cast<float>(count)));
     }
@@ -168,7 +190,7 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
 }  // namespace
 
 extern const Dialect kTorchDialect = {
-    "torch", "torch.optim's Adam, AdamW, SGD, Adafactor, RMSprop and Adagrad, in float32",
+    "torch", "torch.optim's Adam, AdamW, SGD, Adafactor, RMSprop, Adagrad and Muon, in float32",
     recognize_torch, read, write};
 
 }  // namespace lowbit::ckpt

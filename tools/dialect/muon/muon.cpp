@@ -1,0 +1,49 @@
+#include "dialect/muon/muon.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+class ScaledFloats : public Floats {
+ public:
+  ScaledFloats(std::shared_ptr<Floats> values, double factor)
+      : values_(std::move(values)), factor_(factor) {}
+  Status read(uint64_t first, uint64_t count, float* out) override {
+    RETURN_IF_ERROR(values_->read(first, count, out));
+    for (uint64_t i = 0; i < count; ++i)
+      out[i] = static_cast<float>(static_cast<double>(out[i]) * factor_);
+    return fine();
+  }
+
+ private:
+  const std::shared_ptr<Floats> values_;
+  const double factor_;
+};
+
+}  // namespace
+
+const MuonNames& names_of(MuonKind kind) {
+  static const MuonNames all[] = {
+      {"muon", "Keller Jordan's MuonWithAuxAdam", "momentum_buffer", "exp_avg", "exp_avg_sq",
+       false},
+      {"moonlight", "Moonlight's Muon", "momentum_buffer", "moment1", "moment2", true},
+      {"dion", "Dion's Muon", "momentum", "momentum", "variance", true},
+  };
+  return all[static_cast<int>(kind)];
+}
+
+std::shared_ptr<Floats> scaled_floats(std::shared_ptr<Floats> values, double factor) {
+  return std::make_shared<ScaledFloats>(std::move(values), factor);
+}
+
+extern const Dialect kMuon, kMoonlight, kDion;
+const Dialect kMuon = {"muon", "Keller Jordan's Muon and MuonWithAuxAdam: momentum is an average",
+                       recognize_muon<MuonKind::kKeller>, read_muon<MuonKind::kKeller>,
+                       write_muon<MuonKind::kKeller>};
+const Dialect kMoonlight = {"moonlight", "Moonlight's Muon with AdamW: momentum is a sum",
+                            recognize_muon<MuonKind::kMoonlight>, read_muon<MuonKind::kMoonlight>,
+                            write_muon<MuonKind::kMoonlight>};
+const Dialect kDion = {"dion", "the Muon of Dion, with AdamW: momentum is a sum",
+                       recognize_muon<MuonKind::kDion>, read_muon<MuonKind::kDion>,
+                       write_muon<MuonKind::kDion>};
+
+}  // namespace lowbit::ckpt
