@@ -2,6 +2,7 @@
 // codes, scales and steps in all their phases against the CPU walk, byte for byte.
 #include "cuda_emulator.h"
 // After the emulator, which replaces the CUDA compiler.
+#include "cuda/graph.cu"
 #include "cuda/step.cu"
 #include "cuda_compare.h"
 
