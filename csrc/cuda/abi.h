@@ -42,7 +42,7 @@ struct CudaStep {
   // Host array of device pointers, one per job. Phase 0 increments them unless found_inf is set.
   float* const* steps;
   const void* const* grads;  // host array of device pointers, one per job, as in `jobs`
-  const double* hyper;  // host, in the order of the rule
+  const double* hyper;       // host, in the order of the rule
   int hypers;
   const float* lr;          // device, or null: hyper[0]
   const float* grad_scale;  // device, or null: 1
@@ -148,15 +148,15 @@ struct CudaLowRank {
 };
 
 extern "C" {
-using CudaAbiFn = int (*)();                                          // lowbit_cuda_abi
+using CudaAbiFn = int (*)();  // lowbit_cuda_abi
 /// Makes the plan of a call without one, and says how large its table is: lowbit_cuda_plan.
 using CudaPlanFn = const char* (*)(const CudaStep*, CudaPlan**, int64_t* bytes);
-using CudaDiscardFn = void (*)(CudaPlan*);                            // lowbit_cuda_discard
+using CudaDiscardFn = void (*)(CudaPlan*);  // lowbit_cuda_discard
 /// If the stream is being captured, the graph keeps `owned` and calls `release` with it when it ends,
 /// from any thread, where nothing may be asked of CUDA. `captures` says whether: lowbit_cuda_retain.
 using CudaRetainFn = const char* (*)(int device, void* stream, void* owned, void (*release)(void*),
                                      bool* captures);
-using CudaStepFn = const char* (*)(const CudaStep*);                  // lowbit_cuda_step
+using CudaStepFn = const char* (*)(const CudaStep*);  // lowbit_cuda_step
 // lowbit_cuda_quantize, lowbit_cuda_dequantize
 using CudaCodeFn = const char* (*)(const CudaCode*);
 using CudaAccumulateFn = const char* (*)(const CudaAccumulation*);  // lowbit_cuda_accumulate

@@ -21,8 +21,8 @@ struct Batch {
 /// The jobs of one kernel of the update, in units.
 struct Units {
   const Job* jobs;
-  const void* fast;           // the FastJobs of a fixed kernel, kFastBytes each
-  const uint32_t* job_of;     // of each unit
+  const void* fast;            // the FastJobs of a fixed kernel, kFastBytes each
+  const uint32_t* job_of;      // of each unit
   const uint32_t* first_unit;  // of each job
   uint32_t units;
   uint32_t group;          // tiles of a unit, the last one of a job excepted

@@ -22,40 +22,86 @@ constexpr int index_of(Types<Fs...>) {
 
 /// A kernel with fixed formats. The common combinations have one; all others use step_any.
 struct Fast {
-  int rule, param, grad, state[2];
+  int rule, param, grad, state[3];  // as many states as the rule has
   void (*kernel)(Units);
 };
-template <class P, class G, class S0, class S1>
+template <class U, class P, class G, class... S>
 constexpr Fast fast() {
-  return {index_of<AdamW>(UpdateRules{}),
+  return {index_of<U>(UpdateRules{}),
           index_of<P>(ParamFormats{}),
           index_of<G>(GradFormats{}),
-          {index_of<S0>(StateFormats{}), index_of<S1>(StateFormats{})},
-          step_fast<AdamW, P, G, S0, S1>};
+          {index_of<S>(StateFormats{})...},
+          step_fast<U, P, G, S...>};
 }
+/// With states of the format M where they have a sign, and V where not.
+template <class U, class P, class G, class M, class V>
+constexpr Fast fast_with() {
+  if constexpr (U::kSlots == 0) {
+    return fast<U, P, G>();
+  } else if constexpr (U::kSlots == 1) {
+    return fast<U, P, G, M>();
+  } else if constexpr (U::kSlots == 2) {
+    return fast<U, P, G, M, V>();
+  } else {
+    return fast<U, P, G, M, M, V>();
+  }
+}
+// bfloat16 parameters with stochastic rounding, and float32 ones.
+template <class U, class M, class V>
+constexpr Fast fast_bfloat16() {
+  return fast_with<U, BFloat16Stochastic, BFloat16Grad, M, V>();
+}
+template <class U, class M, class V>
+constexpr Fast fast_float32() {
+  return fast_with<U, Float32Param, Float32Grad, M, V>();
+}
+#define LB_FAST_FORMATS(U)                                                                       \
+  fast_bfloat16<U, Dynamic8, Dynamic8Unsigned>(), fast_float32<U, Dynamic8, Dynamic8Unsigned>(), \
+      fast_bfloat16<U, Dynamic4, PowerOne4Unsigned>(),                                           \
+      fast_float32<U, Dynamic4, PowerOne4Unsigned>(),                                            \
+      fast_bfloat16<U, Float8E4M3, Float8E4M3Unsigned>(),                                        \
+      fast_float32<U, Float8E4M3, Float8E4M3Unsigned>()
+
 const Fast kFast[] = {
-    fast<BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Stochastic, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Nearest, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Nearest, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<Float32Param, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Split16, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Stochastic, BFloat16Grad, Dynamic4, PowerOne4Unsigned>(),
-    fast<BFloat16Stochastic, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
-    fast<Float32Param, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
-    fast<BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>(),
-    fast<Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
+    fast<AdamW, BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, BFloat16Stochastic, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, BFloat16Nearest, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, BFloat16Nearest, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, Float32Param, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, BFloat16Split16, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
+    fast<AdamW, BFloat16Stochastic, BFloat16Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<AdamW, BFloat16Stochastic, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<AdamW, Float32Param, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
+    fast<AdamW, BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>(),
+    fast<AdamW, Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
     // embeddings, heads, norms: full-precision state
-    fast<BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
-    fast<BFloat16Nearest, BFloat16Grad, Float32State, Float32State>(),
-    fast<BFloat16Kahan, BFloat16Grad, Float32State, Float32State>(),
-    fast<BFloat16Split8, BFloat16Grad, Float32State, Float32State>(),
-    fast<BFloat16Split16, BFloat16Grad, Float32State, Float32State>(),
-    fast<Float32Param, Float32Grad, Float32State, Float32State>(),
+    fast<AdamW, BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
+    fast<AdamW, BFloat16Nearest, BFloat16Grad, Float32State, Float32State>(),
+    fast<AdamW, BFloat16Kahan, BFloat16Grad, Float32State, Float32State>(),
+    fast<AdamW, BFloat16Split8, BFloat16Grad, Float32State, Float32State>(),
+    fast<AdamW, BFloat16Split16, BFloat16Grad, Float32State, Float32State>(),
+    fast<AdamW, Float32Param, Float32Grad, Float32State, Float32State>(),
+    // the other rules that many people use
+    LB_FAST_FORMATS(Adam),
+    LB_FAST_FORMATS(Lion),
+    LB_FAST_FORMATS(SgdMomentum),
+    LB_FAST_FORMATS(Ademamix),
+    LB_FAST_FORMATS(AdafactorMomentum),
+    fast_bfloat16<Adafactor, None, None>(),
+    fast_float32<Adafactor, None, None>(),
+    fast_bfloat16<Adam, Float32State, Float32State>(),
+    fast_float32<Adam, Float32State, Float32State>(),
+    fast_bfloat16<Lion, Float32State, Float32State>(),
+    fast_float32<Lion, Float32State, Float32State>(),
+    fast_bfloat16<SgdMomentum, Float32State, Float32State>(),
+    fast_float32<SgdMomentum, Float32State, Float32State>(),
+    fast_bfloat16<Ademamix, Float32State, Float32State>(),
+    fast_float32<Ademamix, Float32State, Float32State>(),
 };
+#undef LB_FAST_FORMATS
 constexpr int kFastCount = sizeof(kFast) / sizeof(kFast[0]), kAny = kFastCount;
 
 constexpr Shapes kHostShapes = make_shapes(StateFormats{});
@@ -72,6 +118,22 @@ int compensation_bytes(int format, Types<P...>) {
   return bytes[format];
 }
 
+template <class... U>
+int factors_at(int rule, Types<U...>) {
+  const int all[] = {factors_of<U>()...};
+  return all[rule];
+}
+template <class... U>
+int slots_at(int rule, Types<U...>) {
+  const int all[] = {U::kSlots...};
+  return all[rule];
+}
+template <class... U>
+int rounds_at(int rule, Types<U...>) {
+  const int all[] = {rounds_of<U>()...};
+  return all[rule];
+}
+
 inline bool aligned(const void* p, int bytes) {
   return reinterpret_cast<uintptr_t>(p) % static_cast<uintptr_t>(bytes) == 0;
 }
@@ -84,8 +146,10 @@ inline bool by_eights(const Job& job) {
       !aligned(job.grad, 16) || !aligned(job.compensation, 16) ||
       job.rows * ceil_div(job.cols, kTile) >= int64_t{1} << 27)  // 32-bit indices
     return false;
-  for (int k = 0; k < 2; ++k) {
-    const StateSlot& slot = job.state[k];
+  if (factors_at(job.rule, UpdateRules{}) > 0 &&
+      (job.inner_cols % 8 != 0 || !aligned(job.factor[0].col, 16)))
+    return false;
+  for (const StateSlot& slot : job.state) {
     const int bytes = kHostShapes.at[slot.format].bits;  // of 8 values
     if (!aligned(slot.values, bytes < 16 ? bytes : 16) || slot.stochastic ||
         is_cross_tile(slot.kind))
@@ -98,10 +162,10 @@ inline bool by_eights(const Job& job) {
 inline int kernel_of(const Job& job) {
   for (int i = 0; i < kFastCount; ++i) {
     const Fast& f = kFast[i];
-    if (f.rule == job.rule && f.param == job.param_format && f.grad == job.grad_format &&
-        f.state[0] == job.state[0].format && f.state[1] == job.state[1].format) {
-      return by_eights(job) ? i : kAny;
-    }
+    bool same = f.rule == job.rule && f.param == job.param_format && f.grad == job.grad_format;
+    for (int k = 0; same && k < slots_at(job.rule, UpdateRules{}); ++k)
+      same = f.state[k] == job.state[k].format;
+    if (same) return by_eights(job) ? i : kAny;
   }
   return kAny;
 }
@@ -144,7 +208,8 @@ inline int max_parts(const Job& job) { return job.front > 0 || job.back > 0 ? 3 
 
 /// Splits a job if a faster kernel can process the whole rows between its cut ones.
 inline std::vector<Job> parts_of(const Job& job) {
-  if (max_parts(job) == 1 || job.cut == kCutAll) return {job};
+  if (max_parts(job) == 1 || job.cut == kCutAll || rounds_at(job.rule, UpdateRules{}) > 0)
+    return {job};  // what is measured belongs to the whole
   const int64_t begin = job.front > 0, end = job.rows - (job.back > 0);
   if (begin >= end) return {job};
   const Job middle = rows_of(job, begin, end);
@@ -239,10 +304,9 @@ inline const char* order_jobs(const CudaStep& call, Walk walk, Order& order) {
     }
     if (walk == Walk::kUpdate && part.tiles > 0) {
       const int warps = k == kAny ? kAnyWarps : kFastWarps;
-      if (const char* error =
-              explain(max_blocks(call.device, k == kAny ? step_any : kFast[k].kernel, warps,
-                                 &part.blocks),
-                      "asking for the device's size"))
+      if (const char* error = explain(
+              max_blocks(call.device, k == kAny ? step_any : kFast[k].kernel, warps, &part.blocks),
+              "asking for the device's size"))
         return error;
       part.group = group_of(part.tiles, part.blocks * warps);
       part.entry = order.units;

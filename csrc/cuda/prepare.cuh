@@ -20,7 +20,7 @@ struct KeptJob {
 
 /// The tables in the workspace, with one entry per job.
 struct Table {
-  unsigned char* fast;   // a FastJob of kFastBytes
+  unsigned char* fast;  // a FastJob of kFastBytes
   Job* jobs;
   int64_t* ends;         // running tiles of what measures
   int64_t* matrix_ends;  // running matrices (Job::batches) of all jobs
@@ -41,8 +41,8 @@ struct Prepare {
   struct Item {
     int64_t end, matrix_end;
     float* step;
-    uint64_t differs[2];  // one bit for each word of the job
-    int at;               // index of its first word
+    uint64_t differs[2];         // one bit for each word of the job
+    int at;                      // index of its first word
     uint32_t units, first_unit;  // within the kernel's units
     uint32_t entry;              // index of the first unit in Table::job_of
     uint32_t number;             // among the kernel's jobs
@@ -89,6 +89,19 @@ __device__ __forceinline__ void write_job(const Prepare& call, int i, int lane) 
   call.table.first_unit[i] = item.first_unit;
 }
 
+/// Writes what a fixed kernel needs of a job. A function of its own, with registers of its own.
+LB_NOINLINE void set_fast(const Table& table, int i) {
+  const Job& job = table.jobs[i];
+  visit(job.rule, UpdateRules{}, [&](auto rule) {
+    using U = decltype(rule);
+    if constexpr (HasFast<U>) {
+      static_assert(sizeof(FastJob<U>) <= kFastBytes);
+      reinterpret_cast<FastJob<U>*>(table.fast + static_cast<size_t>(i) * kFastBytes)
+          ->set(job, *reinterpret_cast<const typename U::Coef*>(job.coef), table.first_unit[i]);
+    }
+  });
+}
+
 /// Increments the steps and computes the constants of each tensor, in double, one warp per job, of
 /// which the first lane computes. Later phases include the sums of earlier rounds. If found_inf is
 /// set, the table is written, for the steps to come, and nothing else.
@@ -103,10 +116,10 @@ __global__ void __launch_bounds__(Prepare::kWarps* kLanes) prepare(LB_ARGUMENT(P
   __syncwarp();  // the first lane reads the job and overwrites some of its words
   if (lane != 0) return;
   if (!call.writes) job.grad = call.grad[i];
-  const KeptJob kept = call.table.kept[i];
-  float step = *kept.step;
+  float* const count = call.table.kept[i].step;
+  float step = *count;
   if (call.phase == 0) step += 1.0f;
-  if (call.phase == 0 && kept.counts) *kept.step = step;
+  if (call.phase == 0 && call.table.kept[i].counts) *count = step;
   const int64_t t = llrintf(step);
   double hyper[kRuleHypers];
   for (int k = 0; k < kRuleHypers; ++k) hyper[k] = call.hyper[k];
@@ -135,14 +148,8 @@ __global__ void __launch_bounds__(Prepare::kWarps* kLanes) prepare(LB_ARGUMENT(P
       for_each_round<U>(finalize);
     }
     *reinterpret_cast<Coef*>(job.coef) = coef;
-    if constexpr (HasFast<U>) {
-      static_assert(sizeof(FastJob<U>) <= kFastBytes);
-      if (kept.fast) {
-        reinterpret_cast<FastJob<U>*>(call.table.fast + static_cast<size_t>(i) * kFastBytes)
-            ->set(job, coef, call.table.first_unit[i]);
-      }
-    }
   });
+  if (call.table.kept[i].fast) set_fast(call.table, i);
 }
 
 /// Increments the steps of jobs that several items of a table share, once none of the items reads

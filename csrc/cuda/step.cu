@@ -54,8 +54,9 @@ Table table_in(void* workspace, const Order& order, int64_t* bytes) {
 
 /// The entries of a table from job `at` on.
 Table table_from(const Table& t, int64_t at) {
-  return {t.fast + at * kFastBytes, t.jobs + at, t.ends + at,       t.matrix_ends + at,
-          t.moves + at,             t.kept + at, t.first_unit + at, t.job_of};
+  return {t.fast + at * kFastBytes, t.jobs + at,  t.ends + at,
+          t.matrix_ends + at,       t.moves + at, t.kept + at,
+          t.first_unit + at,        t.job_of};
 }
 
 /// The rounds of a rule, for the host.
@@ -71,11 +72,6 @@ constexpr RoundShape round_of(int round) {
 template <class... U>
 RoundShape round_at(int rule, int round, Types<U...>) {
   const RoundShape all[] = {round_of<U>(round)...};
-  return all[rule];
-}
-template <class... U>
-int rounds_at(int rule, Types<U...>) {
-  const int all[] = {rounds_of<U>()...};
   return all[rule];
 }
 
@@ -271,14 +267,16 @@ const char* run(const CudaStep& call) {
   for (int k = 0; k <= kAny; ++k) {
     const Order::Part& part = order.parts[k];
     if (part.units == 0) continue;
-    const Units units{table.jobs + part.begin,       table.fast + part.begin * kFastBytes,
-                      table.job_of + part.entry,     table.first_unit + part.begin,
-                      static_cast<uint32_t>(part.units), part.group,
+    const Units units{table.jobs + part.begin,
+                      table.fast + part.begin * kFastBytes,
+                      table.job_of + part.entry,
+                      table.first_unit + part.begin,
+                      static_cast<uint32_t>(part.units),
+                      part.group,
                       call.found_inf};
-    if (const char* error =
-            launch(k == kAny ? step_any : kFast[k].kernel, part.blocks,
-                   (k == kAny ? kAnyWarps : kFastWarps) * kLanes, call.stream,
-                   "launching the step", units))
+    if (const char* error = launch(k == kAny ? step_any : kFast[k].kernel, part.blocks,
+                                   (k == kAny ? kAnyWarps : kFastWarps) * kLanes, call.stream,
+                                   "launching the step", units))
       return error;
   }
   if (order.cut) {

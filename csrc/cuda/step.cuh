@@ -20,17 +20,52 @@ constexpr int kFastBlocks = 3;
 
 // ---- fixed formats ----
 
-template <class U, class S0, class S1>
+/// The tables of state formats, once for all slots of one format. Members, not bases: nvcc compares
+/// the address of an object with null where a base does not begin with it, and no longer knows that
+/// the tables are in shared memory.
+template <bool kSame, class F>
+struct TablesOnce {
+  typename Fixed<F>::Tables tables;
+  __device__ __forceinline__ void fill(int thread, int threads) {
+    Fixed<F>::fill(tables, thread, threads);
+  }
+};
+template <class F>
+struct TablesOnce<true, F> {
+  __device__ __forceinline__ void fill(int, int) {}
+};
+template <class Before, class... S>
+struct StateTables {
+  __device__ __forceinline__ void fill(int, int) {}
+};
+template <class... Before, class F, class... S>
+struct StateTables<Types<Before...>, F, S...> {
+  TablesOnce<(__is_same(F, Before) || ...), F> own;
+  StateTables<Types<Before..., F>, S...> others;
+  __device__ __forceinline__ void fill(int thread, int threads) {
+    own.fill(thread, threads);
+    others.fill(thread, threads);
+  }
+  template <class Wanted>
+  __device__ __forceinline__ const typename Fixed<Wanted>::Tables& get() const {
+    if constexpr (__is_same(F, Wanted)) {
+      return own.tables;
+    } else {
+      return others.template get<Wanted>();
+    }
+  }
+};
+
+template <class U, class... S>
 struct FastShared {
-  typename Fixed<S0>::Tables table0;
-  typename Fixed<S1>::Tables table1;
+  StateTables<Types<>, S...> tables;
   FastJob<U> warp[kFastWarps];
 };
 
 /// The 8 values of a lane.
 struct Eight {
   uint32_t at;        // index among the job's groups of 8
-  uint32_t block[2];  // indices of its scales
+  uint32_t block[3];  // indices of its scales
   uint64_t group;     // its random bits
   uint32_t here;      // 0 beyond the end of a row
 };
@@ -40,7 +75,7 @@ __device__ __forceinline__ Eight eight_of(const FastJob<U>& w, uint32_t tile, in
   Eight e;
   if (w.flat) {
     e.at = tile * kLanes + static_cast<uint32_t>(lane);
-    for (int k = 0; k < 2; ++k) e.block[k] = e.at >> w.shift[k];
+    for (int k = 0; k < U::kSlots; ++k) e.block[k] = e.at >> w.shift[k];
     e.group = w.first + e.at;
     e.here = 1;
     return e;
@@ -49,7 +84,7 @@ __device__ __forceinline__ Eight eight_of(const FastJob<U>& w, uint32_t tile, in
   const uint32_t col = (tile - row * w.tiles_per_row) * kLanes + static_cast<uint32_t>(lane);
   e.here = col < w.cols;
   e.at = row * w.cols + col;
-  for (int k = 0; k < 2; ++k) e.block[k] = row * w.blocks_per_row[k] + (col >> w.shift[k]);
+  for (int k = 0; k < U::kSlots; ++k) e.block[k] = row * w.blocks_per_row[k] + (col >> w.shift[k]);
   e.group = w.first + row * w.global_cols + col;
   return e;
 }
@@ -109,14 +144,57 @@ __device__ __forceinline__ void quantize8(const typename Fixed<F>::Encoder& enco
   pack.store(state_at<F>(values, at));
 }
 
+// One slot after another.
+
+template <int kSlot = 0, class U, class Tables>
+__device__ __forceinline__ void load_states(Types<>, const FastJob<U>&, const Eight&, const Tables&,
+                                            Eights<U>&) {}
+template <int kSlot = 0, class F, class... S, class U, class Tables>
+__device__ __forceinline__ void load_states(Types<F, S...>, const FastJob<U>& w, const Eight& eight,
+                                            const Tables& tables, Eights<U>& s) {
+  dequantize8<F>(w.state[kSlot].values, w.state[kSlot].scales, eight.at, eight.block[kSlot],
+                 tables.template get<F>(), s[kSlot]);
+  load_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s);
+}
+
+/// The largest magnitudes of states without a sign that have negative values, which is rare.
+template <int kSlot, class U>
+__device__ __forceinline__ void correct_maxima(const Eights<U>& s, Mosts<U>& most) {
+  if constexpr (kSlot < U::kSlots) {
+    constexpr bool kSigned = U::kSlot[kSlot].is_signed;
+    if (!kSigned && most[kSlot] >> 31) {
+      most[kSlot] = 0;
+      for (int e = 0; e < kEach; ++e) {
+        const uint32_t magnitude = magnitude_bits(s[kSlot][e]);
+        most[kSlot] = magnitude > most[kSlot] ? magnitude : most[kSlot];
+      }
+    }
+    correct_maxima<kSlot + 1, U>(s, most);
+  }
+}
+
+template <int kSlot = 0, class U, class Tables>
+__device__ __forceinline__ void store_states(Types<>, const FastJob<U>&, const Eight&,
+                                             const Tables&, const Eights<U>&, const Mosts<U>&,
+                                             int) {}
+template <int kSlot = 0, class F, class... S, class U, class Tables>
+__device__ __forceinline__ void store_states(Types<F, S...>, const FastJob<U>& w,
+                                             const Eight& eight, const Tables& tables,
+                                             const Eights<U>& s, const Mosts<U>& most, int lane) {
+  quantize8<F>(typename Fixed<F>::Encoder(most[kSlot]), s[kSlot], w.state[kSlot].values,
+               w.state[kSlot].scales, eight.at, eight.block[kSlot], lane, w.lanes[kSlot],
+               tables.template get<F>());
+  store_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s, most, lane);
+}
+
 /// Updates the values of a tile, 8 by a lane.
-template <class P, class G, class S0, class S1, class U>
+template <class P, class G, class U, class... S>
 __device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, int lane,
-                                            const FastShared<U, S0, S1>& shared) {
+                                            const FastShared<U, S...>& shared) {
   const Eight eight = eight_of(w, tile, lane);
   const uint64_t at = static_cast<uint64_t>(eight.at) * kEach;
-  float m[kEach], v[kEach];
-  Largest largest{0.0f, 0};
+  Eights<U> s;
+  Mosts<U> most{};
   if (eight.here != 0) {
     const auto grad =
         Pack8<typename G::Storage>::load(static_cast<const typename G::Storage*>(w.grad) + at);
@@ -125,13 +203,12 @@ __device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, 
     CompensationPack<P> compensation;
     if constexpr (kHasCompensation<P>)
       compensation.read(static_cast<const typename P::Compensation*>(w.compensation) + at);
-    dequantize8<S0>(w.state[0].values, w.state[0].scales, eight.at, eight.block[0], shared.table0,
-                    m);
-    dequantize8<S1>(w.state[1].values, w.state[1].scales, eight.at, eight.block[1], shared.table1,
-                    v);
+    Factors8 factors{};
+    if constexpr (factors_of<U>() > 0) factors = w.factors(eight.at);
+    load_states(Types<S...>{}, w, eight, shared.tables, s);
     Random8 random{};
     if constexpr (P::kRandom) random = random_of(w, eight.group);
-    float p[kEach];
+    float p[kEach], g[kEach];
     if constexpr (IsSplit<P>) {
       load_split<P>(param, compensation, p);
     } else {
@@ -141,50 +218,32 @@ __device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, 
         p[e] = P::load(param.get(e), c);
       }
     }
-    for (int e = 0; e < kEach; ++e) {
-      float s[2] = {m[e], v[e]};
-      U::moments(G::load(grad.get(e)), p[e], s, w.step.coef);
-      m[e] = s[0], v[e] = s[1];
-    }
-    largest = largest_of(m, v);
-    store_adam<U, P>(w.step, p, m, v, largest, random, param, compensation);
+    for (int e = 0; e < kEach; ++e) g[e] = G::load(grad.get(e));
+    w.step.template update<P>(g, p, s, factors, most, random, param, compensation);
     if (w.write_param) {
       param.store(static_cast<typename P::Storage*>(w.param) + at);
       if constexpr (kHasCompensation<P>)
         compensation.store(static_cast<typename P::Compensation*>(w.compensation) + at);
     }
-    if (largest.v >> 31) {  // rarely: negative values
-      largest.v = 0;
-      for (int e = 0; e < kEach; ++e) {
-        const uint32_t magnitude = magnitude_bits(v[e]);
-        largest.v = magnitude > largest.v ? magnitude : largest.v;
-      }
-    }
+    correct_maxima<0, U>(s, most);
   }
-  uint32_t most[2] = {float_bits(largest.m), largest.v};
-  if constexpr (S0::kScaled || S1::kScaled) {
+  if constexpr ((S::kScaled || ...)) {
     __syncwarp();  // memory order: no lane still reads a scale that the first of its block writes
     block_absmax(most, w.lanes);
   }
-  const typename Fixed<S0>::Encoder encoder0(most[0]);
-  const typename Fixed<S1>::Encoder encoder1(most[1]);
   if (eight.here == 0) return;
-  quantize8<S0>(encoder0, m, w.state[0].values, w.state[0].scales, eight.at, eight.block[0], lane,
-                w.lanes[0], shared.table0);
-  quantize8<S1>(encoder1, v, w.state[1].values, w.state[1].scales, eight.at, eight.block[1], lane,
-                w.lanes[1], shared.table1);
+  store_states(Types<S...>{}, w, eight, shared.tables, s, most, lane);
 }
 
 /// Rule, parameter format, gradient format, and one state format for each slot of the rule.
-template <class U, class P, class G, class S0, class S1>
+template <class U, class P, class G, class... S>
 __global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(const Units batch) {
-  static_assert(U::kSlots == 2);
-  using Shared = FastShared<U, S0, S1>;
+  static_assert(U::kSlots == sizeof...(S));
+  using Shared = FastShared<U, S...>;
   LB_SHARED(Shared, shared);
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes, warp = thread / kLanes;
-  Fixed<S0>::fill(shared.table0, thread, kFastWarps * kLanes);
-  Fixed<S1>::fill(shared.table1, thread, kFastWarps * kLanes);
+  shared.tables.fill(thread, kFastWarps * kLanes);
   __syncthreads();
   FastJob<U>& w = shared.warp[warp];
   const auto stride = static_cast<uint32_t>(warps<kFastWarps>());
@@ -204,7 +263,7 @@ __global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(con
     uint32_t tile = (unit - w.first_unit) * batch.group;
     const uint32_t end = tile + batch.group < w.tiles ? tile + batch.group : w.tiles;
     LB_UNROLL(1)
-    for (; tile < end; ++tile) update_tile<P, G, S0, S1>(w, tile, lane, shared);
+    for (; tile < end; ++tile) update_tile<P, G>(w, tile, lane, shared);
   }
 }
 

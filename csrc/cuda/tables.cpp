@@ -57,9 +57,8 @@ const char* Tables::step(const Library& library, CudaStep& call, const AllocateT
   Table& table = phases_[phase];
   auto owned = std::make_unique<std::shared_ptr<void>>(table.memory.owner);
   bool captures = false;
-  if (const char* error =
-          library.retain(call.device, call.stream, table.plan ? owned.get() : nullptr, end_of_graph,
-                         &captures))
+  if (const char* error = library.retain(
+          call.device, call.stream, table.plan ? owned.get() : nullptr, end_of_graph, &captures))
     return error;
   if (captures) {
     if (!table.plan) return step_once(library, call, allocate);

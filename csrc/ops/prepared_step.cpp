@@ -92,15 +92,14 @@ void step_prepared(int64_t id, Tensors workspace, std::vector<double> hyper, May
       if (now) of.let_go();
     }
   } release{*p, true};
-  p->repeated.run(p->plan,
-           {.workspace = std::move(workspace),
-            .hyper = std::move(hyper),
-            .lr = std::move(lr),
-            .grad_scale = std::move(grad_scale),
-            .found_inf = std::move(found_inf),
-            .maximize = maximize,
-            .seed = seed,
-            .phase = phase});
+  p->repeated.run(p->plan, {.workspace = std::move(workspace),
+                            .hyper = std::move(hyper),
+                            .lr = std::move(lr),
+                            .grad_scale = std::move(grad_scale),
+                            .found_inf = std::move(found_inf),
+                            .maximize = maximize,
+                            .seed = seed,
+                            .phase = phase});
   release.now = last;
 }
 

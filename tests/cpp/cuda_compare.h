@@ -228,9 +228,8 @@ void step_cuda(Batched& all, const Options& o, int phase, cuda::Tables* tables =
   std::vector<const void*> grads;
   for (const Job& job : all.jobs) grads.push_back(job.grad);
   call.grads = grads.data(), call.stream = stream;
-  const char* error = tables != nullptr
-                          ? tables->step(emulated(), call, allocate_table)
-                          : cuda::Tables::step_once(emulated(), call, allocate_table);
+  const char* error = tables != nullptr ? tables->step(emulated(), call, allocate_table)
+                                        : cuda::Tables::step_once(emulated(), call, allocate_table);
   check(error == nullptr, std::string("lowbit_cuda_step: ") + (error ? error : ""));
 }
 
@@ -305,7 +304,8 @@ int compare(const std::vector<Spec>& specs, const Options& options, int steps, b
     std::vector<Bytes> grads;  // elsewhere in each step, if the table stays
     for (size_t i = 0; options.repeats && s > 0 && i < specs.size(); ++i) {
       grads.push_back(memory[1][i].grad);
-      all[1].jobs[i].grad = Memory::at(grads.back()) + specs[i].misaligned * grad_bytes(specs[i].grad);
+      all[1].jobs[i].grad =
+          Memory::at(grads.back()) + specs[i].misaligned * grad_bytes(specs[i].grad);
       std::memset(memory[1][i].grad.data(), 0x55, memory[1][i].grad.size() * sizeof(Piece));
     }
     for (int phase = 0; phase <= phases_of(all[0]); ++phase) {

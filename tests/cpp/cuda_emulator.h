@@ -213,6 +213,7 @@ T& shared() {
 #define LB_ARGUMENT(Type) const Type&
 #define __launch_bounds__(...)
 #define LB_UNROLL(times)
+#define LB_NOINLINE static __attribute__((noinline, unused))
 #define LB_SHARED(Type, name) Type& name = emulator::shared<Type>()
 inline emulator::Dim3& threadIdx = emulator::machine.thread;
 inline emulator::Dim3& blockIdx = emulator::machine.block;

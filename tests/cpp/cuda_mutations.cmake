@@ -102,6 +102,16 @@ mutate(prepare.cuh "own words of the second half begin again" [=[w < 64 ? 0 : __
 mutate(batch.cuh "a job begins with the first tile" [=[i > 0 ? batch.ends[i - 1] : 0]=] [=[batch.ends[i] - batch.ends[i]]=])
 mutate(warp.cuh "a job after an empty one is not found" [=[batch.ends[low + last - 1] <= tile]=] [=[batch.ends[low + last - 1] < tile]=])
 
+# ---- rules with fixed kernels ----
+leave_out(rules.cuh "parameters do not decay" [=[p[e] = p[e] * own.decay;]=])
+mutate(rules.cuh "the slow mean takes the fast one's scale" [=[float_bits(largest_magnitude(s[1]))]=] [=[float_bits(largest_magnitude(s[0]))]=])
+mutate(rules.cuh "the gradient of a neighbour" [=[U::update(g[e], p[e], one, coef)]=] [=[U::update(g[e ^ 1], p[e], one, coef)]=])
+mutate(rules.cuh "a numerator of the second mean alone" [=[U::numerator(all, own)]=] [=[all[1] * own.alpha]=])
+mutate(adam.cuh "no parameter is too large" [=[float_bits(largest_magnitude(next)) < float_bits(0x1p100f)]=] [=[true]=])
+mutate(fast_job.cuh "the first row's factor for all" [=[row[r]]=] [=[row[0]]=])
+mutate(fast_job.cuh "columns of the first matrix" [=[r / inner_rows * inner_cols]=] [=[0u]=])
+mutate(order.h "sums of a whole are split" [=[rounds_at(job.rule, UpdateRules{}) > 0]=] [=[false]=])
+
 # ---- tables that stay between steps, and units of several tiles ----
 leave_out(prepare.cuh "the gradients of the step before" [=[job.grad = call.grad[i];]=])
 mutate(prepare.cuh "one unit of a job is listed" [=[item.entry + u]=] [=[item.entry]=])

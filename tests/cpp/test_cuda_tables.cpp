@@ -91,7 +91,8 @@ void test_small_tensors() {
     return emulator::calls.launches;
   };
   const int64_t first = step(false);
-  check(first <= 11, "the first step of 2,000 tensors takes " + std::to_string(first) + " launches");
+  check(first <= 11,
+        "the first step of 2,000 tensors takes " + std::to_string(first) + " launches");
   double best = 1e9;
   int64_t most = 0;
   for (int i = 0; i < 50; ++i) {
@@ -122,7 +123,8 @@ void test_many() {
         "units have more tiles where there are many");
   for (const int64_t tiles : {int64_t{100}, int64_t{5000}, int64_t{1} << 30}) {
     const uint32_t group = cuda::group_of(tiles, 3168);
-    check((group & (group - 1)) == 0 && tiles / group <= cuda::kMaxUnits, "units are a power of two");
+    check((group & (group - 1)) == 0 && tiles / group <= cuda::kMaxUnits,
+          "units are a power of two");
   }
 }
 
