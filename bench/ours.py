@@ -62,9 +62,9 @@ class Factored(Lowbit):
 class General(Lowbit):
     """As many bytes as Eight, in the general kernel, which serves combinations without a kernel of their own."""
 
-    name = "lowbit 8-bit Adam, bf16 stochastic"
-    rule = "Adam"
+    name = "lowbit linear8, bf16 stochastic"
     devices = ("cuda",)
+    options: ClassVar = {"state_format": "linear8"}
 
 
 class Pinned(Eight):

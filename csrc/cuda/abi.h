@@ -12,7 +12,7 @@
 
 namespace lowbit {
 
-constexpr int kCudaAbi = 5;
+constexpr int kCudaAbi = 6;
 
 /// The stored form of a slot's cross-tile scales: one tensor, or for rank 1 one tensor per
 /// dimension.
@@ -26,6 +26,10 @@ struct CudaScale {
   int count;
 };
 
+/// The order of the jobs of a phase in its table on the device, made by lowbit_cuda_plan. It serves
+/// every step over the same jobs, whose gradients alone may be elsewhere.
+struct CudaPlan;
+
 /// One phase of a step over `count` jobs of one rule with device pointers. Step counts, learning
 /// rate, scale and found_inf are read on the device, so nothing waits for the device and a CUDA
 /// graph can capture the call. The device sets Job::coef, Job::random.step and Job::write_param.
@@ -37,7 +41,8 @@ struct CudaStep {
   int phase, phases;  // the first `phases` phases measure, the next one updates
   // Host array of device pointers, one per job. Phase 0 increments them unless found_inf is set.
   float* const* steps;
-  const double* hyper;  // host, in the order of the rule
+  const void* const* grads;  // host array of device pointers, one per job, as in `jobs`
+  const double* hyper;       // host, in the order of the rule
   int hypers;
   const float* lr;          // device, or null: hyper[0]
   const float* grad_scale;  // device, or null: 1
@@ -47,7 +52,11 @@ struct CudaStep {
   int64_t scale_count;
   void* sums[2];  // device: the sums of rows and of columns of all jobs, zeroed before a round
   int64_t sums_bytes[2];
-  void* workspace;  // device, lowbit_cuda_workspace(jobs, count) bytes, 256-byte aligned
+  CudaPlan* plan;
+  void* workspace;  // device: the table, as many bytes as the plan needs, 256-byte aligned
+  // Whether the table is not yet there. With a table, `jobs` are as they were and are not
+  // read, and `grads` may be elsewhere, as aligned as they were.
+  bool writes;
 };
 
 /// Quantizes or dequantizes float32 values [rows, cols].
@@ -139,9 +148,15 @@ struct CudaLowRank {
 };
 
 extern "C" {
-using CudaAbiFn = int (*)();                                          // lowbit_cuda_abi
-using CudaWorkspaceFn = int64_t (*)(const Job* jobs, int64_t count);  // lowbit_cuda_workspace
-using CudaStepFn = const char* (*)(const CudaStep*);                  // lowbit_cuda_step
+using CudaAbiFn = int (*)();  // lowbit_cuda_abi
+/// Makes the plan of a call without one, and says how large its table is: lowbit_cuda_plan.
+using CudaPlanFn = const char* (*)(const CudaStep*, CudaPlan**, int64_t* bytes);
+using CudaDiscardFn = void (*)(CudaPlan*);  // lowbit_cuda_discard
+/// If the stream is being captured, the graph keeps `owned` and calls `release` with it when it ends,
+/// from any thread, where nothing may be asked of CUDA. `captures` says whether: lowbit_cuda_retain.
+using CudaRetainFn = const char* (*)(int device, void* stream, void* owned, void (*release)(void*),
+                                     bool* captures);
+using CudaStepFn = const char* (*)(const CudaStep*);  // lowbit_cuda_step
 // lowbit_cuda_quantize, lowbit_cuda_dequantize
 using CudaCodeFn = const char* (*)(const CudaCode*);
 using CudaAccumulateFn = const char* (*)(const CudaAccumulation*);  // lowbit_cuda_accumulate

@@ -36,14 +36,15 @@ struct AdamStep {
 
   static constexpr float kError = 0x1p-20f;
 
-  __device__ __forceinline__ void set(const typename U::Coef& c) {
+  /// normal: whether no v is subnormal, so that eps may be anything.
+  __device__ __forceinline__ void set(const typename U::Coef& c, bool normal = false) {
     coef = c;
     low = -(c.step_size * (1.0f - kError)), high = -(c.step_size * (1.0f + kError));
-    ordinary = c.eps >= 0x1p-60f && c.eps <= 0x1p20f && c.inv_sqrt_bc2 >= 0x1p-10f &&
+    ordinary = (c.eps >= 0x1p-60f || normal) && c.eps <= 0x1p20f && c.inv_sqrt_bc2 >= 0x1p-10f &&
                c.inv_sqrt_bc2 <= 0x1p10f && c.step_size <= 0x1p20f &&
                (c.step_size >= 0x1p-34f || c.step_size == 0.0f) && c.decay >= 0.25f &&
                c.decay <= 2.0f;
-    tiny_eps = c.inv_sqrt_bc2 * 0x1p-40f > c.eps;
+    tiny_eps = c.inv_sqrt_bc2 * 0x1p-40f > c.eps && !normal;
     in_range = ordinary && !tiny_eps ? 0x40004000u : ~0u;
   }
 };
@@ -53,15 +54,18 @@ struct Largest {
   float m;
   uint32_t v;
 };
+__device__ __forceinline__ float largest_magnitude(const float (&x)[kEach]) {
+  float most = x[0];
+  for (int e = 1; e < kEach; ++e) most = larger_magnitude(most, x[e]);
+  return bits_float(magnitude_bits(most));
+}
+__device__ __forceinline__ uint32_t largest_bits(const float (&x)[kEach]) {
+  uint32_t most = float_bits(x[0]);
+  for (int e = 1; e < kEach; ++e) most = float_bits(x[e]) > most ? float_bits(x[e]) : most;
+  return most;
+}
 __device__ __forceinline__ Largest largest_of(const float (&m)[kEach], const float (&v)[kEach]) {
-  Largest l{m[0], float_bits(v[0])};
-  for (int e = 1; e < kEach; ++e) {
-    l.m = larger_magnitude(l.m, m[e]);
-    const uint32_t bits = float_bits(v[e]);
-    l.v = bits > l.v ? bits : l.v;
-  }
-  l.m = bits_float(magnitude_bits(l.m));
-  return l;
+  return {largest_magnitude(m), largest_bits(v)};
 }
 
 constexpr uint32_t kModerate = float_bits(0x1p40f);  // what m and v must be below
@@ -94,6 +98,38 @@ __device__ __forceinline__ uint32_t round_two(float even, float odd, uint32_t ra
   } else {
     return nearest_two(even, odd);
   }
+}
+
+/// New parameters by core's functions.
+template <class P>
+__device__ __forceinline__ void store_each(const float (&next)[kEach], const Random8& random,
+                                           Pack8<typename P::Storage>& param,
+                                           CompensationPack<P>& compensation) {
+  if constexpr (IsSplit<P>) {
+    store_split<P>(next, param, compensation);
+  } else {
+    for (int e = 0; e < kEach; ++e) {
+      typename P::Compensation c{};
+      param.set(e, P::store(next[e], random.bits16(e), c));
+      if constexpr (kHasCompensation<P>) compensation.set(e, c);
+    }
+  }
+}
+
+/// The same, with one check for 8 values.
+template <class P>
+__device__ __forceinline__ void store_next(const float (&next)[kEach], const Random8& random,
+                                           Pack8<typename P::Storage>& param,
+                                           CompensationPack<P>& compensation) {
+  param.clear();
+  if constexpr (IsBFloat16<P>) {
+    if (float_bits(largest_magnitude(next)) < float_bits(0x1p100f)) {
+      for (int i = 0; i < kEach / 2; ++i)
+        param.word[i] = round_two<P>(next[2 * i], next[2 * i + 1], random.word[i]);
+      return;
+    }
+  }
+  store_each<P>(next, random, param, compensation);
 }
 
 template <class U, class P>
@@ -153,15 +189,7 @@ __device__ __forceinline__ void store_adam(const AdamStep<U>& step, const float 
   } else {
     for (int e = 0; e < kEach; ++e) next[e] = U::next(p[e], m[e], v[e], step.coef);
   }
-  if constexpr (IsSplit<P>) {
-    store_split<P>(next, param, compensation);
-  } else {
-    for (int e = 0; e < kEach; ++e) {
-      typename P::Compensation c{};
-      param.set(e, P::store(next[e], random.bits16(e), c));
-      if constexpr (kHasCompensation<P>) compensation.set(e, c);
-    }
-  }
+  store_each<P>(next, random, param, compensation);
 }
 
 }  // namespace lowbit::cuda

@@ -11,6 +11,11 @@
 #define LB_UNROLL(times) LB_PRAGMA(unroll times)
 #endif
 
+// A function of the device that is called.
+#ifndef LB_NOINLINE
+#define LB_NOINLINE static __device__ __noinline__
+#endif
+
 namespace lowbit::cuda {
 
 template <class F>

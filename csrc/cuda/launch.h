@@ -18,17 +18,24 @@ const char* launch(void (*kernel)(Expected...), int64_t blocks, int threads, voi
   return explain(cudaLaunchKernelEx(&config, kernel, given...), name);
 }
 
-/// The number of blocks for a number of tiles: at most as many as the device runs at once, each of
-/// which then walks over many tiles.
+/// The number of blocks that the device runs at once.
 template <class Kernel>
-cudaError_t grid(int device, Kernel kernel, int64_t tiles, int warps, int64_t* blocks) {
+cudaError_t max_blocks(int device, Kernel kernel, int warps, int64_t* blocks) {
   int processors = 0, each = 0;
   cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, warps * kLanes, 0);
-  const int64_t max_blocks = static_cast<int64_t>(processors) * (each > 0 ? each : 1),
-                wanted = ceil_div(tiles, warps);
-  *blocks = wanted < max_blocks ? wanted : max_blocks;
+  *blocks = static_cast<int64_t>(processors) * (each > 0 ? each : 1);
+  return error;
+}
+
+/// The number of blocks for a number of tiles: at most as many as the device runs at once, each of
+/// which then walks over many tiles.
+template <class Kernel>
+cudaError_t grid(int device, Kernel kernel, int64_t tiles, int warps, int64_t* blocks) {
+  const cudaError_t error = max_blocks(device, kernel, warps, blocks);
+  const int64_t wanted = ceil_div(tiles, warps);
+  if (wanted < *blocks) *blocks = wanted;
   return error;
 }
 

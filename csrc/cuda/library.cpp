@@ -44,7 +44,9 @@ const char* open(Library& library) {
   CudaAbiFn abi = nullptr;
   if (!find(handle, "lowbit_cuda_abi", abi) || abi() != kCudaAbi)
     return "_cuda.so is of another lowbit version; build again";
-  if (!find(handle, "lowbit_cuda_workspace", library.workspace) ||
+  if (!find(handle, "lowbit_cuda_plan", library.plan) ||
+      !find(handle, "lowbit_cuda_discard", library.discard) ||
+      !find(handle, "lowbit_cuda_retain", library.retain) ||
       !find(handle, "lowbit_cuda_step", library.step) ||
       !find(handle, "lowbit_cuda_quantize", library.quantize) ||
       !find(handle, "lowbit_cuda_dequantize", library.dequantize) ||

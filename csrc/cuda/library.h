@@ -10,7 +10,9 @@ namespace lowbit::cuda {
 
 struct Library {
   const char* error;  // null, or why CUDA is not usable and what to do
-  CudaWorkspaceFn workspace;
+  CudaPlanFn plan;
+  CudaDiscardFn discard;
+  CudaRetainFn retain;
   CudaStepFn step;
   CudaCodeFn quantize, dequantize;
   CudaAccumulateFn accumulate;

@@ -92,7 +92,7 @@ def count(kernel: Kernel, code: bytes, arch: str) -> None:
     wide = [w & 0xFFF for w in words if w >> SIZE_AT & 7 == SIZE_128]
     kernel.wide_loads, kernel.wide_stores = wide.count(LOAD), wide.count(STORE)
     if "step_fast" in kernel.name and arch in usual_path.CARDS:
-        kernel.tile = usual_path.measure(code, arch)
+        kernel.tile = usual_path.measure(code, arch, usual_path.functions_of(kernel.name))
 
 
 def kernels_of(elf: bytes, arch: str) -> list[Kernel]:

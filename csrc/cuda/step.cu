@@ -1,165 +1,26 @@
-// The launcher: the kernel for each job, and the C interface of abi.h. Host code, compiled with the
-// kernels.
+// The launcher: the phases of a step as launches, and the C interface of abi.h. Host code, compiled
+// with the kernels.
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <initializer_list>
-#include <type_traits>
+#include <memory>
 #include <utility>
 #include <vector>
 
-#include "cuda/abi.h"
 #include "cuda/accumulate.cuh"
 #include "cuda/code.cuh"
-#include "cuda/launch.h"
-#include "cuda/measure.cuh"
+#include "cuda/order.h"
 #include "cuda/scales.cuh"
-#include "cuda/step.cuh"
 
-namespace lowbit::cuda {
+namespace lowbit {
+
+/// What lowbit_cuda_plan makes.
+struct CudaPlan {
+  cuda::Order order;
+};
+
+namespace cuda {
 namespace {
-
-template <class F, class... Fs>
-constexpr int index_of(Types<Fs...>) {
-  int i = 0, found = -1;
-  ((found = __is_same(F, Fs) ? i : found, ++i), ...);
-  return found;
-}
-
-/// A kernel with fixed formats. The common combinations have one; all others use step_any.
-struct Fast {
-  int rule, param, grad, state[2];
-  void (*kernel)(Batch);
-};
-template <class P, class G, class S0, class S1>
-constexpr Fast fast() {
-  return {index_of<AdamW>(UpdateRules{}),
-          index_of<P>(ParamFormats{}),
-          index_of<G>(GradFormats{}),
-          {index_of<S0>(StateFormats{}), index_of<S1>(StateFormats{})},
-          step_fast<AdamW, P, G, S0, S1>};
-}
-const Fast kFast[] = {
-    fast<BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Stochastic, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Nearest, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Nearest, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<Float32Param, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Split16, BFloat16Grad, Dynamic8, Dynamic8Unsigned>(),
-    fast<BFloat16Stochastic, BFloat16Grad, Dynamic4, PowerOne4Unsigned>(),
-    fast<BFloat16Stochastic, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
-    fast<Float32Param, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
-    fast<BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>(),
-    fast<Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
-    // embeddings, heads, norms: full-precision state
-    fast<BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
-    fast<BFloat16Nearest, BFloat16Grad, Float32State, Float32State>(),
-    fast<BFloat16Kahan, BFloat16Grad, Float32State, Float32State>(),
-    fast<BFloat16Split8, BFloat16Grad, Float32State, Float32State>(),
-    fast<BFloat16Split16, BFloat16Grad, Float32State, Float32State>(),
-    fast<Float32Param, Float32Grad, Float32State, Float32State>(),
-};
-constexpr int kFastCount = sizeof(kFast) / sizeof(kFast[0]), kAny = kFastCount;
-
-constexpr Shapes kHostShapes = make_shapes(StateFormats{});
-
-template <class... P>
-int param_bytes(int format, Types<P...>) {
-  const int bytes[] = {static_cast<int>(sizeof(typename P::Storage))...};
-  return bytes[format];
-}
-template <class... P>
-int compensation_bytes(int format, Types<P...>) {
-  const int bytes[] = {kHasCompensation<P> ? static_cast<int>(sizeof(typename P::Compensation))
-                                           : 0 ...};
-  return bytes[format];
-}
-
-bool aligned(const void* p, int bytes) {
-  return reinterpret_cast<uintptr_t>(p) % static_cast<uintptr_t>(bytes) == 0;
-}
-
-/// Whether the 8 values of a lane always exist, are aligned for 16-byte accesses, and lie inside
-/// one block and one Philox group.
-bool by_eights(const Job& job) {
-  if (job.cols % 8 != 0 || job.global_cols % 8 != 0 || job.first % 8 != 0 || job.tile != kTile ||
-      job.cut != kNoCut || job.front != 0 || job.back != 0 || !aligned(job.param, 16) ||
-      !aligned(job.grad, 16) || !aligned(job.compensation, 16) ||
-      job.rows * ceil_div(job.cols, kTile) >= int64_t{1} << 27)  // 32-bit indices
-    return false;
-  for (int k = 0; k < 2; ++k) {
-    const StateSlot& slot = job.state[k];
-    const int bytes = kHostShapes.at[slot.format].bits;  // of 8 values
-    if (!aligned(slot.values, bytes < 16 ? bytes : 16) || slot.stochastic ||
-        is_cross_tile(slot.kind))
-      return false;
-  }
-  return true;
-}
-
-/// The kernel for a job: an index into kFast, or kAny.
-int kernel_of(const Job& job) {
-  for (int i = 0; i < kFastCount; ++i) {
-    const Fast& f = kFast[i];
-    if (f.rule == job.rule && f.param == job.param_format && f.grad == job.grad_format &&
-        f.state[0] == job.state[0].format && f.state[1] == job.state[1].format) {
-      return by_eights(job) ? i : kAny;
-    }
-  }
-  return kAny;
-}
-
-/// The rows [begin, end) of a job as a job of its own, for rules that need no more than a block.
-Job rows_of(const Job& whole, int64_t begin, int64_t end) {
-  Job job = whole;
-  const auto move = [](auto*& at, int64_t bytes) {
-    using To = std::remove_reference_t<decltype(at)>;
-    if (at != nullptr) at = reinterpret_cast<To>(reinterpret_cast<uintptr_t>(at) + bytes);
-  };
-  const int64_t room = begin * whole.cols, from = begin > 0 ? room - whole.front : 0;
-  move(job.param, from * param_bytes(whole.param_format, ParamFormats{}));
-  move(job.grad, from * bytes_at(whole.grad_format, GradFormats{}));
-  move(job.compensation, room * compensation_bytes(whole.param_format, ParamFormats{}));
-  const int64_t cut = whole.cut_row(begin);
-  for (StateSlot& slot : job.state) {
-    const Shape& shape = kHostShapes.at[slot.format];
-    move(slot.values, begin * code_bytes(whole.cols, shape.bits));
-    if (slot.kind == kBlock) {
-      const int64_t blocks = whole.blocks(slot.block);
-      move(slot.scales, begin * blocks * shape.scale_bytes);
-      if (cut > 0) move(slot.block_next, 2 * cut * blocks * 4);
-    }
-    if (slot.row_stride != 0) {
-      move(slot.row_absmax, 4 * begin);
-      move(slot.row_next, 4 * begin);
-    }
-  }
-  job.first += begin * whole.global_cols;
-  job.rows = end - begin;
-  if (begin > 0) job.front = 0;
-  if (end < whole.rows) job.back = 0;
-  if (job.cut == kCutEnds && job.cut_rows() == 0) job.cut = kNoCut;
-  return job;
-}
-
-/// The maximum number of jobs that replace one.
-int max_parts(const Job& job) { return job.front > 0 || job.back > 0 ? 3 : 1; }
-
-/// Splits a job if a faster kernel can process the whole rows between its cut ones.
-std::vector<Job> parts_of(const Job& job) {
-  if (max_parts(job) == 1 || job.cut == kCutAll) return {job};
-  const int64_t begin = job.front > 0, end = job.rows - (job.back > 0);
-  if (begin >= end) return {job};
-  const Job middle = rows_of(job, begin, end);
-  if (kernel_of(middle) == kAny) return {job};
-  std::vector<Job> parts{middle};
-  if (begin > 0) parts.push_back(rows_of(job, 0, begin));
-  if (end < job.rows) parts.push_back(rows_of(job, end, job.rows));
-  return parts;
-}
 
 const char* begin(int device) {
   static thread_local uint64_t loaded = 0;
@@ -170,16 +31,32 @@ const char* begin(int device) {
   }(std::make_index_sequence<kFastCount>{});
 }
 
-Table table_in(void* workspace, int64_t count) {
-  Table t;
-  t.jobs = static_cast<Job*>(workspace);
-  t.ends = reinterpret_cast<int64_t*>(t.jobs + count);
-  t.matrix_ends = t.ends + count;
-  t.moves = reinterpret_cast<FactorMove*>(t.matrix_ends + count);
+/// The table in a workspace, and its size in bytes.
+Table table_in(void* workspace, const Order& order, int64_t* bytes) {
+  auto* at = static_cast<unsigned char*>(workspace);
+  int64_t used = 0;
+  const auto take = [&](auto* of, int64_t count) {
+    auto* const here = reinterpret_cast<decltype(of)>(at == nullptr ? nullptr : at + used);
+    used += ceil_div(count * static_cast<int64_t>(sizeof(*of)), 16) * 16;
+    return here;
+  };
+  const int64_t count = order.count();
+  Table t{};
+  t.fast = take(t.fast, order.parts[kAny].begin * kFastBytes);
+  t.jobs = take(t.jobs, count);
+  t.ends = take(t.ends, count), t.matrix_ends = take(t.matrix_ends, count);
+  t.moves = take(t.moves, count), t.kept = take(t.kept, count);
+  t.first_unit = take(t.first_unit, count);
+  t.job_of = take(t.job_of, order.units);
+  *bytes = used;
   return t;
 }
-int64_t table_bytes(int64_t count) {
-  return count * static_cast<int64_t>(sizeof(Job) + 2 * sizeof(int64_t) + sizeof(FactorMove));
+
+/// The entries of a table from job `at` on.
+Table table_from(const Table& t, int64_t at) {
+  return {t.fast + at * kFastBytes, t.jobs + at,  t.ends + at,
+          t.matrix_ends + at,       t.moves + at, t.kept + at,
+          t.first_unit + at,        t.job_of};
 }
 
 /// The rounds of a rule, for the host.
@@ -197,71 +74,6 @@ RoundShape round_at(int rule, int round, Types<U...>) {
   const RoundShape all[] = {round_of<U>(round)...};
   return all[rule];
 }
-template <class... U>
-int rounds_at(int rule, Types<U...>) {
-  const int all[] = {rounds_of<U>()...};
-  return all[rule];
-}
-
-/// The order of the jobs in the workspace, kernel by kernel, with running tiles within the batch of
-/// a kernel and running matrices over all jobs.
-struct Order {
-  struct Part {
-    int64_t begin, count, tiles;
-  };
-  struct Item {
-    const Job* job;
-    float* step;
-    bool counts;
-    int64_t end, matrix_end;
-  };
-  std::vector<Item> items;
-  std::deque<Job> made;        // parts of jobs
-  std::vector<float*> shared;  // steps of jobs with several parts
-  Part parts[kFastCount + 1];
-  int64_t matrices = 0;
-  bool cut = false;
-  int64_t count() const { return static_cast<int64_t>(items.size()); }
-};
-
-/// The units of the launches of a phase.
-enum class Walk { kUpdate, kMeasure, kMeasureScales };
-
-Order order_jobs(const CudaStep& call, Walk walk) {
-  Order order;
-  std::vector<Order::Item> all[kFastCount + 1];
-  for (int64_t i = 0; i < call.count; ++i) {
-    const Job& job = call.jobs[i];
-    order.cut |= job.cut != kNoCut;
-    if (walk != Walk::kUpdate) {
-      all[kAny].push_back({&job, call.steps[i], true, 0, 0});
-      continue;
-    }
-    if (max_parts(job) == 1) {
-      all[kernel_of(job)].push_back({&job, call.steps[i], true, 0, 0});
-      continue;
-    }
-    const std::vector<Job> parts = parts_of(job);
-    for (const Job& part : parts) {
-      order.made.push_back(part);
-      all[kernel_of(part)].push_back({&order.made.back(), call.steps[i], parts.size() == 1, 0, 0});
-    }
-    if (parts.size() > 1 && call.phase == 0) order.shared.push_back(call.steps[i]);
-  }
-  for (int k = 0; k <= kAny; ++k) {
-    Order::Part& part = order.parts[k] = {order.count(), static_cast<int64_t>(all[k].size()), 0};
-    for (Order::Item& item : all[k]) {
-      const Job& job = *item.job;
-      item.end = part.tiles += walk == Walk::kMeasure ? measure_parts(job)
-                               : walk == Walk::kMeasureScales
-                                   ? job.measured_rows(kMaxSlots) * job.tiles_per_row()
-                                   : job.tiles();
-      item.matrix_end = order.matrices += finalize_parts(job);
-      order.items.push_back(item);
-    }
-  }
-  return order;
-}
 
 /// Adds an item to the launch. Returns false if the launch is full.
 bool add_item(Prepare& p, const Order::Item& item, int rounds, int* words) {
@@ -277,41 +89,61 @@ bool add_item(Prepare& p, const Order::Item& item, int rounds, int* words) {
   };
   if (p.count == 0) {
     *words = 0;
-    for (int w = 0; w < Prepare::kJobWords; ++w) p.first[w] = word(w);
+    for (int w = 0; w < Prepare::kJobWords; ++w) p.written.first[w] = word(w);
   }
   if (p.count == Prepare::kJobs) return false;
-  Prepare::Item& to = p.item[p.count];
-  to = {item.end, item.matrix_end, item.step, {}, *words, item.counts};
+  Prepare::Item& to = p.written.item[p.count];
+  to = {};
+  to.end = item.end, to.matrix_end = item.matrix_end, to.step = item.step, to.at = *words;
+  to.units = static_cast<uint32_t>(item.units);
+  to.first_unit = static_cast<uint32_t>(item.first_unit);
+  to.entry = static_cast<uint32_t>(item.entry), to.number = item.number;
+  to.counts = item.counts, to.fast = item.fast;
   for (int w = 0; w < Prepare::kJobWords; ++w) {
-    if (word(w) == p.first[w]) continue;
+    if (word(w) == p.written.first[w]) continue;
     if (*words == Prepare::kWords) {
       *words = to.at;
       return false;
     }
     to.differs[w / 64] |= uint64_t{1} << w % 64;
-    p.words[(*words)++] = word(w);
+    p.written.words[(*words)++] = word(w);
   }
   ++p.count;
   return true;
 }
 
-/// Writes the job table and steps.
+/// Adds the gradients of items from `at` on. Returns false if a fixed kernel cannot read one.
+bool add_grads(Prepare& p, const CudaStep& call, const Order& order, int64_t at) {
+  const int64_t left = order.count() - at;
+  p.count = static_cast<int>(left < Prepare::kGrads ? left : Prepare::kGrads);
+  for (int i = 0; i < p.count; ++i) {
+    const Order::Item& item = order.items[static_cast<size_t>(at + i)];
+    p.grad[i] = static_cast<const char*>(call.grads[item.source]) + item.grad_offset;
+    if (item.fast && !aligned(p.grad[i], 16)) return false;
+  }
+  return true;
+}
+
+/// Prepares the table for this step, and steps. Writes the table before, if it is not there.
 const char* launch_prepare(const CudaStep& call, const Table& table, const Order& order) {
-  std::vector<Prepare> chunk(1);  // on the heap: too large for some stacks
-  Prepare& p = chunk[0];
+  const auto chunk = std::make_unique_for_overwrite<Prepare>();  // too large for some stacks
+  Prepare& p = *chunk;
   p.lr = call.lr;
   p.grad_scale = call.grad_scale;
   p.found_inf = call.found_inf;
   p.maximize = call.maximize;
   p.phase = call.phase, p.phases = call.phases;
+  p.writes = call.writes;
   for (int k = 0; k < call.hypers; ++k) p.hyper[k] = call.hyper[k];
-  const int rounds = rounds_at(call.jobs[0].rule, UpdateRules{});
+  const int rounds = rounds_at(order.rule, UpdateRules{});
   for (int64_t at = 0; at < order.count(); at += p.count) {
-    p.table = {table.jobs + at, table.ends + at, table.matrix_ends + at, table.moves + at};
+    p.table = table_from(table, at);
     p.count = 0;
     int words = 0;
-    for (int i = 0; at + i < order.count(); ++i) {
-      if (!add_item(p, order.items[at + i], rounds, &words)) break;
+    if (!call.writes && !add_grads(p, call, order, at))
+      return "a gradient is not aligned as it was when the table was written";
+    for (int n = 0; call.writes && at + n < order.count(); ++n) {
+      if (!add_item(p, order.items[static_cast<size_t>(at + n)], rounds, &words)) break;
     }
     if (const char* error = launch(prepare, ceil_div(p.count, Prepare::kWarps),
                                    Prepare::kWarps * kLanes, call.stream, "launching prepare", p))
@@ -379,17 +211,30 @@ const char* begin_sums(const CudaStep& call, const Batch& matrices, int factor) 
                       kMatrixThreads / kLanes, factor);
 }
 
+/// Orders the jobs of a phase.
+const char* make_plan(const CudaStep& call, CudaPlan& plan, int64_t* bytes) {
+  if (const char* error = begin(call.device)) return error;
+  if (call.count > 0) plan.order.rule = call.jobs[0].rule;
+  const int rounds = rounds_at(plan.order.rule, UpdateRules{});
+  const char* error = order_jobs(call,
+                                 call.phase == call.phases ? Walk::kUpdate
+                                 : call.phase >= rounds    ? Walk::kMeasureScales
+                                                           : Walk::kMeasure,
+                                 plan.order);
+  table_in(nullptr, plan.order, bytes);
+  return error;
+}
+
 const char* run(const CudaStep& call) {
   if (call.count == 0) return nullptr;
   if (call.hypers > kRuleHypers) return "more hyperparameters than any rule takes";
   if (const char* error = begin(call.device)) return error;
 
-  const int rule = call.jobs[0].rule, rounds = rounds_at(rule, UpdateRules{});
+  const int rule = call.plan->order.rule, rounds = rounds_at(rule, UpdateRules{});
   const bool updates = call.phase == call.phases;
-  const Order order = order_jobs(call, updates                ? Walk::kUpdate
-                                       : call.phase >= rounds ? Walk::kMeasureScales
-                                                              : Walk::kMeasure);
-  const Table table = table_in(call.workspace, order.count());
+  const Order& order = call.plan->order;
+  int64_t bytes = 0;
+  const Table table = table_in(call.workspace, order, &bytes);
   if (const char* error = launch_prepare(call, table, order)) return error;
   const Batch matrices{table.jobs, table.matrix_ends, order.count(), order.matrices,
                        call.found_inf};
@@ -421,11 +266,17 @@ const char* run(const CudaStep& call) {
     return error;
   for (int k = 0; k <= kAny; ++k) {
     const Order::Part& part = order.parts[k];
-    const Batch batch{table.jobs + part.begin, table.ends + part.begin, part.count, part.tiles,
+    if (part.units == 0) continue;
+    const Units units{table.jobs + part.begin,
+                      table.fast + part.begin * kFastBytes,
+                      table.job_of + part.entry,
+                      table.first_unit + part.begin,
+                      static_cast<uint32_t>(part.units),
+                      part.group,
                       call.found_inf};
-    if (const char* error =
-            launch_batch(call, k == kAny ? step_any : kFast[k].kernel,
-                         k == kAny ? kAnyWarps : kFastWarps, "launching the step", batch, 1))
+    if (const char* error = launch(k == kAny ? step_any : kFast[k].kernel, part.blocks,
+                                   (k == kAny ? kAnyWarps : kFastWarps) * kLanes, call.stream,
+                                   "launching the step", units))
       return error;
   }
   if (order.cut) {
@@ -466,18 +317,21 @@ const char* run_accumulate(const CudaAccumulation& call) {
 }
 
 }  // namespace
-}  // namespace lowbit::cuda
+}  // namespace cuda
+}  // namespace lowbit
 
 #define LB_EXPORT extern "C" __attribute__((visibility("default")))
 
 LB_EXPORT int lowbit_cuda_abi() { return lowbit::kCudaAbi; }
 
-/// The size of the workspace in bytes: the jobs, then the tables' entries for each job.
-LB_EXPORT int64_t lowbit_cuda_workspace(const lowbit::Job* jobs, int64_t count) {
-  int64_t parts = 0;
-  for (int64_t i = 0; i < count; ++i) parts += lowbit::cuda::max_parts(jobs[i]);
-  return lowbit::cuda::table_bytes(parts);
+LB_EXPORT const char* lowbit_cuda_plan(const lowbit::CudaStep* call, lowbit::CudaPlan** plan,
+                                       int64_t* bytes) {
+  auto made = std::make_unique<lowbit::CudaPlan>();
+  const char* error = lowbit::cuda::make_plan(*call, *made, bytes);
+  *plan = error == nullptr ? made.release() : nullptr;
+  return error;
 }
+LB_EXPORT void lowbit_cuda_discard(lowbit::CudaPlan* plan) { delete plan; }
 
 LB_EXPORT const char* lowbit_cuda_step(const lowbit::CudaStep* call) {
   return lowbit::cuda::run(*call);

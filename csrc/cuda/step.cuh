@@ -1,5 +1,5 @@
-// The update on a GPU, with the bits of cpu/step.cpp: one warp per tile, and the tiles of all jobs
-// of a batch in one launch.
+// The update on a GPU, with the bits of cpu/step.cpp: one warp per unit of neighboring tiles, and the
+// units of all jobs of a kernel in one launch.
 //
 // step_fast: formats fixed at compile time, 8 neighboring values per lane in registers. It requires
 // rows that start on a multiple of 8 values (cuda/step.cu decides), so the 8 values of a lane are
@@ -8,8 +8,8 @@
 // step_any: every combination (tile.cuh).
 #pragma once
 
-#include "cuda/adam.cuh"
 #include "cuda/fixed.cuh"
+#include "cuda/prepare.cuh"
 #include "cuda/tile.cuh"
 
 namespace lowbit::cuda {
@@ -20,82 +20,62 @@ constexpr int kFastBlocks = 3;
 
 // ---- fixed formats ----
 
-/// What a warp keeps of its job. Constants of the job are computed once for many tiles.
-template <class U>
-struct alignas(16) FastWarp {
-  Job job;
-  // In the order of use, so that one access reads 16 bytes of them.
-  struct State {
-    char *values, *scales;
-  };
-  alignas(16) const void* grad;
-  void *param, *compensation;
-  uint64_t first;  // in groups of 8 values, as all below
-  State state[2];
-  uint32_t stream, seed_high, key[2 * kPhiloxRounds];  // of the rounds
-  AdamStep<U> step;
-  int shift[2], lanes[2];  // log2 of the block, and the block
-  bool flat;  // rows are whole tiles and follow one another here and in the whole parameter
-  bool write_param;
-  uint32_t cols, tiles_per_row, blocks_per_row[2];
-  uint64_t global_cols;
-};
-
-template <class U, class S0, class S1>
-struct FastShared {
-  typename Fixed<S0>::Tables table0;
-  typename Fixed<S1>::Tables table1;
-  FastWarp<U> warp[kFastWarps];
-};
-
-/// Makes the tile's job the warp's. All lanes take part.
-template <class U>
-__device__ __forceinline__ void stage_fast(const Batch& batch, int64_t tile, int lane,
-                                           FastWarp<U>& w, TileRange& range) {
-  stage_job(batch, tile, lane, w.job, range);
-  const Job& job = w.job;
-  if (lane == 0) {
-    w.grad = job.grad, w.param = job.param, w.compensation = job.compensation;
-    for (int k = 0; k < 2; ++k) {
-      w.state[k] = {static_cast<char*>(job.state[k].values),
-                    static_cast<char*>(job.state[k].scales)};
-    }
-    w.write_param = job.write_param;
-    w.stream = job.random.stream, w.seed_high = job.random.seed_high;
-    w.step.set(*reinterpret_cast<const typename U::Coef*>(job.coef));
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      const auto r = static_cast<uint32_t>(round);
-      w.key[2 * round] = job.random.seed_low + r * kPhiloxW0;
-      w.key[2 * round + 1] = job.random.step + r * kPhiloxW1;
-    }
-    w.first = static_cast<uint64_t>(job.first) / kEach;
-    w.global_cols = static_cast<uint64_t>(job.global_cols) / kEach;
-    w.cols = static_cast<uint32_t>(job.cols / kEach);
-    w.tiles_per_row = (w.cols + kLanes - 1) / kLanes;
-    for (int k = 0; k < 2; ++k) {
-      w.lanes[k] = job.state[k].block / kEach;
-      w.shift[k] = w.lanes[k] > 0 ? __ffs(w.lanes[k]) - 1 : 0;
-      w.blocks_per_row[k] = (w.cols + (1u << w.shift[k]) - 1) >> w.shift[k];
-    }
-    w.flat = job.cols % kTile == 0 && job.cols == job.global_cols;
+/// The tables of state formats, once for all slots of one format. Members, not bases: nvcc compares
+/// the address of an object with null where a base does not begin with it, and no longer knows that
+/// the tables are in shared memory.
+template <bool kSame, class F>
+struct TablesOnce {
+  typename Fixed<F>::Tables tables;
+  __device__ __forceinline__ void fill(int thread, int threads) {
+    Fixed<F>::fill(tables, thread, threads);
   }
-  __syncwarp();
-}
+};
+template <class F>
+struct TablesOnce<true, F> {
+  __device__ __forceinline__ void fill(int, int) {}
+};
+template <class Before, class... S>
+struct StateTables {
+  __device__ __forceinline__ void fill(int, int) {}
+};
+template <class... Before, class F, class... S>
+struct StateTables<Types<Before...>, F, S...> {
+  TablesOnce<(__is_same(F, Before) || ...), F> own;
+  StateTables<Types<Before..., F>, S...> others;
+  __device__ __forceinline__ void fill(int thread, int threads) {
+    own.fill(thread, threads);
+    others.fill(thread, threads);
+  }
+  template <class Wanted>
+  __device__ __forceinline__ const typename Fixed<Wanted>::Tables& get() const {
+    if constexpr (__is_same(F, Wanted)) {
+      return own.tables;
+    } else {
+      return others.template get<Wanted>();
+    }
+  }
+};
+
+template <class U, class... S>
+struct FastShared {
+  StateTables<Types<>, S...> tables;
+  FastJob<U> warp[kFastWarps];
+};
 
 /// The 8 values of a lane.
 struct Eight {
   uint32_t at;        // index among the job's groups of 8
-  uint32_t block[2];  // indices of its scales
+  uint32_t block[3];  // indices of its scales
   uint64_t group;     // its random bits
   uint32_t here;      // 0 beyond the end of a row
 };
 
 template <class U>
-__device__ __forceinline__ Eight eight_of(const FastWarp<U>& w, uint32_t tile, int lane) {
+__device__ __forceinline__ Eight eight_of(const FastJob<U>& w, uint32_t tile, int lane) {
   Eight e;
   if (w.flat) {
     e.at = tile * kLanes + static_cast<uint32_t>(lane);
-    for (int k = 0; k < 2; ++k) e.block[k] = e.at >> w.shift[k];
+    for (int k = 0; k < U::kSlots; ++k) e.block[k] = e.at >> w.shift[k];
     e.group = w.first + e.at;
     e.here = 1;
     return e;
@@ -104,14 +84,14 @@ __device__ __forceinline__ Eight eight_of(const FastWarp<U>& w, uint32_t tile, i
   const uint32_t col = (tile - row * w.tiles_per_row) * kLanes + static_cast<uint32_t>(lane);
   e.here = col < w.cols;
   e.at = row * w.cols + col;
-  for (int k = 0; k < 2; ++k) e.block[k] = row * w.blocks_per_row[k] + (col >> w.shift[k]);
+  for (int k = 0; k < U::kSlots; ++k) e.block[k] = row * w.blocks_per_row[k] + (col >> w.shift[k]);
   e.group = w.first + row * w.global_cols + col;
   return e;
 }
 
 /// core's random8, with the keys of all rounds at hand.
 template <class U>
-__device__ __forceinline__ Random8 random_of(const FastWarp<U>& w, uint64_t group) {
+__device__ __forceinline__ Random8 random_of(const FastJob<U>& w, uint64_t group) {
   uint32_t x0 = static_cast<uint32_t>(group), x1 = static_cast<uint32_t>(group >> 32);
   uint32_t x2 = w.stream, x3 = w.seed_high;
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -164,14 +144,57 @@ __device__ __forceinline__ void quantize8(const typename Fixed<F>::Encoder& enco
   pack.store(state_at<F>(values, at));
 }
 
+// One slot after another.
+
+template <int kSlot = 0, class U, class Tables>
+__device__ __forceinline__ void load_states(Types<>, const FastJob<U>&, const Eight&, const Tables&,
+                                            Eights<U>&) {}
+template <int kSlot = 0, class F, class... S, class U, class Tables>
+__device__ __forceinline__ void load_states(Types<F, S...>, const FastJob<U>& w, const Eight& eight,
+                                            const Tables& tables, Eights<U>& s) {
+  dequantize8<F>(w.state[kSlot].values, w.state[kSlot].scales, eight.at, eight.block[kSlot],
+                 tables.template get<F>(), s[kSlot]);
+  load_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s);
+}
+
+/// The largest magnitudes of states without a sign that have negative values, which is rare.
+template <int kSlot, class U>
+__device__ __forceinline__ void correct_maxima(const Eights<U>& s, Mosts<U>& most) {
+  if constexpr (kSlot < U::kSlots) {
+    constexpr bool kSigned = U::kSlot[kSlot].is_signed;
+    if (!kSigned && most[kSlot] >> 31) {
+      most[kSlot] = 0;
+      for (int e = 0; e < kEach; ++e) {
+        const uint32_t magnitude = magnitude_bits(s[kSlot][e]);
+        most[kSlot] = magnitude > most[kSlot] ? magnitude : most[kSlot];
+      }
+    }
+    correct_maxima<kSlot + 1, U>(s, most);
+  }
+}
+
+template <int kSlot = 0, class U, class Tables>
+__device__ __forceinline__ void store_states(Types<>, const FastJob<U>&, const Eight&,
+                                             const Tables&, const Eights<U>&, const Mosts<U>&,
+                                             int) {}
+template <int kSlot = 0, class F, class... S, class U, class Tables>
+__device__ __forceinline__ void store_states(Types<F, S...>, const FastJob<U>& w,
+                                             const Eight& eight, const Tables& tables,
+                                             const Eights<U>& s, const Mosts<U>& most, int lane) {
+  quantize8<F>(typename Fixed<F>::Encoder(most[kSlot]), s[kSlot], w.state[kSlot].values,
+               w.state[kSlot].scales, eight.at, eight.block[kSlot], lane, w.lanes[kSlot],
+               tables.template get<F>());
+  store_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s, most, lane);
+}
+
 /// Updates the values of a tile, 8 by a lane.
-template <class P, class G, class S0, class S1, class U>
-__device__ __forceinline__ void update_tile(const FastWarp<U>& w, uint32_t tile, int lane,
-                                            const FastShared<U, S0, S1>& shared) {
+template <class P, class G, class U, class... S>
+__device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, int lane,
+                                            const FastShared<U, S...>& shared) {
   const Eight eight = eight_of(w, tile, lane);
   const uint64_t at = static_cast<uint64_t>(eight.at) * kEach;
-  float m[kEach], v[kEach];
-  Largest largest{0.0f, 0};
+  Eights<U> s;
+  Mosts<U> most{};
   if (eight.here != 0) {
     const auto grad =
         Pack8<typename G::Storage>::load(static_cast<const typename G::Storage*>(w.grad) + at);
@@ -180,13 +203,12 @@ __device__ __forceinline__ void update_tile(const FastWarp<U>& w, uint32_t tile,
     CompensationPack<P> compensation;
     if constexpr (kHasCompensation<P>)
       compensation.read(static_cast<const typename P::Compensation*>(w.compensation) + at);
-    dequantize8<S0>(w.state[0].values, w.state[0].scales, eight.at, eight.block[0], shared.table0,
-                    m);
-    dequantize8<S1>(w.state[1].values, w.state[1].scales, eight.at, eight.block[1], shared.table1,
-                    v);
+    Factors8 factors{};
+    if constexpr (factors_of<U>() > 0) factors = w.factors(eight.at);
+    load_states(Types<S...>{}, w, eight, shared.tables, s);
     Random8 random{};
     if constexpr (P::kRandom) random = random_of(w, eight.group);
-    float p[kEach];
+    float p[kEach], g[kEach];
     if constexpr (IsSplit<P>) {
       load_split<P>(param, compensation, p);
     } else {
@@ -196,101 +218,110 @@ __device__ __forceinline__ void update_tile(const FastWarp<U>& w, uint32_t tile,
         p[e] = P::load(param.get(e), c);
       }
     }
-    for (int e = 0; e < kEach; ++e) {
-      float s[2] = {m[e], v[e]};
-      U::moments(G::load(grad.get(e)), p[e], s, w.step.coef);
-      m[e] = s[0], v[e] = s[1];
-    }
-    largest = largest_of(m, v);
-    store_adam<U, P>(w.step, p, m, v, largest, random, param, compensation);
+    for (int e = 0; e < kEach; ++e) g[e] = G::load(grad.get(e));
+    w.step.template update<P>(g, p, s, factors, most, random, param, compensation);
     if (w.write_param) {
       param.store(static_cast<typename P::Storage*>(w.param) + at);
       if constexpr (kHasCompensation<P>)
         compensation.store(static_cast<typename P::Compensation*>(w.compensation) + at);
     }
-    if (largest.v >> 31) {  // rarely: negative values
-      largest.v = 0;
-      for (int e = 0; e < kEach; ++e) {
-        const uint32_t magnitude = magnitude_bits(v[e]);
-        largest.v = magnitude > largest.v ? magnitude : largest.v;
-      }
-    }
+    correct_maxima<0, U>(s, most);
   }
-  uint32_t most[2] = {float_bits(largest.m), largest.v};
-  if constexpr (S0::kScaled || S1::kScaled) {
+  if constexpr ((S::kScaled || ...)) {
     __syncwarp();  // memory order: no lane still reads a scale that the first of its block writes
     block_absmax(most, w.lanes);
   }
-  const typename Fixed<S0>::Encoder encoder0(most[0]);
-  const typename Fixed<S1>::Encoder encoder1(most[1]);
   if (eight.here == 0) return;
-  quantize8<S0>(encoder0, m, w.state[0].values, w.state[0].scales, eight.at, eight.block[0], lane,
-                w.lanes[0], shared.table0);
-  quantize8<S1>(encoder1, v, w.state[1].values, w.state[1].scales, eight.at, eight.block[1], lane,
-                w.lanes[1], shared.table1);
+  store_states(Types<S...>{}, w, eight, shared.tables, s, most, lane);
 }
 
 /// Rule, parameter format, gradient format, and one state format for each slot of the rule.
-template <class U, class P, class G, class S0, class S1>
-__global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(const Batch batch) {
-  static_assert(U::kSlots == 2);
-  using Shared = FastShared<U, S0, S1>;
+template <class U, class P, class G, class... S>
+__global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(const Units batch) {
+  static_assert(U::kSlots == sizeof...(S));
+  using Shared = FastShared<U, S...>;
   LB_SHARED(Shared, shared);
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes, warp = thread / kLanes;
-  Fixed<S0>::fill(shared.table0, thread, kFastWarps * kLanes);
-  Fixed<S1>::fill(shared.table1, thread, kFastWarps * kLanes);
+  shared.tables.fill(thread, kFastWarps * kLanes);
   __syncthreads();
-  FastWarp<U>& w = shared.warp[warp];
+  FastJob<U>& w = shared.warp[warp];
   const auto stride = static_cast<uint32_t>(warps<kFastWarps>());
-  TileRange range;
-  for (int64_t first = warp_number<kFastWarps>(thread); first < batch.tiles;) {
-    stage_fast(batch, first, lane, w, range);
-    const auto count = static_cast<uint32_t>(range.end - range.begin);
-    auto tile = static_cast<uint32_t>(first - range.begin);
+  auto unit = static_cast<uint32_t>(warp_number<kFastWarps>(thread));
+  uint32_t staged = ~0u, next = unit < batch.units ? batch.job_of[unit] : 0;
+  LB_UNROLL(1)
+  for (; unit < batch.units; unit += stride) {
+    const uint32_t job = next;
+    if (unit + stride < batch.units) next = batch.job_of[unit + stride];  // arrives meanwhile
+    if (job != staged) {
+      __syncwarp();  // no lane still reads the previous job
+      copy_words(&w, static_cast<const char*>(batch.fast) + static_cast<size_t>(job) * kFastBytes,
+                 sizeof(w), lane);
+      __syncwarp();
+      staged = job;
+    }
+    uint32_t tile = (unit - w.first_unit) * batch.group;
+    const uint32_t end = tile + batch.group < w.tiles ? tile + batch.group : w.tiles;
     LB_UNROLL(1)
-    for (; tile < count; tile += stride) update_tile<P, G, S0, S1>(w, tile, lane, shared);
-    first = range.begin + tile;
+    for (; tile < end; ++tile) update_tile<P, G>(w, tile, lane, shared);
   }
 }
 
 // ---- any formats ----
 
-__global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const Batch batch) {
+/// Updates a tile, chunk by chunk. Blocks of several chunks are measured first.
+__device__ __forceinline__ void update_any(AnyWarp& w, const TileAt& tile, int lane,
+                                           const TablesOf<StateFormats>& tables) {
+  const Job& job = w.job;
+  const int slots = slots_of(job.rule);
+  const bool twice = job.tile > kTile;
+  if (twice) forget_blocks(w, lane);
+  LB_UNROLL(1)
+  for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
+    LB_UNROLL(1)
+    for (int64_t col = tile.col; col < tile.end; col += kTile) {
+      const Chunk at = chunk_at(job, tile, col);
+      const int first = static_cast<int>(col - tile.col);
+      load_chunk(w, at, slots, lane, tables);
+      update_chunk(w, at, lane);
+      LB_UNROLL(1)
+      for (int k = 0; k < slots; ++k) {
+        if (pass == 1) {
+          quantize_slot(w, k, at, first, lane, tables);
+        } else if (is_long(job.state[k])) {
+          measure_blocks(w, k, at, first, lane);
+        }
+      }
+      if (pass == 1 && job.write_param) store_param(w, at, lane);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks) step_any(const Units batch) {
   LB_SHARED(AnyShared, shared);
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   fill_tables(shared.tables, StateFormats{}, thread, kAnyWarps * kLanes);
   __syncthreads();
   AnyWarp& w = shared.warp[thread / kLanes];
-  const Job& job = w.job;
-  TileRange range;
+  uint32_t staged = ~0u;
   LB_UNROLL(1)
-  for (int64_t i = warp_number<kAnyWarps>(thread); i < batch.tiles; i += warps<kAnyWarps>()) {
-    stage_job(batch, i, lane, w.job, range);
-    const TileAt tile = tile_at(job, i - range.begin);
-    if (!is_here(job, tile)) continue;
-    const int slots = slots_of(job.rule);
-    const bool twice = job.tile > kTile;  // blocks of several chunks: measure their maxima first
-    if (twice) forget_blocks(w, lane);
+  for (auto unit = static_cast<uint32_t>(warp_number<kAnyWarps>(thread)); unit < batch.units;
+       unit += static_cast<uint32_t>(warps<kAnyWarps>())) {
+    const uint32_t i = batch.job_of[unit];
+    if (i != staged) {
+      __syncwarp();  // no lane still reads the previous job
+      copy_words(&w.job, batch.jobs + i, sizeof(Job), lane);
+      __syncwarp();
+      staged = i;
+    }
+    const int64_t all = w.job.tiles();
+    const auto first = static_cast<int64_t>(unit - batch.first_unit[i]) * batch.group;
+    const int64_t end = first + batch.group < all ? first + batch.group : all;
     LB_UNROLL(1)
-    for (int pass = twice ? 0 : 1; pass < 2; ++pass) {
-      LB_UNROLL(1)
-      for (int64_t col = tile.col; col < tile.end; col += kTile) {
-        const Chunk at = chunk_at(job, tile, col);
-        const int first = static_cast<int>(col - tile.col);
-        load_chunk(w, at, slots, lane, shared.tables);
-        update_chunk(w, at, lane);
-        LB_UNROLL(1)
-        for (int k = 0; k < slots; ++k) {
-          if (pass == 1) {
-            quantize_slot(w, k, at, first, lane, shared.tables);
-          } else if (is_long(job.state[k])) {
-            measure_blocks(w, k, at, first, lane);
-          }
-        }
-        if (pass == 1 && job.write_param) store_param(w, at, lane);
-      }
+    for (int64_t t = first; t < end; ++t) {
+      const TileAt tile = tile_at(w.job, t);
+      if (is_here(w.job, tile)) update_any(w, tile, lane, shared.tables);
     }
   }
 }

@@ -1,9 +1,10 @@
 """The usual path of a fixed kernel: what a warp executes for one tile of 256 values, counted in the machine code of a cubin.
 
 The path is the shortest way around the loop over tiles that makes every store and passes two functions of the XU pipe for each of a lane's 8
-values (a root and a division, or their approximations). That leaves out what ordinary data do not take: a new job, rows that end inside a
-tile, values near the ends of the range, exact division where the approximation does not decide, negative second moments. Two notes: an inner
-loop is counted once, and blocks are whole tiles (256 values), so a maximum over a warp is one instruction.
+values (a root and a division, or their approximations), of which rules that take neither need none. That leaves out what ordinary data do not
+take: a new unit or job, rows that end inside a tile, values near the ends of the range, exact division where the approximation does not
+decide, negative second moments. Two notes: an inner loop is counted once, and blocks are whole tiles (256 values), so a maximum over a warp
+is one instruction.
 
 Clocks are of one multiprocessor for one tile, each pipe taken by itself: the largest is a bound from below, and a kernel whose clocks are below
 those of memory can be bound by memory.
@@ -16,6 +17,13 @@ from dataclasses import dataclass
 
 INSTRUCTION = 16
 XU_FUNCTIONS = 16  # two for each of a lane's values
+ROOTLESS = ("Lion", "SgdRule")  # rules that neither divide nor take a root
+
+
+def functions_of(name: str) -> int:
+    """How many functions of the XU pipe the usual path of a kernel of that name takes at least."""
+    return 0 if any(rule in name for rule in ROOTLESS) else XU_FUNCTIONS
+
 
 # The lower 9 bits of an instruction are its operation, in all forms of operands, on sm_80 to sm_120.
 PIPES = {
@@ -165,8 +173,8 @@ def tile_loop(program: list[Instruction]) -> tuple[int, int, list[tuple[int, lis
     return None
 
 
-def usual(program: list[Instruction]) -> list[int] | None:
-    """Indices of the instructions of the usual path."""
+def usual(program: list[Instruction], most: int = XU_FUNCTIONS) -> list[int] | None:
+    """Indices of the instructions of the usual path. most: functions of the XU pipe that it counts."""
     loop = tile_loop(program)
     if loop is None:
         return None
@@ -174,16 +182,16 @@ def usual(program: list[Instruction]) -> list[int] | None:
     # Of each instruction and number of XU functions before it: missing stores, length, and the state before.
     best: dict[tuple[int, int], tuple[int, int, tuple[int, int] | None]] = {(head, 0): (0, 0, None)}
     for at, next_ in order:
-        for functions in range(XU_FUNCTIONS + 1):
+        for functions in range(most + 1):
             if at == back or (at, functions) not in best:
                 continue
             stores, length, _ = best[at, functions]
-            now = min(functions + (program[at].code == MUFU), XU_FUNCTIONS)
+            now = min(functions + (program[at].code == MUFU), most)
             cost = stores - is_store(program[at]), length + 1
             for to in next_:
                 if (to, now) not in best or cost < best[to, now][:2]:
                     best[to, now] = *cost, (at, functions)
-    ends = [(best[back, f][0], -f, back, f) for f in range(XU_FUNCTIONS + 1) if (back, f) in best]
+    ends = [(best[back, f][0], -f, back, f) for f in range(most + 1) if (back, f) in best]
     if not ends:
         return None
     state: tuple[int, int] | None = min(ends)[2:]
@@ -194,10 +202,10 @@ def usual(program: list[Instruction]) -> list[int] | None:
     return path[::-1]
 
 
-def measure(code: bytes, arch: str) -> Path | None:
+def measure(code: bytes, arch: str, functions: int = XU_FUNCTIONS) -> Path | None:
     """Counts the usual path of a kernel; None if it has no loop that stores."""
     program = decode(code, int(arch))
-    indices = usual(program)
+    indices = usual(program, functions)
     if indices is None:
         return None
     path = [program[i] for i in indices]

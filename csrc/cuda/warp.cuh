@@ -64,12 +64,15 @@ __device__ __forceinline__ uint32_t largest(uint32_t mine, int lanes) {
   return mine;
 }
 
-/// The same of two numbers with blocks of `lanes` lanes, mostly whole warps.
-__device__ __forceinline__ void block_absmax(uint32_t (&mine)[2], const int (&lanes)[2]) {
-  if (lanes[0] == kLanes && lanes[1] == kLanes) {
+/// The same of several numbers with blocks of `lanes` lanes, mostly whole warps.
+template <int kMany>
+__device__ __forceinline__ void block_absmax(uint32_t (&mine)[kMany], const int (&lanes)[kMany]) {
+  bool whole = true;
+  for (int k = 0; k < kMany; ++k) whole = whole && lanes[k] == kLanes;
+  if (whole) {
     for (uint32_t& m : mine) m = __reduce_max_sync(kAllLanes, m);
   } else {
-    for (int k = 0; k < 2; ++k) mine[k] = largest(mine[k], lanes[k]);
+    for (int k = 0; k < kMany; ++k) mine[k] = largest(mine[k], lanes[k]);
   }
 }
 

@@ -198,9 +198,16 @@ void read_param(Job& job, const PlanRow& row, const Tensor& param, size_t i, con
   check_tensor(param, {"the value", dtype, here(job)}, i, device);
 }
 
-void set_pair(Job& job, const Tensor& param, const Tensor& grad, int grad_format) {
-  job.param = param.mutable_data_ptr();
-  job.grad = grad.const_data_ptr();
+void set_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad, int grad_format) {
+  Job& job = plan.jobs[i];
+  void* const data = param.mutable_data_ptr();
+  const void* const grad_data = grad.const_data_ptr();
+  // Kernels are chosen by the alignment of a gradient too.
+  const auto low_bits = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16; };
+  plan.moved |= data != job.param || grad_format != job.grad_format ||
+                low_bits(grad_data) != low_bits(job.grad);
+  job.param = data;
+  job.grad = plan.grads[i] = grad_data;
   job.grad_format = grad_format;
 }
 
@@ -236,6 +243,7 @@ Plan make_plan(const StepTensors& tensors) {
   plan.jobs.resize(n);
   plan.states.resize(n * kMaxSlots);
   plan.steps.resize(n);
+  plan.grads.resize(n);
   plan.seen.reserve(tensors.state.size());
   StateReader state(tensors.state, n, plan);
   for (size_t i = 0; i < n; ++i) {
@@ -274,7 +282,7 @@ bool is_current(const Plan& plan, const Tensors& state, const Tensors& steps) {
 }
 
 bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {
-  Job& job = plan.jobs[i];
+  const Job& job = plan.jobs[i];
   const int64_t numel = here(job);
   const int format = grad_format(grad);
   if (format < 0 || !param.is_contiguous() || !grad.is_contiguous() || param.numel() != numel ||
@@ -282,7 +290,7 @@ bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {
       param.scalar_type() != scalar_type(param_info(job.param_format).dtype) ||
       !plan.device.has(param) || !plan.device.has(grad))
     return false;
-  set_pair(job, param, grad, format);
+  set_pair(plan, i, param, grad, format);
   return true;
 }
 
@@ -296,7 +304,7 @@ void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads) {
                     " must be float32, bfloat16 or float16");
     check_tensor(grads[i], {"the gradient", grads[i].scalar_type(), here(plan.jobs[i])}, i,
                  plan.device);
-    set_pair(plan.jobs[i], params[i], grads[i], format);
+    set_pair(plan, i, params[i], grads[i], format);
   }
 }
 

@@ -35,12 +35,14 @@ struct SlotState {
 struct Plan {
   int rule = 0;
   Device device;
-  std::vector<Job> jobs;          // bind_tensors and bind_call set what changes between steps
-  std::vector<SlotState> states;  // kMaxSlots for each job
-  std::vector<float*> steps;      // the count of steps of each job
-  std::vector<SeenTensor> seen;   // tensors of state
+  std::vector<Job> jobs;           // bind_tensors and bind_call set what changes between steps
+  std::vector<SlotState> states;   // kMaxSlots for each job
+  std::vector<float*> steps;       // the count of steps of each job
+  std::vector<const void*> grads;  // of each job, side by side
+  std::vector<SeenTensor> seen;    // tensors of state
   bool has_cross_tile_scales = false;
-  int phases = 0;  // before the update
+  bool moved = false;  // whether a job got more than another gradient, as aligned as the one before
+  int phases = 0;      // before the update
   explicit Plan(const Device& on) : device(on) {}
 };
 

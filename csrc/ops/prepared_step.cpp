@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "ops/step.h"
 
@@ -12,9 +13,11 @@ namespace lowbit {
 namespace {
 
 struct PreparedStep {
+  PreparedStep(Plan made, Tensors of_state, Tensors of_steps)
+      : plan(std::move(made)), state(std::move(of_state)), steps(std::move(of_steps)) {}
   Plan plan;
   Tensors state, steps;
-  std::vector<Job> jobs;  // of one call; a member, to reuse its memory
+  RepeatedStep repeated;
   Tensors params, grads;  // from step_take to the end of the step
   void let_go() { params.clear(), grads.clear(); }
 };
@@ -89,16 +92,14 @@ void step_prepared(int64_t id, Tensors workspace, std::vector<double> hyper, May
       if (now) of.let_go();
     }
   } release{*p, true};
-  p->jobs = p->plan.jobs;
-  run_step(p->plan, p->jobs,
-           {.workspace = std::move(workspace),
-            .hyper = std::move(hyper),
-            .lr = std::move(lr),
-            .grad_scale = std::move(grad_scale),
-            .found_inf = std::move(found_inf),
-            .maximize = maximize,
-            .seed = seed,
-            .phase = phase});
+  p->repeated.run(p->plan, {.workspace = std::move(workspace),
+                            .hyper = std::move(hyper),
+                            .lr = std::move(lr),
+                            .grad_scale = std::move(grad_scale),
+                            .found_inf = std::move(found_inf),
+                            .maximize = maximize,
+                            .seed = seed,
+                            .phase = phase});
   release.now = last;
 }
 

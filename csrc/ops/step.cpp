@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/workspace.h"
+#include "cuda/tables.h"
 
 namespace lowbit {
 
@@ -22,8 +22,8 @@ double number(const Tensor& t, const char* what) {
 
 namespace {
 
-/// Gives the jobs what may be another thing in every call: random bits and their workspace.
-void bind_call(const Plan& plan, std::vector<Job>& jobs, const StepCall& call) {
+/// Gives the jobs their random bits and their workspace; returns the sizes that they need of it.
+WorkspaceSizes bind_jobs(const Plan& plan, std::vector<Job>& jobs, const StepCall& call) {
   const RuleInfo rule = rule_info(plan.rule);
   const Workspace workspace = checked_workspace(call.workspace);
   WorkspaceSizes sizes{};
@@ -35,21 +35,48 @@ void bind_call(const Plan& plan, std::vector<Job>& jobs, const StepCall& call) {
         std::any_of(states, states + kMaxSlots, [](const SlotState& s) { return s.combines(); });
     place(job, rule, combines, workspace, sizes);
   }
+  return sizes;
+}
+
+void check_call(const Plan& plan, const WorkspaceSizes& sizes, const StepCall& call) {
   check_sizes(call.workspace, sizes, plan.device);
   STD_TORCH_CHECK(call.phase >= 0 && call.phase <= plan.phases, "lowbit::step: there is no phase ",
-                  call.phase, " of ", rule.name);
+                  call.phase, " of ", rule_info(plan.rule).name);
 }
 
 }  // namespace
 
 void run_step(const Plan& plan, std::vector<Job>& jobs, StepCall call) {
   check_hyper(rule_info(plan.rule), call.hyper);
-  bind_call(plan, jobs, call);
+  check_call(plan, bind_jobs(plan, jobs, call), call);
   if (plan.device.cpu) {
     step_cpu(plan, jobs, call);
   } else {
-    step_cuda(plan, jobs, call);
+    step_cuda(plan, jobs, call, nullptr);
   }
+}
+
+RepeatedStep::RepeatedStep() : tables_(std::make_unique<cuda::Tables>()) {}
+RepeatedStep::~RepeatedStep() = default;
+
+void RepeatedStep::run(Plan& plan, StepCall call) {
+  if (plan.device.cpu) {  // which computes in the jobs
+    jobs_ = plan.jobs;
+    run_step(plan, jobs_, std::move(call));
+    return;
+  }
+  check_hyper(rule_info(plan.rule), call.hyper);
+  std::vector<const void*> workspace;
+  for (const Tensor& t : call.workspace) workspace.push_back(t.const_data_ptr());
+  if (plan.moved || jobs_.empty() || call.seed != seed_ || workspace != workspace_) {
+    tables_->clear();
+    jobs_ = plan.jobs;
+    sizes_ = bind_jobs(plan, jobs_, call);
+    seed_ = call.seed, workspace_ = std::move(workspace);
+    plan.moved = false;
+  }
+  check_call(plan, sizes_, call);
+  step_cuda(plan, jobs_, call, tables_.get());
 }
 
 namespace {

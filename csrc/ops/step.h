@@ -2,11 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "ops/plan.h"
+#include "ops/workspace.h"
 
 namespace lowbit {
+namespace cuda {
+class Tables;
+}
 
 /// What a call of `step` takes but its tensors and their plan.
 struct StepCall {
@@ -22,8 +27,27 @@ struct StepCall {
 /// jobs: the plan's, for this call to change.
 void run_step(const Plan& plan, std::vector<Job>& jobs, StepCall call);
 
+/// The jobs of steps over the same tensors, with what a call gives them. On a GPU they stay, as their
+/// table on the device does, until something but a gradient is elsewhere.
+class RepeatedStep {
+ public:
+  RepeatedStep();
+  ~RepeatedStep();
+  void run(Plan& plan, StepCall call);
+
+ private:
+  std::vector<Job> jobs_;
+  std::unique_ptr<cuda::Tables> tables_;
+  // What the jobs were made with.
+  int64_t seed_ = 0;
+  std::vector<const void*> workspace_;
+  WorkspaceSizes sizes_{};
+};
+
 void step_cpu(const Plan& plan, std::vector<Job>& jobs, StepCall& call);
-void step_cuda(const Plan& plan, const std::vector<Job>& jobs, StepCall& call);
+/// tables: what steps over the same tensors leave on the device, or null.
+void step_cuda(const Plan& plan, const std::vector<Job>& jobs, StepCall& call,
+               cuda::Tables* tables);
 
 /// The one number in a CPU tensor.
 double number(const Tensor& t, const char* what);

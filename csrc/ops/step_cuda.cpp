@@ -3,9 +3,10 @@
 #include <torch/csrc/stable/device.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
-#include "cuda/library.h"
+#include "cuda/tables.h"
 #include "ops/step.h"
 #include "policy/workspace.h"
 
@@ -19,6 +20,7 @@ std::vector<CudaScale> cuda_scales(const Plan& plan, const std::vector<Job>& job
   static_assert(CudaScale::kMaxDims >= PlanRow::kMaxDims);
   const int slots = rule_info(plan.rule).slots;
   std::vector<CudaScale> all;
+  if (!plan.has_cross_tile_scales) return all;
   for (size_t i = 0; i < jobs.size(); ++i) {
     for (int k = 0; k < slots; ++k) {
       const StateSlot& slot = jobs[i].state[k];
@@ -40,7 +42,8 @@ std::vector<CudaScale> cuda_scales(const Plan& plan, const std::vector<Job>& job
 
 }  // namespace
 
-void step_cuda(const Plan& plan, const std::vector<Job>& jobs, StepCall& call) {
+void step_cuda(const Plan& plan, const std::vector<Job>& jobs, StepCall& call,
+               cuda::Tables* tables) {
   const char* op = "lowbit::step";
   MaybeTensor& lr = call.lr;
   if (lr && lr->is_cpu()) {
@@ -56,10 +59,6 @@ void step_cuda(const Plan& plan, const std::vector<Job>& jobs, StepCall& call) {
   const int32_t device = plan.device.index;
   const auto count = static_cast<int64_t>(jobs.size());
   torch::stable::accelerator::DeviceGuard guard(device);
-  const int64_t table_bytes[] = {library.workspace(jobs.data(), count)};
-  const Tensor table =
-      torch::stable::empty(table_bytes, ScalarType::Byte, std::nullopt,
-                           torch::stable::Device(torch::headeronly::DeviceType::CUDA, device));
   CudaStep step{.device = device,
                 .stream = library.current_stream(device),
                 .jobs = jobs.data(),
@@ -67,6 +66,7 @@ void step_cuda(const Plan& plan, const std::vector<Job>& jobs, StepCall& call) {
                 .phase = static_cast<int>(call.phase),
                 .phases = plan.phases,
                 .steps = plan.steps.data(),
+                .grads = plan.grads.data(),
                 .hyper = call.hyper.data(),
                 .hypers = static_cast<int>(call.hyper.size()),
                 .lr = lr_there,
@@ -77,14 +77,26 @@ void step_cuda(const Plan& plan, const std::vector<Job>& jobs, StepCall& call) {
                 .scale_count = static_cast<int64_t>(scales.size()),
                 .sums = {},
                 .sums_bytes = {},
-                .workspace = table.data_ptr()};
+                .plan = nullptr,
+                .workspace = nullptr,
+                .writes = true};
   for (size_t i = 0; i < 2 && !call.workspace.empty(); ++i) {
     const Tensor& sums = call.workspace[i == 0 ? kRowSums : kColSums];
     step.sums[i] = sums.mutable_data_ptr();
     step.sums_bytes[i] = sums.numel() * static_cast<int64_t>(sizeof(int64_t));
   }
   const char* error = call.phase == 0 ? library.prefetch(device, step.stream) : nullptr;
-  if (error == nullptr) error = library.step(&step);
+  const auto allocate = [&](int64_t bytes) {
+    const int64_t size[] = {bytes};
+    auto table = std::make_shared<Tensor>(
+        torch::stable::empty(size, ScalarType::Byte, std::nullopt,
+                             torch::stable::Device(torch::headeronly::DeviceType::CUDA, device)));
+    return cuda::TableMemory{table->data_ptr(), table};
+  };
+  if (error == nullptr) {
+    error = tables != nullptr ? tables->step(library, step, allocate)
+                              : cuda::Tables::step_once(library, step, allocate);
+  }
   STD_TORCH_CHECK(error == nullptr, op, " on CUDA: ", error);
 }
 

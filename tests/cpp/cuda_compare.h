@@ -9,6 +9,7 @@
 #include "core/registry.h"
 #include "cpu/gradient.h"
 #include "cpu/step.h"
+#include "cuda/tables.cpp"
 #include "cuda_specs.h"
 
 namespace lowbit {
@@ -57,6 +58,7 @@ struct Options {
   double rate = -1.0;      // lr, unless negative
   double beta1 = -1.0;
   std::vector<float> given{};  // gradients, repeated
+  bool repeats = true;         // whether the table stays between steps
   std::vector<double> hyper(int rule) const {
     std::vector<double> values = hyper_of(rule, UpdateRules{});
     if (decay >= 0.0) values[4] = decay;
@@ -175,12 +177,29 @@ void step_cpu(Batched& all, const Options& o, int phase) {
   }
 }
 
-void step_cuda(Batched& all, const Options& o, int phase) {
-  Bytes workspace(static_cast<size_t>(lowbit_cuda_workspace(
-                      all.jobs.data(), static_cast<int64_t>(all.jobs.size()))) /
-                      16 +
-                  1);
-  std::memset(workspace.data(), 0xff, workspace.size() * sizeof(Piece));
+/// The library as csrc/ops finds it.
+cuda::Library emulated() {
+  cuda::Library library{};
+  library.plan = lowbit_cuda_plan, library.discard = lowbit_cuda_discard;
+  library.retain = lowbit_cuda_retain, library.step = lowbit_cuda_step;
+  return library;
+}
+/// Memory of a table, which ends with garbage.
+cuda::TableMemory allocate_table(int64_t bytes) {
+  const auto pieces = static_cast<size_t>(bytes) / sizeof(Piece) + 1;
+  auto* memory = new Bytes(pieces);
+  std::memset(memory->data(), 0xff, pieces * sizeof(Piece));
+  const std::shared_ptr<void> owner(memory, [](void* at) {
+    auto* ended = static_cast<Bytes*>(at);
+    std::memset(ended->data(), 0xff, ended->size() * sizeof(Piece));
+    delete ended;
+  });
+  return {memory->data(), owner};
+}
+
+/// tables: what the steps before have left, or null: the step leaves nothing.
+void step_cuda(Batched& all, const Options& o, int phase, cuda::Tables* tables = nullptr,
+               void* stream = nullptr) {
   std::vector<CudaScale> scales;
   for (const Measured& m : all.measured) {
     const Job& job = all.jobs[m.job];
@@ -206,8 +225,11 @@ void step_cuda(Batched& all, const Options& o, int phase) {
   call.sums[0] = all.scratch.rows.data(), call.sums[1] = all.scratch.cols.data();
   call.sums_bytes[0] = static_cast<int64_t>(all.scratch.rows.size() * sizeof(int64_t));
   call.sums_bytes[1] = static_cast<int64_t>(all.scratch.cols.size() * sizeof(int64_t));
-  call.workspace = workspace.data();
-  const char* error = lowbit_cuda_step(&call);
+  std::vector<const void*> grads;
+  for (const Job& job : all.jobs) grads.push_back(job.grad);
+  call.grads = grads.data(), call.stream = stream;
+  const char* error = tables != nullptr ? tables->step(emulated(), call, allocate_table)
+                                        : cuda::Tables::step_once(emulated(), call, allocate_table);
   check(error == nullptr, std::string("lowbit_cuda_step: ") + (error ? error : ""));
 }
 
@@ -261,6 +283,7 @@ int compare(const std::vector<Spec>& specs, const Options& options, int steps, b
     for (const Job& part : cuda::parts_of(job)) ++served[cuda::kernel_of(part)];
   }
   std::vector<std::string> where(specs.size());
+  cuda::Tables tables;
   for (int s = 0; s < steps; ++s) {
     for (size_t i = 0; i < specs.size(); ++i) {
       for (int64_t e = 0; e < specs[i].numel(); ++e) {
@@ -278,9 +301,16 @@ int compare(const std::vector<Spec>& specs, const Options& options, int steps, b
       }
     }
     for (Batched& b : all) forget(b.scratch);
+    std::vector<Bytes> grads;  // elsewhere in each step, if the table stays
+    for (size_t i = 0; options.repeats && s > 0 && i < specs.size(); ++i) {
+      grads.push_back(memory[1][i].grad);
+      all[1].jobs[i].grad =
+          Memory::at(grads.back()) + specs[i].misaligned * grad_bytes(specs[i].grad);
+      std::memset(memory[1][i].grad.data(), 0x55, memory[1][i].grad.size() * sizeof(Piece));
+    }
     for (int phase = 0; phase <= phases_of(all[0]); ++phase) {
       step_cpu(all[0], options, phase);
-      step_cuda(all[1], options, phase);
+      step_cuda(all[1], options, phase, options.repeats ? &tables : nullptr);
     }
     for (const int on : {0, 1}) {
       if (report)

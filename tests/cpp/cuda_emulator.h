@@ -173,6 +173,15 @@ struct Machine {
 
 inline Machine machine;
 
+/// What was asked of the runtime.
+struct Calls {
+  int64_t launches = 0;
+  bool launches_run = true;  // else a launch is only counted
+  bool capturing = false;
+  std::vector<std::pair<void (*)(void*), void*>> graph;  // what the captured graph keeps
+};
+inline Calls calls;
+
 /// A fiber runs one kernel after another.
 inline void Machine::enter() {
   for (;;) {
@@ -204,6 +213,7 @@ T& shared() {
 #define LB_ARGUMENT(Type) const Type&
 #define __launch_bounds__(...)
 #define LB_UNROLL(times)
+#define LB_NOINLINE static __attribute__((noinline, unused))
 #define LB_SHARED(Type, name) Type& name = emulator::shared<Type>()
 inline emulator::Dim3& threadIdx = emulator::machine.thread;
 inline emulator::Dim3& blockIdx = emulator::machine.block;
@@ -268,6 +278,11 @@ struct cudaLaunchConfig_t {
   size_t dynamicSmemBytes;
   cudaStream_t stream;
 };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+using cudaGraph_t = void*;
+using cudaUserObject_t = std::pair<void (*)(void*), void*>*;
+constexpr unsigned cudaUserObjectNoDestructorSync = 1, cudaGraphUserObjectMove = 1;
+#define CUDART_VERSION 13000
 struct cudaFuncAttributes {};
 inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
@@ -291,6 +306,25 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, i
 template <class... Expected, class... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...),
                                Given&&... given) {
-  emulator::machine.launch(config->gridDim, config->blockDim, [&] { kernel(given...); });
+  ++emulator::calls.launches;
+  if (emulator::calls.launches_run)
+    emulator::machine.launch(config->gridDim, config->blockDim, [&] { kernel(given...); });
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                            unsigned long long*, cudaGraph_t*, const void*,
+                                            const void*, size_t*) {
+  *status = emulator::calls.capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+inline cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* owned, void (*end)(void*),
+                                        unsigned, unsigned) {
+  *object = new std::pair<void (*)(void*), void*>(end, owned);
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphRetainUserObject(cudaGraph_t, cudaUserObject_t object, unsigned,
+                                             unsigned) {
+  emulator::calls.graph.push_back(*object);
+  delete object;
   return cudaSuccess;
 }

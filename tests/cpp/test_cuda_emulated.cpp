@@ -2,6 +2,7 @@
 // codes, scales and steps in all their phases against the CPU walk, byte for byte.
 #include "cuda_emulator.h"
 // After the emulator, which replaces the CUDA compiler.
+#include "cuda/graph.cu"
 #include "cuda/step.cu"
 #include "cuda_compare.h"
 
@@ -108,15 +109,38 @@ void test_shapes() {
             full_precision = find_state("float32");
   Options odd;
   odd.odd_grads = true;
+  const auto slots = [](const cuda::Fast& f) { return rule_info(f.rule).slots; };
   for (const cuda::Fast& f : cuda::kFast) {
-    check(f.rule >= 0 && f.param >= 0 && f.grad >= 0 && f.state[0] >= 0 && f.state[1] >= 0,
-          "a fixed kernel's formats are registered");
+    bool registered = f.rule >= 0 && f.param >= 0 && f.grad >= 0;
+    for (int k = 0; k < slots(f); ++k) registered &= f.state[k] >= 0;
+    check(registered, "a fixed kernel's formats are registered");
     std::vector<Spec> specs = shapes(f.param, f.grad, f.state[0], f.state[1]);
-    if (&f != cuda::kFast && f.state[0] == d8)
+    for (Spec& spec : specs) {
+      spec.rule = f.rule;
+      if (slots(f) > 2) spec.state[2] = {f.state[2], spec.state[1].block};
+      if (slots(f) > 2) spec.state[1].format = f.state[1];
+    }
+    const bool first = &f == cuda::kFast;
+    if (!first && (f.rule != 0 || f.state[0] == d8)) {
       specs.erase(
           std::remove_if(specs.begin(), specs.end(), [](const Spec& s) { return s.cols % 8 != 0; }),
           specs.end());
+    }
+    if (rule_info(f.rule).factors > 0) {  // matrices inside of rows, one or several
+      Spec inside = specs[0];
+      inside.rows = 7, inside.cols = 336, inside.inside = {6, 56};
+      specs.push_back(inside);
+      inside.rows = 2, inside.inside = {3, 2, 56};
+      specs.push_back(inside);
+      inside.rows = 40, inside.cols = 512, inside.inside = {};
+      specs.push_back(inside);
+      inside.inside = {8, 64}, inside.more_rows = 3;
+      specs.push_back(inside);
+      inside.cols = 330, inside.inside = {6, 55};  // for step_any
+      specs.push_back(inside);
+    }
     compare(specs, odd, 3);
+    if (f.rule != 0) compare(specs, {}, 2);
   }
   for (int i = 0; i <= cuda::kFastCount; ++i)
     check(served[i] >= 5, "kernel " + std::to_string(i) + " was tested");
@@ -363,7 +387,8 @@ void test_once() {
     Spec spec;
     spec.rule = f.rule, spec.param = f.param, spec.grad = f.grad;
     spec.rows = 9, spec.cols = 776;
-    for (int k = 0; k < 2; ++k)
+    const int slots = rule_info(f.rule).slots;
+    for (int k = 0; k < slots; ++k)
       spec.state[k] = {f.state[k], 128, state_info(f.state[k]).scaled ? kBlock : kNoScale};
     Memory memory;
     Batched all;
@@ -379,11 +404,12 @@ void test_once() {
       moved.push_back({static_cast<const unsigned char*>(at), none, none});
     };
     const int64_t n = spec.rows * spec.cols;
-    for (int k = 0; k < 2; ++k) watch(job.state[k].values, n * state_info(f.state[k]).bits / 8);
+    for (int k = 0; k < slots; ++k) watch(job.state[k].values, n * state_info(f.state[k]).bits / 8);
     if (job.compensation != nullptr)
       watch(job.compensation, n * param_info(f.param).compensation_bytes);
+    for (int phase = 0; phase < phases_of(all); ++phase) step_cuda(all, {}, phase);
     emulator::moves = count_move;
-    step_cuda(all, {}, 0);
+    step_cuda(all, {}, phases_of(all));
     emulator::moves = nullptr;
     bool once = true;
     for (const Moved& m : moved) {

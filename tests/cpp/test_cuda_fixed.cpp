@@ -7,6 +7,8 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // kernels that are not launched here
 
 // after the emulator
+#include <vector>
+
 #include "cuda/step.cuh"
 
 namespace lowbit {
@@ -207,6 +209,92 @@ void test_parameters() {
   check(wrong == 0, "parameters", P::kName);
 }
 
+/// The update of 8 values against the rule's own update and P::store.
+template <class U, class P>
+void test_rule(const std::vector<double>& hyper) {
+  constexpr int kStates = U::kSlots > 0 ? U::kSlots : 1;
+  Numbers numbers;
+  int64_t wrong = 0;
+  for (int round = 0; round < 100'000; ++round) {
+    const int64_t t = 1 + round % 1000;
+    std::vector<double> now = hyper;
+    if (round % 17 == 0) now[0] = 0.0;
+    if constexpr (__is_same(U, SgdMomentum)) now[3] = round % 2;
+    typename U::Coef coef = U::prepare(now.data(), t, 1.0);
+    if constexpr (factors_of<U>() > 0) {
+      coef.step = static_cast<float>(now[0]), coef.decay = 0.999f;
+      if (round % 5 == 0) coef.minimum = 0x1p-126f;
+    }
+    cuda::FastStep<U> step;
+    step.set(coef);
+    const bool strange = round % 3 == 0;
+    cuda::Pack8<typename P::Storage> param;
+    cuda::CompensationPack<P> compensation;
+    param.clear(), compensation.clear();
+    float p[cuda::kEach], g[cuda::kEach], s[kStates][cuda::kEach];
+    float expected_s[cuda::kEach][kStates] = {};
+    cuda::Factors8 factors{};
+    factors.row = numbers.between(-30, 1);
+    factors.row = factors.row < 0.0f ? -factors.row : factors.row;
+    typename P::Storage expected[cuda::kEach];
+    Random8 random;
+    for (uint32_t& word : random.word) word = numbers.next();
+    for (int e = 0; e < cuda::kEach; ++e) {
+      const auto any = [&](float usual) {
+        const uint32_t kind = strange ? numbers.next() % 12 : 9;
+        return kind == 0   ? 0.0f
+               : kind == 1 ? -0.0f
+               : kind == 2 ? numbers.between(-126, 127)
+               : kind == 3 ? bits_float(numbers.next())
+               : kind == 4 ? bits_float(numbers.next() >> 9)
+                           : usual;
+      };
+      p[e] = any(numbers.between(-14, 1));
+      if constexpr (sizeof(typename P::Storage) == 2) {
+        p[e] = bits_float(float_bits(p[e]) & 0xffff0000u);
+        param.set(e, static_cast<typename P::Storage>(float_bits(p[e]) >> 16));
+      }
+      g[e] = any(numbers.between(-30, 1));
+      const float column = any(numbers.uniform());
+      factors.col[e] = column < 0.0f ? -column : column;
+      for (int k = 0; k < U::kSlots; ++k) {
+        float x = any(numbers.between(-30, 1));
+        if (!U::kSlot[k].is_signed && x < 0.0f) x = -x;
+        s[k][e] = expected_s[e][k] = x;
+      }
+      const float f[2] = {factors.row, factors.col[e]};
+      float next = p[e];
+      update_element<U>(g[e], next, expected_s[e], f, coef);
+      typename P::Compensation c{};
+      expected[e] = P::store(next, random.bits16(e), c);
+    }
+    cuda::Mosts<U> most{};
+    step.template update<P>(g, p, s, factors, most, random, param, compensation);
+    bool same = true;
+    for (int k = 0; k < U::kSlots; ++k) {
+      uint32_t largest = 0;
+      for (int e = 0; e < cuda::kEach; ++e) {
+        same &= float_bits(canonical(s[k][e])) == float_bits(canonical(expected_s[e][k]));
+        const uint32_t bits = U::kSlot[k].is_signed ? magnitude_bits(s[k][e]) : float_bits(s[k][e]);
+        largest = bits > largest ? bits : largest;
+      }
+      same &= largest == most[k] || (is_nan_bits(largest) && is_nan_bits(most[k]));
+    }
+    for (int e = 0; e < cuda::kEach; ++e) {
+      const auto got = param.get(e);
+      same &= std::memcmp(&got, &expected[e], sizeof got) == 0;
+    }
+    if (!same && wrong++ < 3) std::printf("%s %s differs in round %d\n", U::kName, P::kName, round);
+  }
+  check(wrong == 0, "the update of 8 values", U::kName);
+}
+template <class U>
+void test_rule(const std::vector<double>& hyper) {
+  test_rule<U, BFloat16Stochastic>(hyper);
+  test_rule<U, BFloat16Nearest>(hyper);
+  test_rule<U, Float32Param>(hyper);
+}
+
 /// Split parameters: every share, then parameters of all kinds.
 template <class P>
 void test_split() {
@@ -284,6 +372,16 @@ int main(int argc, char** argv) {
   test_parameters<AdamW, BFloat16Split8>();
   test_parameters<AdamW, BFloat16Split16>();
   test_parameters<AdamW, Float32Param>();
+  test_rule<AdamW>({1e-3, 0.9, 0.95, 1e-8, 0.1});
+  test_rule<Adam>({1e-3, 0.9, 0.95, 1e-8, 0.1});
+  test_rule<Lion>({1e-3, 0.9, 0.99, 0.1});
+  test_rule<SgdMomentum>({1e-3, 0.9, 0.1, 1, 0.1, 0, 0});
+  test_rule<SgdMomentum>({1e-3, 0.9, 0.1, 1, 0.1, 1, 1});
+  test_rule<Ademamix>({1e-3, 0.9, 0.95, 0.9999, 5, 0, 0, 1e-8, 0.1});
+  const double none = -1.0;
+  test_rule<Adafactor>({1e-3, -0.8, none, none, 1e-30, 1e-3, 1, 0, 0, 0, 1, none, 0});
+  test_rule<AdafactorMomentum>({1e-3, -0.8, none, 0.9, 1e-30, 1e-3, 1, 0, 0, 0, 1, none, 0});
+  test_rule<AdafactorMomentum>({1e-3, -0.8, 0.99, 0.9, 1e-3, 1e-3, 1, 0, 0, 0, 1, none, 1});
   test_split<BFloat16Split8>();
   test_split<BFloat16Split16>();
   test_largest();

@@ -5,6 +5,7 @@
 #include "cuda_emulator.h"
 
 static int mutation = 0;
+#include "cuda/graph.cu"
 #include "cuda/step.cu"
 #include "cuda_compare.h"
 #include "mutations.h"
@@ -126,7 +127,9 @@ bool tables_differ() {
     spec.rows = 3, spec.cols = 16, spec.front = 8;
     steps.push_back(spec);
   }
-  return compare(mixed, {}, 2, false) + compare(measured, {}, 2, false) +
+  Options once;  // tables that do not stay
+  once.repeats = false;
+  return compare(mixed, once, 2, false) + compare(measured, {}, 2, false) +
              compare(factored, {}, 2, false) + compare(steps, {}, 2, false) >
          0;
 }
@@ -183,10 +186,55 @@ bool codes_differ() {
   return wrong_codes<Dynamic8>() + wrong_codes<Dynamic8Unsigned>() + wrong_sums() > 0;
 }
 
+/// Tables that stay, with more gradients than one launch brings, and units of several tiles.
+bool repeats_differ() {
+  Spec tiny;
+  tiny.rows = 1, tiny.cols = 8;
+  std::vector<Spec> specs(cuda::Prepare::kGrads + 20, tiny), large(4);
+  large[0].rows = 301, large[0].cols = 776;
+  large[1].rows = 1205, large[1].cols = 77;
+  large[2].rows = 3, large[2].cols = 512;
+  large[3] = cut({}, 2);
+  large[3].state[0] = large[3].state[1] = keep("float32", 0, kNoScale);
+  large[3].cut = kNoCut;
+  return compare(large, {}, 2, false) + compare(specs, {}, 2, false) > 0;
+}
+
+/// The rules beside AdamW that have fixed kernels.
+bool rules_differ() {
+  Options odd;
+  odd.odd_grads = true;
+  int wrong = 0;
+  for (const char* rule : {"lion", "sgd_momentum", "ademamix", "adafactor", "adafactor_momentum"}) {
+    std::vector<Spec> specs;
+    for (int turn = 0; turn < 5; ++turn) {
+      Spec spec;
+      spec.rule = find_rule(rule);
+      const bool slow = spec.rule == find_rule("ademamix");
+      spec.state[0] = keep("dynamic8"),
+      spec.state[1] = keep(slow ? "dynamic8" : "dynamic8_unsigned");
+      spec.rows = 3, spec.cols = turn == 0 ? 512 : 336;
+      if (turn == 2) spec.inside = {6, 56};
+      if (turn == 3) spec.inside = {3, 2, 56};
+      if (turn == 4) spec.param = find_param("float32"), spec.grad = 0;
+      specs.push_back(spec);
+    }
+    if (rule_info(specs[0].rule).factors > 0) {  // a flat shard, whole
+      specs.push_back(cut(specs[0], 2));
+      specs.back().cut = kNoCut;
+      specs.back().state[0] = keep("float32", 0, kNoScale);
+    }
+    wrong += compare(specs, {}, 2, false) + compare(specs, odd, 2, false);
+  }
+  return wrong > 0;
+}
+
 const Comparison kComparisons[] = {{steps_differ, "slot.cuh step.cuh tile.cuh warp.cuh"},
                                    {sums_differ, "measure.cuh sums.cuh"},
                                    {cuts_differ, "scales.cuh"},
-                                   {tables_differ, "batch.cuh step.cu:"},
+                                   {tables_differ, "batch.cuh prepare.cuh step.cu:"},
+                                   {repeats_differ, "order.h"},
+                                   {rules_differ, "rules.cuh fast_job.cuh adam.cuh"},
                                    {ties_differ, "dynamic8.cuh codes.cuh code.cuh"},
                                    {codes_differ, "accumulate.cuh"}};
 

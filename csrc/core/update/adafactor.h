@@ -93,6 +93,11 @@ struct AdafactorRule {
   /// Updates the state and returns the direction of the update.
   LB_HD static float direction(float g, float* s, const float* f, const Coef& c) {
     float v;
+    g = moments(g, s, f, c, v);
+    return g / __builtin_sqrtf(v);
+  }
+  /// The same without division and root: returns the numerator, and v, of which the root divides it.
+  LB_HD static float moments(float g, float* s, const float* f, const Coef& c, float& v) {
     if constexpr (kFactored) {
       v = f[0] * f[1];
     } else {
@@ -106,7 +111,7 @@ struct AdafactorRule {
     }
     v = v * c.v_scale;
     v = v < c.minimum ? c.minimum : v;  // a NaN stays
-    return g / __builtin_sqrtf(v);
+    return g;
   }
 
   template <int kRound>

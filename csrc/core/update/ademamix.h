@@ -62,13 +62,22 @@ struct Ademamix {
     return c;
   }
   LB_HD static void update(float g, float& p, float (&s)[3], const Coef& c) {
+    moments(g, p, s, c);
+    p = p - c.lr * (numerator(s, c) / (__builtin_sqrtf(s[2]) * c.inv_sqrt_bc2 + c.eps));
+  }
+
+  // The parts of `update`, for processors that divide 8 values at once.
+
+  /// Moves the moments and decays p.
+  LB_HD static void moments(float g, float& p, float (&s)[3], const Coef& c) {
     g = g * c.g_scale;
     s[0] = s[0] + (g - s[0]) * c.one_minus_beta1;
     s[1] = s[1] + (g - s[1]) * c.one_minus_beta3;
     s[2] = c.beta2 * s[2] + c.one_minus_beta2 * (g * g);
     p = p * c.decay;
-    p = p - c.lr * ((s[0] * c.inv_bc1 + c.alpha * s[1]) /
-                    (__builtin_sqrtf(s[2]) * c.inv_sqrt_bc2 + c.eps));
+  }
+  LB_HD static float numerator(const float (&s)[3], const Coef& c) {
+    return s[0] * c.inv_bc1 + c.alpha * s[1];
   }
 };
 
