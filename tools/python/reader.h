@@ -8,6 +8,7 @@
 
 #include "container/common/document.h"
 #include "container/common/tensor_reader.h"
+#include "container/dcp/verified_reader.h"
 #include "dialect/common/model.h"
 #include "python/object.h"
 
@@ -29,6 +30,20 @@ class Reader {
   Object opaque() const;
   /// A box of a tensor (or of a part of a subclass), row-major bytes.
   Object read(size_t tensor, int part, const Shape& offset, const Shape& shape);
+
+  /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...]), ...], "values": [(name, path),
+  /// ...], "has_paths"}, of a directory.
+  Object layout() const;
+  /// A plain value as torch.save writes it: made anew, of what was understood.
+  Object value_item(const std::string& name) const;
+  struct Want {
+    std::string name;
+    Shape offset, shape;
+    char* to;
+  };
+  /// Boxes of tensors into memory of the caller's, on several threads. Returns the bytes of values
+  /// that were read.
+  Object read_into(const std::vector<Want>& wanted, int threads, bool verify, PyObject* progress);
 
   /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see
   /// lowbit/checkpoint/reader.py.
