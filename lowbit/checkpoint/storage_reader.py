@@ -64,23 +64,23 @@ class Reader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """The folder to read."""
-        if not self.path:
-            raise ValueError("Reader has no path: give it one, or checkpoint_id= to dcp.load")
-        return self.path
+        """The folder to read; "" where it is not known yet."""
+        return self.path or ""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether the name is that of a folder of a file system."""
-        return "://" not in os.fspath(checkpoint_id)
+        return "://" not in os.fsdecode(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id:
-            self.path = os.fspath(checkpoint_id)
+            self.path = os.fsdecode(checkpoint_id)
         self._reader = self._metadata = None
 
     def read_metadata(self) -> Metadata:
         """The metadata, from the C++ parser: torch's own would unpickle the file."""
+        if not self.path:
+            raise ValueError("Reader has no path: give it one, or checkpoint_id= to dcp.load")
         self._reader = module().Reader(bytes_of(self.checkpoint_id))
         said = self._reader.layout()
         entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
@@ -164,7 +164,7 @@ class Reader(StorageReader):
         for item, _, into in batch:
             start = item.storage_index.offset or (0,) * len(item.lengths)
             offset = [a + b for a, b in zip(start, item.storage_offsets, strict=True)]
-            wanted.append((item.storage_index.fqn, offset, list(item.lengths), into.data_ptr()))
+            wanted.append((item.storage_index.fqn, offset, list(item.lengths), into.data_ptr(), into.nbytes))  # fmt: skip
         self.bytes_read += self._reader.read_into(wanted, self.thread_count, self.verify, None)
         for item, target, into in batch:
             if into is not target:

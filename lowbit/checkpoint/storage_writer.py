@@ -7,7 +7,9 @@ import io
 import json
 import os
 import pickle
+import threading
 import uuid
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -41,6 +43,19 @@ class Written(NamedTuple):
     tiles: tuple[int, int, str]  # cells down and across, and their digests; "" for a single cell
 
 
+class Staged(dict[str, Any]):
+    """The host copy of a save: it lives as long as the save, which a plain dict could not tell."""
+
+
+class Save(threading.local):
+    """What belongs to one save. It runs in one thread from plan to end, and one writer may serve several at a time."""
+
+    asked = ""  # the path that this thread's next save was given
+    path = ""  # of the save that runs; absolute: a program may change its folder meanwhile
+    id = ""
+    folder: PartialFolder | None = None
+
+
 class Writer(BlockingAsyncStager, StorageWriter):
     """Writes what `dcp.save` and `dcp.async_save` save: a plain directory of torch.distributed.checkpoint, with digests.
 
@@ -57,7 +72,8 @@ class Writer(BlockingAsyncStager, StorageWriter):
         thread_count: threads of this rank that write; 1 by default.
         overwrite: replace a checkpoint of that name; True by default, as in torch. Any other folder is never replaced.
         cache_staged_state_dict: keep the host copy of `dcp.async_save` for the next one, so that memory is allocated once; True by default. A
-            save that begins before the last one has written its data gets a copy of its own.
+            save that begins before the last one has written its data gets a copy of its own. Saves may run at the same time, through one
+            writer too.
 
     Raises:
         CheckpointError: the folder cannot be written; `dcp.save` raises its `CheckpointException` with it on every rank.
@@ -81,31 +97,38 @@ class Writer(BlockingAsyncStager, StorageWriter):
         module()  # ImportError here, and not in the middle of a run
         self.path = None if path is None else os.fsdecode(path)
         self.sync_files, self.thread_count, self.overwrite = sync_files, thread_count, overwrite
-        self.save_id = ""
-        self._folder: PartialFolder | None = None
+        self._save = Save()
         self._kept: tuple[Any, dict[str, Any]] | None = None  # the host copy, and its layout
-        self._staged = False  # it waits to be written
+        self._memory: set[int] = set()  # where its tensors lie
+        self._staged: weakref.ref[Staged] | None = None  # of the save that it waits for
 
     @property
     def checkpoint_id(self) -> str:
-        """The folder to write."""
-        if not self.path:
-            raise ValueError("Writer has no path: give it one, or checkpoint_id= to dcp.save")
-        return self.path
+        """The folder to write; "" where it is not known yet."""
+        return self.path or ""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether the name is that of a folder of a file system."""
-        return "://" not in os.fspath(checkpoint_id)
+        return "://" not in os.fsdecode(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
+        # The first that each rank asks for: here a save begins, in the thread that it will run in.
+        path = self._save.asked or self.path
+        if not path:
+            raise ValueError("Writer has no path: give it one, or checkpoint_id= to dcp.save")
+        self._drop()
+        self._save.asked, self._save.path = "", os.path.join(os.getcwd(), path)
+        self._save.id = str(uuid.uuid4())
+        return self._meta(path)
+
+    def _meta(self, path: str) -> StorageMeta:
+        return StorageMeta(checkpoint_id=path, save_id=self._save.id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id:
-            self.path = os.fspath(checkpoint_id)
+            self.path = self._save.asked = os.fsdecode(checkpoint_id)
         self._drop()
-        self.save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
@@ -116,15 +139,17 @@ class Writer(BlockingAsyncStager, StorageWriter):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy on the host, for `dcp.async_save`; pinned where there is a GPU."""
-        if not self.cache_staged_state_dict or self._staged:
+        waiting = self._staged is not None and self._staged() is not None
+        if not self.cache_staged_state_dict or waiting:
             return BlockingAsyncStager().stage(state_dict)
         layout = _layout(state_dict)
         if self._kept is None or self._kept[0] != layout:
             self._kept = None  # its memory goes before the next is taken
             pinned = torch.cuda.is_available()
             self._kept = (layout, _create_cpu_state_dict(state_dict, pin_memory=pinned))
-        copy = _copy_state_dict(state_dict, self._kept[1], type_check=False)
-        self._staged = True
+        copy = Staged(_copy_state_dict(state_dict, self._kept[1], type_check=False))
+        self._staged = weakref.ref(copy)
+        self._memory = set(_places(self._kept[1]))
         return copy
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -133,7 +158,7 @@ class Writer(BlockingAsyncStager, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         # Between the plans of all ranks and their first byte, so nobody is in the folder yet.
         self._drop()
-        self._folder = PartialFolder(self.checkpoint_id, self.overwrite)
+        self._save.folder = PartialFolder(self._save.path, self.overwrite)
         # The name of a rank's file travels in torch's own words: a planner may keep plans, also for another writer.
         return [
             dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{rank}_"))
@@ -142,11 +167,12 @@ class Writer(BlockingAsyncStager, StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written: list[WriteResult] = []
+        memory = set()
         try:
             if plan.items:
                 name = f"{plan.storage_data.prefix}0.distcp"
-                file = module().RankFile(bytes_of(partial_path(self.checkpoint_id)), name.encode())
-                for batch in self._batches(plan.items, planner):
+                file = module().RankFile(bytes_of(partial_path(self._save.path)), name.encode())
+                for batch in self._batches(plan.items, planner, memory):
                     said = file.write([what for _, what in batch], self.thread_count, None)
                     for (item, what), (offset, length, digest, *tiles) in zip(
                         batch, said, strict=True
@@ -158,13 +184,14 @@ class Writer(BlockingAsyncStager, StorageWriter):
                 if self.sync_files:
                     file.sync()
         finally:
-            self._staged = False
+            if memory & self._memory:  # it was the kept copy, which the next save may have now
+                self._staged = None
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
         return future
 
     def _batches(
-        self, items: list[WriteItem], planner: SavePlanner
+        self, items: list[WriteItem], planner: SavePlanner, memory: set[int]
     ) -> Iterator[list[tuple[WriteItem, tuple[Any, ...]]]]:
         """The items with what C++ takes, values first; tensors that had to be copied do not gather. Each lives until the next is asked for."""
         batch: list[tuple[WriteItem, tuple[Any, ...]]] = []
@@ -183,6 +210,7 @@ class Writer(BlockingAsyncStager, StorageWriter):
                 torch.save(data, archive)
                 batch.append((item, (name, archive.getvalue())))
                 continue
+            memory.add(t.untyped_storage().data_ptr())
             plain = t.cpu().resolve_conj().resolve_neg().contiguous()
             if plain.data_ptr() != t.data_ptr():
                 copied += plain.nbytes
@@ -195,16 +223,17 @@ class Writer(BlockingAsyncStager, StorageWriter):
             yield batch
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        assert self._folder is not None
+        made = self._save.folder
+        assert made is not None
         written = {r.index: r.storage_data for rank in results for r in rank}
         metadata.version = VERSION
         metadata.storage_data = {index: said.info for index, said in written.items()}
-        metadata.storage_meta = self.storage_meta()
-        folder = self._folder.temporary
+        metadata.storage_meta = self._meta(self._save.path)
+        folder = made.temporary
         self._put(folder, "lowbit.json", digests(metadata, written))
         self._put(folder, ".metadata", pickle.dumps(metadata))
-        self._folder.publish()
-        self._folder = None
+        made.publish()
+        self._save.folder = None
 
     def _put(self, folder: str, name: str, content: bytes) -> None:
         with open(os.path.join(folder, name), "xb") as file:
@@ -214,13 +243,16 @@ class Writer(BlockingAsyncStager, StorageWriter):
                 os.fsync(file.fileno())
 
     def _drop(self) -> None:
-        if self._folder is not None:
-            self._folder.drop()
-            self._folder = None
+        if self._save.folder is not None:
+            self._save.folder.drop()
+            self._save.folder = None
 
     def __getstate__(self) -> dict[str, Any]:
         # To the process of an async save, which makes a folder of its own.
-        return {**self.__dict__, "_folder": None, "_kept": None}
+        return {**self.__dict__, "_save": None, "_kept": None, "_memory": set(), "_staged": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _save=Save())
 
 
 # What C++ writes as an item of torch.save; tensors of any other dtype are left to torch.save itself.
@@ -267,6 +299,19 @@ def _layout(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return None
     return (type(value), value.dtype, value.shape, sharding.local(value).shape)
+
+
+def _places(value: Any) -> Iterator[int]:
+    """Where the memory of this rank's tensors begins."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _places(v)
+    elif isinstance(value, torch.Tensor):
+        t = sharding.local(value)
+        if type(t) is torch.Tensor and t.layout == torch.strided and t.nbytes:
+            yield t.untyped_storage().data_ptr()
 
 
 def _is_text(name: str) -> bool:

@@ -5,6 +5,7 @@ import os
 import pathlib
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,10 +73,10 @@ def test_ranks_read_the_bytes_that_they_need_and_no_more(pool, tmp_path):
         offset = [s.start or 0 for s in box]
         reader = checkpoint.Reader(path)
         reader.read_metadata()
-        read = reader._reader.read_into([("w", offset, list(part.shape), part.data_ptr())], 1, True, None)  # fmt: skip
+        read = reader._reader.read_into([("w", offset, list(part.shape), part.data_ptr(), part.nbytes)], 1, True, None)  # fmt: skip
         assert torch.equal(part, t[tuple(box)]) and read == part.nbytes
     part = torch.zeros(3, 5)
-    wanted = [("w", [100, 300], [3, 5], part.data_ptr())]
+    wanted = [("w", [100, 300], [3, 5], part.data_ptr(), part.nbytes)]
     assert reader._reader.read_into(wanted, 1, True, None) == 128 * 256 * 4  # one cell
     assert torch.equal(part, t[100:103, 300:305])
     assert reader._reader.read_into(wanted, 1, False, None) <= 3 * 1024 * 4
@@ -123,6 +124,64 @@ def test_a_flipped_bit_is_found_by_the_rank_that_reads_it(pool, tmp_path, digest
     flipped(path, "model.0.float32", 0.9)
     with pytest.raises(AssertionError, match="damaged"):
         pool.run(3, "storage_worker", "load", "lowbit", str(path), 0)
+
+
+def lied(path, change):
+    """Changes what lowbit.json says of the tensor model.0.float32."""
+    recorded = json.loads((path / "lowbit.json").read_text())
+    change(recorded["tensors"]["model.0.float32"])
+    (path / "lowbit.json").write_text(json.dumps(recorded))
+
+
+def _one_digest(entry):
+    del entry["tiles"]
+
+
+def _no_digits(entry):
+    del entry["tiles"]
+    entry["chunks"] = {"0,0": ""}
+
+
+LIES = [
+    (_one_digest, "damaged"),
+    (_no_digits, "damaged"),
+    (lambda e: e["tiles"].update({"0,0": [1, 1, "0" * 16]}), "damaged"),
+    (lambda e: e["tiles"].update({"0,0": [600, 300, "0" * 16 * 600 * 300]}), "damaged"),
+    (lambda e: e["tiles"].update({"0,0": [2**63, 2, ""]}), "not laid out"),
+    (lambda e: e["tiles"].update({"0,0": [65536, 65536, "0" * 16]}), "not laid out"),
+    (lambda e: e["tiles"].update({"0,0": [-1, 4, ""]}), "not laid out"),
+    (lambda e: e.update(tiles={}, chunks={"0,1": "0" * 32}), "no digest"),
+    (lambda e: e.update(shape=[2**62, 2**62]), "different checkpoints"),
+    (lambda e: e.update(dtype="int32"), "different checkpoints"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LIES)))
+def test_a_false_lowbit_json_lets_no_damage_through(tmp_path, number):
+    change, said = LIES[number]
+    path = tmp_path / "run"
+    save(storage_worker.state(0), path)
+    flipped(path, "model.0.float32", 0.3)
+    lied(path, change)
+    with pytest.raises(dcp.api.CheckpointException, match=said):
+        load(storage_worker.state(0, 3), path)
+
+
+def test_memory_of_another_size_is_never_written(tmp_path):
+    save({"w": torch.ones(4, 4)}, tmp_path / "run")
+    reader = checkpoint.Reader(tmp_path / "run")
+    reader.read_metadata()
+    into = torch.zeros(4, 4, dtype=torch.float16)
+    for wanted in (("w", [0, 0], [4, 4], into.data_ptr(), into.nbytes), ("w", [0, 0], [4, 5], into.data_ptr(), 80), ("w", [2, 0], [4, 4], into.data_ptr(), 64)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"do not hold|not inside"):
+            reader._reader.read_into([wanted], 1, True, None)
+    assert not into.any()
+
+
+def test_async_saves_through_one_writer_do_not_mix(pool, tmp_path):
+    for bad in pool.run(1, "storage_worker", "saved_at_once", str(tmp_path / "run")):
+        assert bad == [[]] * 6
+    assert sorted(os.listdir(tmp_path)) == [f"run{seed}" for seed in range(6)]
 
 
 def test_one_writer_serves_one_async_save_after_another(pool, tmp_path):
@@ -242,6 +301,76 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path):
         save(storage_worker.state(0), tmp_path / "deep" / "er" / "run", overwrite=False)
 
 
+def test_nothing_outside_is_touched(tmp_path):
+    """Links and files in the place of the folder that a save writes, or in it."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "thesis.txt").write_text("years of work")
+    (outside / ".owner").write_text("host 1\n")
+    partial = tmp_path / ".run.partial-saving"
+
+    def link_of_owner():
+        partial.mkdir()
+        (partial / ".owner").symlink_to(outside / "thesis.txt")
+
+    for make, said in (
+        (lambda: partial.symlink_to(outside), "in its way: remove it"),
+        (lambda: partial.write_text("a file"), "in its way: remove it"),
+        (link_of_owner, "symbolic links"),
+    ):
+        make()
+        with pytest.raises(dcp.api.CheckpointException, match=said) as caught:
+            save({"w": torch.ones(3)}, tmp_path / "run")
+        assert "CheckpointError" in str(caught.value) and str(partial) in str(caught.value)
+        assert (outside / "thesis.txt").read_text() == "years of work"
+        shutil.rmtree(
+            partial
+        ) if partial.is_dir() and not partial.is_symlink() else partial.unlink()
+    partial.mkdir()
+    (partial / "link").symlink_to(outside)
+    save({"w": torch.ones(3)}, tmp_path / "run")
+    assert sorted(os.listdir(outside)) == [".owner", "thesis.txt"] and not partial.exists()
+
+
+def test_a_folder_that_another_save_took_is_left_to_it(tmp_path):
+    from lowbit.checkpoint.partial_folder import PartialFolder
+
+    first = PartialFolder(str(tmp_path / "run"), True)
+    shutil.rmtree(first.temporary)  # as one does that found it before it had an owner
+    (tmp_path / ".run.partial-saving").mkdir()
+    (tmp_path / ".run.partial-saving" / ".owner").write_text("another")
+    with pytest.raises(checkpoint.CheckpointError, match="another save"):
+        first.publish()
+    first.drop()
+    assert os.listdir(tmp_path) == [".run.partial-saving"]
+
+
+def test_a_fork_removes_nothing(tmp_path):
+    from lowbit.checkpoint.partial_folder import PartialFolder
+
+    folder = PartialFolder(str(tmp_path / "run"), True)
+    child = os.fork()
+    if child == 0:
+        folder.drop()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.listdir(folder.temporary) == [".owner"]
+    folder.drop()
+    assert os.listdir(tmp_path) == []
+
+
+def test_paths_as_people_write_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = {"w": torch.ones(3)}
+    for given in ("rel", "./rel2///", b"bytes", "a/../a/deep", pathlib.Path("p")):
+        dcp.save(state, checkpoint_id=given, storage_writer=checkpoint.Writer(), no_dist=True)
+        dcp.load(state, checkpoint_id=given, storage_reader=checkpoint.Reader(), no_dist=True)
+    assert sorted(os.listdir(tmp_path)) == ["a", "bytes", "p", "rel", "rel2"]
+    for given in (".", "..", "/", "rel/."):
+        with pytest.raises(dcp.api.CheckpointException, match="does not name a folder"):
+            save(state, given)
+
+
 class Evil:
     def __init__(self, marker):
         self.marker = marker
@@ -308,7 +437,7 @@ def test_cached_plans_of_torch_serve(tmp_path):
 def test_misuse_is_said_at_once(tmp_path):
     with pytest.raises(ValueError, match="thread_count"):
         checkpoint.Writer(tmp_path, thread_count=0)
-    with pytest.raises(ValueError, match="Writer has no path"):
+    with pytest.raises(dcp.api.CheckpointException, match="Writer has no path"):
         dcp.save({}, storage_writer=checkpoint.Writer(), no_dist=True)
     with pytest.raises(ValueError, match="use_collectives=False"):
         checkpoint.Writer(tmp_path).set_up_storage_writer(True, rank=0, use_collectives=False)

@@ -94,6 +94,15 @@ def saved_async(path, dim):
     return [load("lowbit", f"{path}{seed}", dim, seed)[0] for seed in (0, 1)], len(set(at))
 
 
+def saved_at_once(path):
+    """Saves that begin before the last one has ended, through one writer."""
+    kept = checkpoint.Writer()
+    saving = [dcp.async_save(state(0, seed), checkpoint_id=f"{path}{seed}", storage_writer=kept) for seed in range(6)]  # fmt: skip
+    for each in saving:
+        each.result()
+    return [load("lowbit", f"{path}{seed}", 0, seed)[0] for seed in range(6)]
+
+
 def fails_on_one(path, dim):
     """A save for which rank 1 may write no large file; what each rank is told."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

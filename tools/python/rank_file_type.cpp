@@ -107,7 +107,7 @@ PyType_Slot kFileSlots[] = {
 };
 
 PyType_Spec kFileSpec = {"lowbit._checkpoint.RankFile", sizeof(FileInstance), 0, Py_TPFLAGS_DEFAULT,
-                     kFileSlots};
+                         kFileSlots};
 
 }  // namespace
 

@@ -214,13 +214,26 @@ Object Reader::read_into(const std::vector<Want>& wanted, int threads, bool veri
     const auto found = known.find(want.name);
     if (found == known.end()) raise(PyExc_KeyError, printable(want.name));
     check_box(found->second->shape, want.offset, want.shape);
+    const uint64_t bytes = volume(want.shape) * static_cast<uint64_t>(found->second->dtype->bytes);
+    if (bytes != want.bytes)
+      raise(PyExc_ValueError, printable(want.name) + ": " + std::to_string(want.bytes) +
+                                  " bytes do not hold " + shape_text(want.shape) + " of " +
+                                  found->second->dtype->name);
     tensors.push_back(found->second);
-    total += volume(want.shape) * static_cast<uint64_t>(found->second->dtype->bytes);
+    total += bytes;
   }
   std::mutex lock;
   run(callback, [&](const Progress& progress) -> Status {
-    ASSIGN_OR_RETURN(recorded, read_recorded(manifest));
-    VerifiedReader reader(manifest, std::move(recorded), verify);
+    const Recorded* recorded = nullptr;
+    if (verify) {
+      const std::lock_guard once(recorded_lock_);
+      if (!recorded_) {
+        ASSIGN_OR_RETURN(digests, read_recorded(manifest));
+        recorded_ = std::move(digests);
+      }
+      if (recorded_->has_value()) recorded = &**recorded_;
+    }
+    VerifiedReader reader(manifest, recorded, verify);
     RETURN_IF_ERROR(parallel(wanted.size(), std::clamp(threads, 1, 256), [&](size_t i) -> Status {
       const Want& want = wanted[i];
       const uint64_t n = volume(want.shape);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "container/common/document.h"
@@ -40,6 +41,7 @@ class Reader {
     std::string name;
     Shape offset, shape;
     char* to;
+    uint64_t bytes;  // that lie there
   };
   /// Boxes of tensors into memory of the caller's, on several threads. Returns the bytes of values
   /// that were read.
@@ -73,6 +75,8 @@ class Reader {
   std::vector<const Leaf*> tensors_;
   std::unique_ptr<TensorReader> reader_;
   std::unique_ptr<Model> model_;
+  std::mutex recorded_lock_;
+  std::optional<std::optional<Recorded>> recorded_;  // lowbit.json, once it was read
 };
 
 }  // namespace lowbit::ckpt::python

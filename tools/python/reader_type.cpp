@@ -86,10 +86,10 @@ Object read_into(Reader& reader, PyObject* arguments) {
   std::vector<Reader::Want> out;
   for (Py_ssize_t i = 0; i < PyList_Size(wanted); ++i) {
     PyObject *name = nullptr, *offset = nullptr, *shape = nullptr;
-    unsigned long long address = 0;
-    parse(PyList_GetItem(wanted, i), "UOOK", &name, &offset, &shape, &address);
+    unsigned long long address = 0, bytes = 0;
+    parse(PyList_GetItem(wanted, i), "UOOKK", &name, &offset, &shape, &address, &bytes);
     out.push_back({name_of(name), integers_of(offset), integers_of(shape),
-                   reinterpret_cast<char*>(static_cast<uintptr_t>(address))});
+                   reinterpret_cast<char*>(static_cast<uintptr_t>(address)), bytes});
   }
   return reader.read_into(out, threads, verify != 0, progress);
 }

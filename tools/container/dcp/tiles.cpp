@@ -6,7 +6,7 @@ namespace lowbit::ckpt {
 namespace {
 
 constexpr uint64_t kMinTiled = 1u << 16;  // bytes of a chunk that has more than one cell
-constexpr uint64_t kMinCellRow = 256;         // bytes of a row of a cell: shorter runs hash slowly
+constexpr uint64_t kMinCellRow = 256;     // bytes of a row of a cell: shorter runs hash slowly
 
 }  // namespace
 

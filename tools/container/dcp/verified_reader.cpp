@@ -72,7 +72,7 @@ Status VerifiedReader::read(const Tensor& tensor, const Box& box, char* out) {
 
 Status VerifiedReader::read_part(const Part& part) {
   const Recorded::Entry* entry = nullptr;
-  if (recorded_ && verify_) {
+  if (recorded_ != nullptr && verify_) {
     const auto known = recorded_->tensors.find(part.tensor.name);
     if (known != recorded_->tensors.end()) entry = &known->second;
   }
@@ -96,31 +96,36 @@ Status VerifiedReader::read_part(const Part& part) {
     put(part, part.common, row_major(part.common.shape), values.data());
     return fine();
   }
-  if (!verify_) return read_tiles(part, payload, grid, "");
+  if (!verify_) return read_tiles(part, payload, grid, nullptr);
+  if (entry->dtype != part.tensor.dtype->name || entry->shape != part.tensor.shape)
+    return bad(part.what() + ": lowbit.json describes " + printable(entry->dtype) + " " +
+               shape_text(entry->shape) + ", the metadata " + part.tensor.dtype->name + " " +
+               shape_text(part.tensor.shape) + ": they are of different checkpoints")
+        .at(printable(part.tensor.name), file);
   const std::string key = chunk_key(part.chunk.offset);
   const auto tiles = entry->tiles.find(key);
   if (tiles != entry->tiles.end()) {
     grid.down = tiles->second.down;
     grid.across = tiles->second.across;
-    return read_tiles(part, payload, grid, tiles->second.digits);
+    return read_tiles(part, payload, grid, &tiles->second.digits);
   }
   const auto whole = entry->chunks.find(key);
   if (whole == entry->chunks.end())
-    return bad(part.what() + ": lowbit.json has no digest of it; remove that file to load by the "
-                             "checksums of " +
+    return bad(part.what() +
+               ": lowbit.json has no digest of it; remove that file to load by the "
+               "checksums of " +
                file)
         .at(printable(part.tensor.name), file);
   grid.down = grid.across = 1;
-  return read_tiles(part, payload, grid, whole->second);
+  return read_tiles(part, payload, grid, &whole->second);
 }
 
 Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const TileRange& range,
                              char* out) {
   const auto width = static_cast<uint64_t>(payload.dtype->bytes);
   ASSIGN_OR_RETURN(file, manifest_.container->files().open(payload.record.file));
-  const uint64_t start =
-      payload.record.offset +
-      (payload.first + range.first_row * grid.cols + range.first_col) * width;
+  const uint64_t start = payload.record.offset +
+                         (payload.first + range.first_row * grid.cols + range.first_col) * width;
   const uint64_t row = range.cols * width, pitch = grid.cols * width;
   if (row == pitch || range.rows == 1) {
     bytes_ += range.rows * row;
@@ -140,29 +145,28 @@ Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const
     span.resize((n - 1) * pitch + row);
     RETURN_IF_ERROR(file->read(start + r * pitch, span.data(), span.size()));
     bytes_ += span.size();
-    for (uint64_t i = 0; i < n; ++i)
-      std::memcpy(out + (r + i) * row, span.data() + i * pitch, row);
+    for (uint64_t i = 0; i < n; ++i) std::memcpy(out + (r + i) * row, span.data() + i * pitch, row);
   }
   return fine();
 }
 
 Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, const TileGrid& grid,
-                                  const std::string& digits) {
+                                  const std::string* digits) {
   const uint64_t width = part.width;
   const TileRange range = tile_range(grid, part.chunk.shape, part.inner);
   const auto check = [&](const TileRange& read, const char* data) -> Status {
-    if (digits.empty()) return fine();
+    if (digits == nullptr) return fine();
     if (grid.down * grid.across > 1)
-      return tiles_hold(grid, digits, read, data, width) ? fine() : Status(damaged(part));
+      return tiles_hold(grid, *digits, read, data, width) ? fine() : Status(damaged(part));
     Hash hash;
     hash.add(data, read.rows * read.cols * width);
-    return hash.hex() == digits ? fine() : Status(damaged(part));
+    return hash.hex() == *digits ? fine() : Status(damaged(part));
   };
-  const TileRange all = digits.empty() ? range : whole_tiles(grid, range);
+  const TileRange all = digits == nullptr ? range : whole_tiles(grid, range);
   // What lies in `out` as it lies in the file, and is verified whole, is read to its place.
-  const bool same_rows = std::equal(part.common.shape.begin() + !part.common.shape.empty(),
-                                    part.common.shape.end(),
-                                    part.box.shape.begin() + !part.box.shape.empty());
+  const bool same_rows =
+      std::equal(part.common.shape.begin() + !part.common.shape.empty(), part.common.shape.end(),
+                 part.box.shape.begin() + !part.box.shape.empty());
   if (same_rows && all.rows == range.rows && all.cols == range.cols &&
       volume(part.common.shape) == all.rows * all.cols) {
     char* to = part.place(part.common);
@@ -186,8 +190,7 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
     if (!take.shape.empty()) {
       const int64_t above = part.chunk.offset[0];
       const auto low = std::max(take.offset[0], above + static_cast<int64_t>(row));
-      const auto high =
-          std::min(take.offset[0] + take.shape[0], above + static_cast<int64_t>(end));
+      const auto high = std::min(take.offset[0] + take.shape[0], above + static_cast<int64_t>(end));
       take.offset[0] = low;
       take.shape[0] = high - low;
       stride[0] = static_cast<int64_t>(band.cols);

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "container/common/box.h"
@@ -21,8 +20,9 @@ namespace lowbit::ckpt {
 class VerifiedReader {
  public:
   /// `verify`: false reads exactly the elements of a box, and verifies nothing.
-  VerifiedReader(const Manifest& manifest, std::optional<Recorded> recorded, bool verify)
-      : manifest_(manifest), recorded_(std::move(recorded)), verify_(verify) {}
+  /// `recorded`: null where the directory has no lowbit.json; must outlive this.
+  VerifiedReader(const Manifest& manifest, const Recorded* recorded, bool verify)
+      : manifest_(manifest), recorded_(recorded), verify_(verify) {}
   /// The elements of a box, row-major, into `out`.
   Status read(const Tensor& tensor, const Box& box, char* out);
   /// Reads and verifies what is left of records that have no digests; then no file has changed.
@@ -33,15 +33,16 @@ class VerifiedReader {
  private:
   struct Part;
   Status read_part(const Part& part);
+  /// `digits`: of the grid's cells, or the digest of a single one; null: none is verified.
   Status read_tiles(const Part& part, const Payload& payload, const TileGrid& grid,
-                    const std::string& digits);
+                    const std::string* digits);
   static void put(const Part& part, const Box& box, const Shape& stride, const char* from);
   /// A rectangle of the chunk's matrix into `out`, row-major.
   Status fetch(const Payload& payload, const TileGrid& grid, const TileRange& range, char* out);
   Error damaged(const Part& part) const;
 
   const Manifest& manifest_;
-  std::optional<Recorded> recorded_;
+  const Recorded* recorded_;
   bool verify_;
   std::atomic<uint64_t> bytes_ = 0;
 };
