@@ -23,7 +23,7 @@ else:
 LONGEST = (
     "test_wrappers", "test_recipes", "test_processors", "test_elastic", "test_world", "test_state", "test_frameworks", "test_cpp_front", "test_kinds_convert",
     "test_kinds_tool", "test_bench", "test_convert_torchao", "test_kernel_table", "test_checkpoint_python", "test_memory", "test_sharding", "test_gradients_sharded",
-    "test_resume", "test_flat_shards", "test_reshard", "test_placed_state", "test_policy", "test_recover",
+    "test_resume", "test_storage", "test_flat_shards", "test_reshard", "test_placed_state", "test_policy", "test_recover",
 )  # fmt: skip
 # What `make test` leaves to `make test MARK=` and to CI: half a minute or so each, to see again on every framework, recipe or peer what others see once.
 LONG = (

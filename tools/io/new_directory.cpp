@@ -95,6 +95,24 @@ Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
   return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists));
 }
 
+Result<std::shared_ptr<NewDirectory>> NewDirectory::adopt(const std::string& given,
+                                                          const std::string& temporary,
+                                                          bool replace) {
+  RETURN_IF_ERROR(check(given, replace));
+  const std::string path = without_slashes(given);
+  struct stat info;
+  const bool exists = ::lstat(path.c_str(), &info) == 0;
+  return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists));
+}
+
+Result<std::shared_ptr<OutputFile>> NewDirectory::part_of(const std::string& temporary,
+                                                          const std::string& name) {
+  std::shared_ptr<OutputFile> file(
+      new OutputFile(std::make_shared<OutputFile::Pool>(), temporary + "/" + name));
+  ASSIGN_OR_RETURN(handle, file->handle());
+  return file;
+}
+
 NewDirectory::~NewDirectory() {
   std::error_code ignored;
   pool_->close_all();  // what is removed must be listed first, for which a file must be opened

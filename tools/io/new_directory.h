@@ -21,6 +21,13 @@ class NewDirectory {
   /// Checks, and creates the folder.
   static Result<std::shared_ptr<NewDirectory>> create(const std::string& path, bool replace,
                                                       const std::vector<std::string>& sources = {});
+  /// The folder that `create` made in another process, which let it live, or that a program made by
+  /// itself.
+  static Result<std::shared_ptr<NewDirectory>> adopt(const std::string& path,
+                                                     const std::string& temporary, bool replace);
+  /// A new file in the temporary folder of another process.
+  static Result<std::shared_ptr<OutputFile>> part_of(const std::string& temporary,
+                                                     const std::string& name);
   ~NewDirectory();
   NewDirectory(const NewDirectory&) = delete;
   NewDirectory& operator=(const NewDirectory&) = delete;

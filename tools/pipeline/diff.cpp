@@ -4,12 +4,12 @@
 
 #include "container/common/open.h"
 #include "container/common/subclass_cut.h"
+#include "container/dcp/recorded.h"
 #include "dialect/common/floats.h"
 #include "dialect/common/number_keys.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/comparison.h"
-#include "pipeline/recorded.h"
 
 namespace lowbit::ckpt {
 namespace {

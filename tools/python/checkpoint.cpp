@@ -1,6 +1,8 @@
 // lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint/commands.py and
 // lowbit/checkpoint/reader.py document it and have the defaults.
+#include "io/new_directory.h"
 #include "python/options.h"
+#include "python/rank_file_type.h"
 #include "python/reader_type.h"
 #include "python/work.h"
 
@@ -95,20 +97,50 @@ PyObject* call_diff(PyObject*, PyObject* given) {
   });
 }
 
+/// (path, replace): an error where a folder of that name could not be published.
+PyObject* call_check_target(PyObject*, PyObject* given) {
+  return guarded([&] {
+    PyObject* path = nullptr;
+    int replace = 0;
+    if (PyArg_ParseTuple(given, "Sp:check_target", &path, &replace) == 0) throw Raised();
+    if (const Status s = NewDirectory::check(bytes_of(path), replace != 0); !s.ok())
+      raise(s.error());
+    return none();
+  });
+}
+
+/// (temporary, path, replace): gives a complete folder its final name, in one step.
+PyObject* call_publish(PyObject*, PyObject* given) {
+  return guarded([&] {
+    PyObject *temporary = nullptr, *path = nullptr;
+    int replace = 0;
+    if (PyArg_ParseTuple(given, "SSp:publish", &temporary, &path, &replace) == 0) throw Raised();
+    const std::string from = bytes_of(temporary), to = bytes_of(path);
+    without_gil([&]() -> Status {
+      ASSIGN_OR_RETURN(folder, NewDirectory::adopt(to, from, replace != 0));
+      return folder->commit();
+    });
+    return none();
+  });
+}
+
 PyMethodDef kFunctions[] = {
     {"inspect", call_inspect, METH_VARARGS, "inspect(path, options, progress)"},
     {"verify", call_verify, METH_VARARGS, "verify(path, options, progress)"},
     {"convert", call_convert, METH_VARARGS, "convert(source, target, model, options, progress)"},
     {"reshard", call_reshard, METH_VARARGS, "reshard(source, target, options, progress)"},
     {"diff", call_diff, METH_VARARGS, "diff(a, b, options, progress)"},
+    {"check_target", call_check_target, METH_VARARGS, "check_target(path, replace)"},
+    {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace)"},
     {nullptr, nullptr, 0, nullptr},
 };
 
 int fill(PyObject* module) {
   return guarded(
       [&] {
-        const Object type = make_reader_type();
-        return PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type.get()));
+        const Object reader = make_reader_type(), file = make_rank_file_type();
+        check(PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(reader.get())));
+        return PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(file.get()));
       },
       -1);
 }

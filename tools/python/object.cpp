@@ -38,6 +38,11 @@ std::string bytes_of(PyObject* object) {
   return {data, static_cast<size_t>(size)};
 }
 
+std::string name_of(PyObject* object) {
+  const Object encoded(PyUnicode_AsEncodedString(object, "utf-8", "surrogatepass"));
+  return bytes_of(encoded.get());
+}
+
 std::vector<int64_t> integers_of(PyObject* object) {
   const Py_ssize_t size = PySequence_Size(object);
   if (size < 0) throw Raised();

@@ -97,6 +97,8 @@ struct Buffer {
 
 /// The bytes of a `bytes`; anything else raises TypeError.
 std::string bytes_of(PyObject* object);
+/// The UTF-8 of a `str`.
+std::string name_of(PyObject* object);
 /// The whole numbers of a sequence.
 std::vector<int64_t> integers_of(PyObject* object);
 

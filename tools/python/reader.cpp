@@ -1,10 +1,17 @@
 #include "python/reader.h"
 
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+
 #include "container/common/open.h"
+#include "container/dcp/items.h"
 #include "dialect/common/dialect.h"
 #include "dialect/common/formats.h"
 #include "dialect/common/optimizer_root.h"
+#include "io/parallel.h"
 #include "io/text.h"
+#include "pickle/writer.h"
 #include "python/values.h"
 #include "python/work.h"
 
@@ -141,6 +148,104 @@ Object Reader::read_leaf(const Leaf& leaf, const std::string& name, const Shape&
     return done.ok() ? fine() : Status(done.error().at(name));
   });
   return std::move(out.object);
+}
+
+Object Reader::layout() const {
+  const Manifest& manifest = *document_->manifest;
+  if (manifest.kind != ContainerKind::kDcp)
+    raise(
+        usage(printable(manifest.path) + ": is a file of " + container_name(manifest.kind) +
+              " and no directory of torch.distributed.checkpoint; lowbit-ckpt convert makes one"));
+  List tensors, values;
+  for (const Tensor& t : manifest.tensors) {
+    List chunks;
+    for (const Chunk& c : t.chunks) {
+      std::vector<Object> pair;
+      pair.push_back(to_python(c.offset));
+      pair.push_back(to_python(c.shape));
+      chunks.append(tuple(std::move(pair)));
+    }
+    std::vector<Object> all;
+    all.push_back(text(t.name));
+    all.push_back(to_python(t.path));
+    all.push_back(text(t.dtype->name));
+    all.push_back(to_python(t.shape));
+    all.push_back(std::move(chunks).done());
+    tensors.append(tuple(std::move(all)));
+  }
+  for (const Blob& b : manifest.blobs) {
+    std::vector<Object> pair;
+    pair.push_back(text(b.name));
+    pair.push_back(to_python(b.path));
+    values.append(tuple(std::move(pair)));
+  }
+  Dict out;
+  out.set("tensors", std::move(tensors).done());
+  out.set("values", std::move(values).done());
+  out.set("has_paths", boolean(manifest.has_paths));
+  return std::move(out).done();
+}
+
+Object Reader::value_item(const std::string& name) const {
+  const Leaf* leaf = document_->find(name);
+  if (leaf == nullptr) raise(PyExc_KeyError, printable(name));
+  if (leaf->kind != Leaf::Kind::kValue)
+    raise(bad(printable(document_->manifest->path) + ": " + printable(name) +
+              " is no plain data: to load it is to run what it names. Leave it out of the state "
+              "dict, or load it with torch's FileSystemReader if you trust the file")
+              .at(printable(name)));
+  PickleWriter pickle(2);
+  write_value(pickle, leaf->value);
+  std::string made;
+  Output out(&made);
+  if (const auto written = write_value_item(pickle.finish(), out); !written.ok())
+    raise(written.error());
+  return bytes(made);
+}
+
+Object Reader::read_into(const std::vector<Want>& wanted, int threads, bool verify,
+                         PyObject* callback) {
+  const Manifest& manifest = *document_->manifest;
+  std::unordered_map<std::string_view, const Tensor*> known;
+  for (const Tensor& t : manifest.tensors) known.emplace(t.name, &t);
+  uint64_t total = 0, done = 0, read = 0;
+  std::vector<const Tensor*> tensors;
+  for (const Want& want : wanted) {
+    const auto found = known.find(want.name);
+    if (found == known.end()) raise(PyExc_KeyError, printable(want.name));
+    check_box(found->second->shape, want.offset, want.shape);
+    const uint64_t bytes = volume(want.shape) * static_cast<uint64_t>(found->second->dtype->bytes);
+    if (bytes != want.bytes)
+      raise(PyExc_ValueError, printable(want.name) + ": " + std::to_string(want.bytes) +
+                                  " bytes do not hold " + shape_text(want.shape) + " of " +
+                                  found->second->dtype->name);
+    tensors.push_back(found->second);
+    total += bytes;
+  }
+  std::mutex lock;
+  run(callback, [&](const Progress& progress) -> Status {
+    const Recorded* recorded = nullptr;
+    if (verify) {
+      const std::lock_guard once(recorded_lock_);
+      if (!recorded_) {
+        ASSIGN_OR_RETURN(digests, read_recorded(manifest));
+        recorded_ = std::move(digests);
+      }
+      if (recorded_->has_value()) recorded = &**recorded_;
+    }
+    VerifiedReader reader(manifest, recorded, verify);
+    RETURN_IF_ERROR(parallel(wanted.size(), std::clamp(threads, 1, 256), [&](size_t i) -> Status {
+      const Want& want = wanted[i];
+      const uint64_t n = volume(want.shape);
+      if (n > 0) RETURN_IF_ERROR(reader.read(*tensors[i], {want.offset, want.shape}, want.to));
+      const std::lock_guard held(lock);
+      done += n * static_cast<uint64_t>(tensors[i]->dtype->bytes);
+      return progress(done, total) ? fine() : Status(failed("interrupted"));
+    }));
+    read = reader.bytes();
+    return reader.finish();
+  });
+  return count(read);
 }
 
 Object Reader::model() {

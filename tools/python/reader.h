@@ -4,10 +4,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "container/common/document.h"
 #include "container/common/tensor_reader.h"
+#include "container/dcp/verified_reader.h"
 #include "dialect/common/model.h"
 #include "python/object.h"
 
@@ -29,6 +31,21 @@ class Reader {
   Object opaque() const;
   /// A box of a tensor (or of a part of a subclass), row-major bytes.
   Object read(size_t tensor, int part, const Shape& offset, const Shape& shape);
+
+  /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...]), ...], "values": [(name, path),
+  /// ...], "has_paths"}, of a directory.
+  Object layout() const;
+  /// A plain value as torch.save writes it: made anew, of what was understood.
+  Object value_item(const std::string& name) const;
+  struct Want {
+    std::string name;
+    Shape offset, shape;
+    char* to;
+    uint64_t bytes;  // that lie there
+  };
+  /// Boxes of tensors into memory of the caller's, on several threads. Returns the bytes of values
+  /// that were read.
+  Object read_into(const std::vector<Want>& wanted, int threads, bool verify, PyObject* progress);
 
   /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see
   /// lowbit/checkpoint/reader.py.
@@ -58,6 +75,8 @@ class Reader {
   std::vector<const Leaf*> tensors_;
   std::unique_ptr<TensorReader> reader_;
   std::unique_ptr<Model> model_;
+  std::mutex recorded_lock_;
+  std::optional<std::optional<Recorded>> recorded_;  // lowbit.json, once it was read
 };
 
 }  // namespace lowbit::ckpt::python

@@ -73,6 +73,27 @@ Object read_codes(Reader& reader, PyObject* arguments) {
                            scales != 0);
 }
 
+Object value_item(Reader& reader, PyObject* arguments) {
+  PyObject* name = nullptr;
+  parse(arguments, "U:value_item", &name);
+  return reader.value_item(name_of(name));
+}
+
+Object read_into(Reader& reader, PyObject* arguments) {
+  PyObject *wanted = nullptr, *progress = nullptr;
+  int threads = 1, verify = 1;
+  parse(arguments, "O!ipO:read_into", &PyList_Type, &wanted, &threads, &verify, &progress);
+  std::vector<Reader::Want> out;
+  for (Py_ssize_t i = 0; i < PyList_Size(wanted); ++i) {
+    PyObject *name = nullptr, *offset = nullptr, *shape = nullptr;
+    unsigned long long address = 0, bytes = 0;
+    parse(PyList_GetItem(wanted, i), "UOOKK", &name, &offset, &shape, &address, &bytes);
+    out.push_back({name_of(name), integers_of(offset), integers_of(shape),
+                   reinterpret_cast<char*>(static_cast<uintptr_t>(address)), bytes});
+  }
+  return reader.read_into(out, threads, verify != 0, progress);
+}
+
 /// A method with arguments, as Python calls it.
 template <Object (*function)(Reader&, PyObject*)>
 PyObject* method(PyObject* self, PyObject* arguments) {
@@ -93,6 +114,9 @@ PyMethodDef kMethods[] = {
     {"opaque", plain<&Reader::opaque>, METH_NOARGS, nullptr},
     {"model", plain<&Reader::model>, METH_NOARGS, nullptr},
     {"finish", plain<&Reader::finish>, METH_NOARGS, nullptr},
+    {"layout", plain<&Reader::layout>, METH_NOARGS, nullptr},
+    {"value_item", method<value_item>, METH_VARARGS, "value_item(name)"},
+    {"read_into", method<read_into>, METH_VARARGS, "read_into(wanted, threads, verify, progress)"},
     {"read", method<read>, METH_VARARGS, "read(tensor, part, offset, shape)"},
     {"read_state", method<read_state>, METH_VARARGS, "read_state(param, state, first, count)"},
     {"read_state_box", method<read_state_box>, METH_VARARGS,

@@ -1,5 +1,5 @@
-// The digests that lowbit-ckpt leaves in the directories that it writes (lowbit.json; docs/ckpt.md
-// has its layout).
+// The digests that lowbit leaves in the directories that it writes (lowbit.json; docs/ckpt.md has
+// its layout).
 #pragma once
 
 #include <map>
@@ -12,10 +12,15 @@
 namespace lowbit::ckpt {
 
 struct Recorded {
+  struct Tiles {
+    uint64_t down = 1, across = 1;
+    std::string digits;
+  };
   struct Entry {
     std::string dtype;
     Shape shape;
     std::map<std::string, std::string> chunks;  // digests by chunk_key
+    std::map<std::string, Tiles> tiles;         // the same; of chunks with more than one cell
   };
   std::map<std::string, Entry> tensors;
   std::map<std::string, std::string> values;

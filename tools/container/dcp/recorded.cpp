@@ -1,9 +1,10 @@
-#include "pipeline/recorded.h"
+#include "container/dcp/recorded.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "container/common/record_reader.h"
+#include "container/dcp/tiles.h"
 #include "io/file.h"
 #include "io/hash.h"
 #include "io/text.h"
@@ -11,7 +12,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMost = 32u << 20;  // some 400,000 chunks
+constexpr uint64_t kMost = 256u << 20;  // some 500,000 chunks with tiles
 constexpr const char* kName = "lowbit.json";
 
 /// {"name": "digest", ...}
@@ -21,6 +22,24 @@ std::optional<std::map<std::string, std::string>> texts(const nlohmann::json& ob
   for (const auto& [key, value] : object.items()) {
     if (!value.is_string()) return std::nullopt;
     out.emplace(key, value.get<std::string>());
+  }
+  return out;
+}
+
+/// {"chunk": [down, across, "digits"], ...}
+std::optional<std::map<std::string, Recorded::Tiles>> tiles_of(const nlohmann::json& object) {
+  if (!object.is_object()) return std::nullopt;
+  std::map<std::string, Recorded::Tiles> out;
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_array() || value.size() != 3 || !value[0].is_number_unsigned() ||
+        !value[1].is_number_unsigned() || !value[2].is_string())
+      return std::nullopt;
+    Recorded::Tiles tiles{value[0], value[1], value[2]};
+    constexpr uint64_t kMaxCells = 1u << 16;
+    if (tiles.down == 0 || tiles.across == 0 || tiles.down > kMaxCells ||
+        tiles.across > kMaxCells || tiles.digits.size() != tiles.down * tiles.across * kTileDigits)
+      return std::nullopt;
+    out.emplace(key, std::move(tiles));
   }
   return out;
 }
@@ -38,6 +57,11 @@ std::optional<Recorded::Entry> entry_of(const nlohmann::json& j) {
   auto chunks = texts(j["chunks"]);
   if (!chunks) return std::nullopt;
   out.chunks = std::move(*chunks);
+  if (j.contains("tiles")) {
+    auto tiles = tiles_of(j["tiles"]);
+    if (!tiles) return std::nullopt;
+    out.tiles = std::move(*tiles);
+  }
   return out;
 }
 

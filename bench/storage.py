@@ -1,0 +1,202 @@
+"""lowbit.checkpoint.Writer and Reader beside torch's FileSystemWriter and FileSystemReader, and beside `cp`, on ranks of one machine.
+
+    python -m bench.storage                  1 GiB of float32 AdamW state, saved on 2 ranks, loaded on 2 and on 4
+    python -m bench.storage --state 8bit     as many parameters' 8-bit state
+    python -m bench.storage --gib 0.1 --rounds 2 --json out/storage.json
+
+Contestants alternate in one run. A time is that of the slowest rank; ratios compare best times. "in the page cache" does not wait for the disk,
+"on disk" does: `cp` is then followed by a sync. Bytes are those that all ranks read of files, as the kernel counts them (rchar), beside the bytes
+of their shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from bench import machine
+from lowbit import checkpoint
+
+SHAPES = [(4096, 1024), (1024, 4096), (3072, 1024), (1024, 1024), (1024,)]
+
+
+def state(kind: str, gib: float, dim: int = 0) -> dict[str, Any]:
+    """AdamW state of as many parameters as have `gib` GiB of it in float32, sharded along `dim`."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    left, out, i = int(gib * 2**30), {}, 0
+    generator = torch.Generator().manual_seed(0)
+    while left > 0:
+        shape = SHAPES[i % len(SHAPES)]
+        moments: dict[str, torch.Tensor]
+        if kind == "8bit" and len(shape) == 2:
+            codes = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+            scales = torch.rand(shape[0], shape[1] // 256, generator=generator)
+            moments = {"exp_avg_dynamic8": codes, "exp_avg_dynamic8_scale": scales, "exp_avg_sq_dynamic8": codes, "exp_avg_sq_dynamic8_scale": scales}  # fmt: skip
+        else:
+            values = torch.rand(shape, generator=generator)
+            moments = {"exp_avg": values, "exp_avg_sq": values}
+        cut = {k: distribute_tensor(t, mesh, [Shard(dim if t.dim() > dim else 0)]) for k, t in moments.items()}  # fmt: skip
+        out[f"layers.{i // 5}.{i % 5}.weight"] = {"step": torch.tensor(7.0), **cut}
+        left -= 8 * math.prod(shape)
+        i += 1
+    return {"optim": {"state": out, "groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}]}}
+
+
+def local(tree: Any) -> int:
+    """Bytes of this rank's tensors."""
+    if isinstance(tree, dict):
+        return sum(map(local, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return sum(map(local, tree))
+    if not isinstance(tree, torch.Tensor):
+        return 0
+    return (tree._local_tensor if isinstance(tree, DTensor) else tree).nbytes
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of the slowest rank."""
+    dist.barrier()
+    start = time.perf_counter()
+    work()
+    seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return seconds.item()
+
+
+def bytes_read() -> int:
+    """What this process has read of files so far; gloo's sockets are not among it."""
+    return int(pathlib.Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
+
+
+def all_sum(number: int) -> int:
+    total = torch.tensor(number, dtype=torch.int64)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def copied(source: str, target: str, sync: bool) -> None:
+    subprocess.run(["cp", "-r", "--reflink=never", source, target], check=True)
+    if sync:
+        subprocess.run(["sync", *map(str, pathlib.Path(target).iterdir())], check=True)
+
+
+def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[float]]:
+    tree, mine = state(kind, gib), os.path.join(folder, "out")
+    flat = torch.empty(local(tree), dtype=torch.uint8)
+    source = flat.clone()
+    kept, theirs = checkpoint.Writer(mine), dcp.FileSystemWriter(mine, cache_staged_state_dict=False)  # fmt: skip
+    waiting: list[Any] = []
+
+    def stall(writer: Any) -> None:
+        waiting.append(dcp.async_save(tree, storage_writer=writer))
+
+    def cp(sync: bool) -> None:
+        if dist.get_rank() == 0:
+            copied(os.path.join(folder, "torch"), mine, sync)
+        dist.barrier()
+
+    turns = {
+        "save, page cache: cp": lambda: cp(False),
+        "save, page cache: lowbit": lambda: dcp.save(tree, storage_writer=checkpoint.Writer(mine, sync_files=False)),
+        "save, page cache: torch": lambda: dcp.save(tree, storage_writer=dcp.FileSystemWriter(mine, sync_files=False)),
+        "save, on disk: cp": lambda: cp(True),
+        "save, on disk: lowbit": lambda: dcp.save(tree, storage_writer=checkpoint.Writer(mine)),
+        "save, on disk: torch": lambda: dcp.save(tree, storage_writer=dcp.FileSystemWriter(mine)),
+        "stall: copy of memory": lambda: flat.copy_(source),
+        "stall: lowbit": lambda: stall(kept),
+        "stall: torch": lambda: stall(theirs),
+    }  # fmt: skip
+    for who, writer in (("torch", dcp.FileSystemWriter), ("lowbit", checkpoint.Writer)):
+        dcp.save(tree, storage_writer=writer(os.path.join(folder, who)))
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(rounds):
+        for name, turn in turns.items():
+            if dist.get_rank() == 0:
+                shutil.rmtree(mine, ignore_errors=True)
+            times[name].append(timed(turn))
+            while waiting:
+                waiting.pop().result()
+    return times
+
+
+def loads(folder: str, kind: str, gib: float, rounds: int, dim: int) -> dict[str, Any]:
+    tree = state(kind, gib, dim)
+    needed, times, read = all_sum(local(tree)), {}, {}
+    readers = {
+        "lowbit": lambda: checkpoint.Reader(os.path.join(folder, "lowbit")),
+        "lowbit, verify=False": lambda: checkpoint.Reader(os.path.join(folder, "lowbit"), verify=False),
+        "torch": lambda: dcp.FileSystemReader(os.path.join(folder, "torch")),
+    }  # fmt: skip
+    for _ in range(rounds):
+        for name, reader in readers.items():
+            before = bytes_read()
+            times.setdefault(name, []).append(timed(lambda r=reader: dcp.load(tree, storage_reader=r())))  # fmt: skip
+            read[name] = round(all_sum(bytes_read() - before) / needed, 3)
+    return {"seconds": times, "bytes read to bytes needed": read}
+
+
+def work(rank: int, ranks: int, folder: str, what: str, given: argparse.Namespace) -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    store = os.path.join(folder, f"store-{what}-{ranks}")
+    dist.init_process_group("cpu:gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    if what == "save":
+        out: Any = saves(folder, given.state, given.gib, given.rounds)
+    else:
+        out = loads(folder, given.state, given.gib, given.rounds, int(what[-1]))
+    if rank == 0:
+        pathlib.Path(folder, f"{what}-{ranks}.json").write_text(json.dumps(out))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the float32 state")
+    parser.add_argument("--state", choices=["float32", "8bit"], default="float32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", default=None, help="for the data (default: TMPDIR, else /tmp)")
+    parser.add_argument("--json", type=pathlib.Path, default=None)
+    given = parser.parse_args()
+    result: dict[str, Any] = {"machine": machine.describe("cpu"), "gib": given.gib, "state": given.state}  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=given.folder) as folder:
+        for what, ranks in (("save", 2), ("load0", 2), ("load0", 4), ("load1", 2)):
+            mp.spawn(work, (ranks, folder, what, given), ranks)
+            result[f"{what}-{ranks}"] = json.loads(pathlib.Path(folder, f"{what}-{ranks}.json").read_text())  # fmt: skip
+    print(f"{'':<34}{'best s':>9}{'median s':>10}{'ratio':>8}")
+    for name, seconds in result["save-2"].items():
+        what = name.split(": ")[0]
+        base = min(next(s for n, s in result["save-2"].items() if n.startswith(what)))
+        line(name, seconds, base)
+    for key, title in (("load0-2", "load on 2"), ("load0-4", "load on 4"), ("load1-2", "load on 2 by columns")):  # fmt: skip
+        found = result[key]
+        for name, seconds in found["seconds"].items():
+            line(f"{title}: {name}", seconds, min(found["seconds"]["torch"]), f"   bytes {found['bytes read to bytes needed'][name]}")  # fmt: skip
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(result, indent=1))
+
+
+def line(name: str, seconds: list[float], base: float, more: str = "") -> None:
+    median = sorted(seconds)[len(seconds) // 2]
+    print(f"{name:<42}{min(seconds):>9.3f}{median:>10.3f}{min(seconds) / base:>8.2f}{more}")
+
+
+if __name__ == "__main__":
+    main()

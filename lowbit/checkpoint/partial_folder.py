@@ -1,0 +1,139 @@
+"""A folder that several ranks write together, and that appears whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import threading
+import weakref
+
+from lowbit.checkpoint.commands import CheckpointError
+from lowbit.checkpoint.reader import module
+
+OWNER = ".owner"  # in the folder while it is written; its writer holds a lock on it
+_OPEN: weakref.WeakValueDictionary[str, PartialFolder] = weakref.WeakValueDictionary()
+
+
+def partial_path(path: str) -> str:
+    """The name of the folder until it is complete: the same on every rank."""
+    parent, name = os.path.split(path.rstrip("/"))
+    return os.path.join(parent, f".{name}.partial-saving")
+
+
+class PartialFolder:
+    """The folder of one save, as its coordinator has it: made anew, then published or removed.
+
+    What a killed save left is removed first: nobody holds the lock on it any more. So is what a failed one of this process left.
+
+    Raises:
+        CheckpointError: the target may not be replaced, another save to it is running, or the folder cannot be made.
+    """
+
+    thread: threading.Thread  # that makes it
+
+    def __init__(self, path: str, overwrite: bool) -> None:
+        self.path, self.overwrite = path, overwrite
+        parent, name = os.path.split(partial_path(path))
+        os.makedirs(parent or ".", exist_ok=True)
+        self.temporary = os.path.join(os.path.realpath(parent or "."), name)
+        module().check_target(os.fsencode(path), overwrite)
+        last = _OPEN.get(self.temporary)
+        # One thread makes a save from plan to end, so that of this thread, or of one that is gone, has failed.
+        if last is not None and (last.thread is threading.current_thread() or not last.thread.is_alive()):  # fmt: skip
+            last.drop()
+        try:
+            if os.path.lexists(self.temporary):
+                self._clear()
+            os.mkdir(self.temporary)
+            owner = os.path.join(self.temporary, OWNER)
+            self._lock = os.open(
+                owner, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+            )
+            # Also where the save failed, the writer is dropped, or the program ends.
+            self._remove = weakref.finalize(self, _remove, self.temporary, self._lock, os.getpid())
+            locked = _locked(self._lock)
+            os.write(self._lock, f"{socket.gethostname()} {os.getpid()}\n".encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot make {self.temporary}: {error.strerror or error}"
+            ) from error
+        if not locked:
+            self._remove.detach()
+            os.close(self._lock)
+        self._check_owner(locked)
+        self.thread = threading.current_thread()
+        _OPEN[self.temporary] = self
+
+    def _check_owner(self, locked: bool = True) -> None:
+        """Two saves that begin or end in the same moment may take each other's folder for one of a killed save."""
+        if not locked or not _owns(self._lock, self.temporary):
+            raise CheckpointError(
+                f"another save to {self.path} is running: it has taken {self.temporary}", code=2
+            )
+
+    def _clear(self) -> None:
+        if not stat.S_ISDIR(os.lstat(self.temporary).st_mode):
+            raise CheckpointError(
+                f"{self.temporary} is no folder of a save, and in its way: remove it", code=2
+            )
+        try:
+            lock = os.open(os.path.join(self.temporary, OWNER), os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            pass  # a kill between its last two steps
+        else:
+            try:
+                if not _locked(lock):
+                    who = os.read(lock, 200).decode(errors="replace").split()
+                    raise CheckpointError(
+                        f"another save to {self.path} is running: process {who[-1] if who else '?'} on "
+                        f"{who[0] if who else '?'} writes {self.temporary}",
+                        code=2,
+                    )
+            finally:
+                os.close(lock)
+        shutil.rmtree(self.temporary)
+
+    def publish(self) -> None:
+        """Gives the folder its name in one step; an old checkpoint of that name goes then."""
+        self._check_owner()
+        module().publish(os.fsencode(self.temporary), os.fsencode(self.path), self.overwrite)
+        self._remove.detach()
+        with contextlib.suppress(OSError):  # until now it kept others from the folder
+            os.unlink(os.path.join(self.path, OWNER))
+        os.close(self._lock)
+
+    def drop(self) -> None:
+        """Removes the folder, if it was not published."""
+        self._remove()
+
+
+def _locked(file: int) -> bool:
+    """Whether this process now holds the lock; also where the file system has none."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _owns(lock: int, folder: str) -> bool:
+    """Whether the lock's file is still the one in the folder."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.lstat(os.path.join(folder, OWNER)))
+    except OSError:
+        return False
+
+
+def _remove(temporary: str, lock: int, process: int) -> None:
+    if os.getpid() != process:  # a fork has the finalizers of its parent
+        return
+    mine = _owns(lock, temporary)
+    os.close(lock)
+    if mine:
+        shutil.rmtree(temporary, ignore_errors=True)

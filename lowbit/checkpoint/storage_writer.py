@@ -1,0 +1,318 @@
+"""Saves for torch.distributed.checkpoint. Public as lowbit.checkpoint.Writer."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import pickle
+import threading
+import uuid
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from lowbit import sharding
+from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
+from lowbit.checkpoint.reader import Path, bytes_of, module
+
+COPIED = 256 << 20  # bytes of tensors on other devices that are copied to the host at a time
+VERSION = "1.0.0"  # of the directory's metadata, as torch writes it
+
+
+class Written(NamedTuple):
+    """Where an item lies, and its digests: what a rank tells the coordinator."""
+
+    info: _StorageInfo
+    digest: str  # XXH3-128 of a tensor's elements, or of a value's item; "" where there is none
+    tiles: tuple[int, int, str]  # cells down and across, and their digests; "" for a single cell
+
+
+class Staged(dict[str, Any]):
+    """The host copy of a save: it lives as long as the save, which a plain dict could not tell."""
+
+
+class Save(threading.local):
+    """What belongs to one save. It runs in one thread from plan to end, and one writer may serve several at a time."""
+
+    asked = ""  # the path that this thread's next save was given
+    path = ""  # of the save that runs; absolute: a program may change its folder meanwhile
+    id = ""
+    folder: PartialFolder | None = None
+
+
+class Writer(BlockingAsyncStager, StorageWriter):
+    """Writes what `dcp.save` and `dcp.async_save` save: a plain directory of torch.distributed.checkpoint, with digests.
+
+    Each rank writes one file, from C++ and without the GIL. The directory appears under its name in one step, when all ranks have
+    written: a save that is killed or fails leaves an older checkpoint of that name as it was, and nothing that looks like a new one. Until
+    then the files lie in `.NAME.partial-saving` beside it. The next save to the same name removes what a killed one left there.
+
+    `lowbit.json` in the directory has XXH3-128 digests of all chunks, and shorter ones of their parts (docs/ckpt.md), which `Reader` and
+    `lowbit-ckpt verify` hold the values to.
+
+    Args:
+        path: the folder to write; `checkpoint_id=` of `dcp.save` replaces it. Its parents are made where they are missing.
+        sync_files: wait until everything is on the disk before the folder gets its name; True by default.
+        thread_count: threads of this rank that write; 1 by default.
+        overwrite: replace a checkpoint of that name; True by default, as in torch. Any other folder is never replaced.
+        cache_staged_state_dict: keep the host copy of `dcp.async_save` for the next one, so that memory is allocated once; True by default. A
+            save that begins before the last one has written its data gets a copy of its own. Saves may run at the same time, through one
+            writer too.
+
+    Raises:
+        CheckpointError: the folder cannot be written; `dcp.save` raises its `CheckpointException` with it on every rank.
+        ValueError: `use_collectives=False`, with which each rank would publish for itself.
+
+    >>> dcp.save(state_dict, storage_writer=lowbit.checkpoint.Writer("run/step-1000"))
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        overwrite: bool = True,
+        cache_staged_state_dict: bool = True,
+    ) -> None:
+        super().__init__(cache_staged_state_dict=cache_staged_state_dict, type_check=False)
+        if thread_count < 1:
+            raise ValueError(f"thread_count must be at least 1, not {thread_count}")
+        module()  # ImportError here, and not in the middle of a run
+        self.path = None if path is None else os.fsdecode(path)
+        self.sync_files, self.thread_count, self.overwrite = sync_files, thread_count, overwrite
+        self._save = Save()
+        self._kept: tuple[Any, dict[str, Any]] | None = None  # the host copy, and its layout
+        self._memory: set[int] = set()  # where its tensors lie
+        self._staged: weakref.ref[Staged] | None = None  # of the save that it waits for
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The folder to write; "" where it is not known yet."""
+        return self.path or ""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether the name is that of a folder of a file system."""
+        return "://" not in os.fsdecode(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta:
+        # The first that each rank asks for: here a save begins, in the thread that it will run in.
+        path = self._save.asked or self.path
+        if not path:
+            raise ValueError("Writer has no path: give it one, or checkpoint_id= to dcp.save")
+        self._drop()
+        self._save.asked, self._save.path = "", os.path.join(os.getcwd(), path)
+        self._save.id = str(uuid.uuid4())
+        return self._meta(path)
+
+    def _meta(self, path: str) -> StorageMeta:
+        return StorageMeta(checkpoint_id=path, save_id=self._save.id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id:
+            self.path = self._save.asked = os.fsdecode(checkpoint_id)
+        self._drop()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("use_collectives", True):
+            raise ValueError(
+                "lowbit.checkpoint.Writer publishes the files of all ranks in one step, for which they must agree: use_collectives=False "
+                "is not supported; torch's FileSystemWriter writes such directories, and Reader reads them"
+            )
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy on the host, for `dcp.async_save`; pinned where there is a GPU."""
+        waiting = self._staged is not None and self._staged() is not None
+        if not self.cache_staged_state_dict or waiting:
+            return BlockingAsyncStager().stage(state_dict)
+        layout = _layout(state_dict)
+        if self._kept is None or self._kept[0] != layout:
+            self._kept = None  # its memory goes before the next is taken
+            pinned = torch.cuda.is_available()
+            self._kept = (layout, _create_cpu_state_dict(state_dict, pin_memory=pinned))
+        copy = Staged(_copy_state_dict(state_dict, self._kept[1], type_check=False))
+        self._staged = weakref.ref(copy)
+        self._memory = set(_places(self._kept[1]))
+        return copy
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        # Between the plans of all ranks and their first byte, so nobody is in the folder yet.
+        self._drop()
+        self._save.folder = PartialFolder(self._save.path, self.overwrite)
+        # The name of a rank's file travels in torch's own words: a planner may keep plans, also for another writer.
+        return [
+            dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{rank}_"))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        written: list[WriteResult] = []
+        memory = set()
+        try:
+            if plan.items:
+                name = f"{plan.storage_data.prefix}0.distcp"
+                file = module().RankFile(bytes_of(partial_path(self._save.path)), name.encode())
+                for batch in self._batches(plan.items, planner, memory):
+                    said = file.write([what for _, what in batch], self.thread_count, None)
+                    for (item, what), (offset, length, digest, *tiles) in zip(
+                        batch, said, strict=True
+                    ):
+                        if len(what) == 2 and item.type != WriteItemType.BYTE_IO:
+                            digest = ""  # of a tensor subclass, torch's own bytes
+                        data = Written(_StorageInfo(name, offset, length), digest, tuple(tiles))
+                        written.append(WriteResult(item.index, length, data))
+                if self.sync_files:
+                    file.sync()
+        finally:
+            if memory & self._memory:  # it was the kept copy, which the next save may have now
+                self._staged = None
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(written)
+        return future
+
+    def _batches(
+        self, items: list[WriteItem], planner: SavePlanner, memory: set[int]
+    ) -> Iterator[list[tuple[WriteItem, tuple[Any, ...]]]]:
+        """The items with what C++ takes, values first; tensors that had to be copied do not gather. Each lives until the next is asked for."""
+        batch: list[tuple[WriteItem, tuple[Any, ...]]] = []
+        held: list[torch.Tensor] = []
+        copied = 0
+        for item in sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO):
+            data = planner.resolve_data(item)
+            name = item.index.fqn
+            if isinstance(data, io.BytesIO):
+                batch.append((item, (name, data.getvalue())))
+                continue
+            t = data.detach()
+            dtype = str(t.dtype).removeprefix("torch.")
+            if type(t) is not torch.Tensor or t.layout != torch.strided or t.dtype not in DTYPES:
+                archive = io.BytesIO()
+                torch.save(data, archive)
+                batch.append((item, (name, archive.getvalue())))
+                continue
+            memory.add(t.untyped_storage().data_ptr())
+            plain = t.cpu().resolve_conj().resolve_neg().contiguous()
+            if plain.data_ptr() != t.data_ptr():
+                copied += plain.nbytes
+            held.append(plain)
+            batch.append((item, (name, dtype, tuple(plain.shape), plain.data_ptr())))
+            if copied >= COPIED:
+                yield batch
+                batch, held, copied = [], [], 0
+        if batch:
+            yield batch
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        made = self._save.folder
+        assert made is not None
+        written = {r.index: r.storage_data for rank in results for r in rank}
+        metadata.version = VERSION
+        metadata.storage_data = {index: said.info for index, said in written.items()}
+        metadata.storage_meta = self._meta(self._save.path)
+        folder = made.temporary
+        self._put(folder, "lowbit.json", digests(metadata, written))
+        self._put(folder, ".metadata", pickle.dumps(metadata))
+        made.publish()
+        self._save.folder = None
+
+    def _put(self, folder: str, name: str, content: bytes) -> None:
+        with open(os.path.join(folder, name), "xb") as file:
+            file.write(content)
+            file.flush()
+            if self.sync_files:
+                os.fsync(file.fileno())
+
+    def _drop(self) -> None:
+        if self._save.folder is not None:
+            self._save.folder.drop()
+            self._save.folder = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # To the process of an async save, which makes a folder of its own.
+        return {**self.__dict__, "_save": None, "_kept": None, "_memory": set(), "_staged": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _save=Save())
+
+
+# What C++ writes as an item of torch.save; tensors of any other dtype are left to torch.save itself.
+DTYPES = frozenset({
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+})  # fmt: skip
+
+
+def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
+    """lowbit.json: see docs/ckpt.md."""
+    tensors: dict[str, Any] = {}
+    values: dict[str, str] = {}
+    for index, said in written.items():
+        about = metadata.state_dict_metadata[index.fqn]
+        if not said.digest or not _is_text(index.fqn):
+            continue
+        if not isinstance(about, TensorStorageMetadata):
+            values[index.fqn] = said.digest
+            continue
+        entry = tensors.setdefault(
+            index.fqn,
+            {
+                "dtype": str(about.properties.dtype).removeprefix("torch."),
+                "shape": list(about.size),
+                "chunks": {},
+            },
+        )
+        key = ",".join(map(str, index.offset or ()))
+        entry["chunks"][key] = said.digest
+        if said.tiles[2]:
+            entry.setdefault("tiles", {})[key] = list(said.tiles)
+    whole = {"version": 1, "tool": "lowbit.checkpoint.Writer", "digest": "xxh3-128", "tensors": tensors, "values": values}  # fmt: skip
+    return json.dumps(whole).encode()
+
+
+def _layout(value: Any) -> Any:
+    """What must be equal for a copy to take the place of another: names, shapes and dtypes of tensors."""
+    if isinstance(value, dict):
+        return {name: _layout(v) for name, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_layout(v) for v in value]
+    if not isinstance(value, torch.Tensor):
+        return None
+    return (type(value), value.dtype, value.shape, sharding.local(value).shape)
+
+
+def _places(value: Any) -> Iterator[int]:
+    """Where the memory of this rank's tensors begins."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _places(v)
+    elif isinstance(value, torch.Tensor):
+        t = sharding.local(value)
+        if type(t) is torch.Tensor and t.layout == torch.strided and t.nbytes:
+            yield t.untyped_storage().data_ptr()
+
+
+def _is_text(name: str) -> bool:
+    return not any(0xD800 <= ord(c) < 0xE000 for c in name)  # JSON has no lone surrogates

@@ -1,0 +1,135 @@
+"""What a rank does in test_storage.py: saves and loads with lowbit.checkpoint.Writer and Reader, or torch's."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from lowbit import checkpoint
+
+SHAPES = [(512, 512), (77, 1000), (5, 7, 300), (65536,), (3,), (), (2, 300, 64), (0, 4)]
+DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
+
+
+def tensors(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    values = [torch.randn(shape, generator=generator) * 50 for shape in SHAPES]
+    return {f"{i}.{dtype}".replace("torch.", ""): v.to(dtype) for i, v in enumerate(values) for dtype in DTYPES}  # fmt: skip
+
+
+def state(dim, seed=0, mesh=None):
+    """A state dict of tensors sharded along `dim`, and of values."""
+    mesh = mesh or (init_device_mesh("cpu", (dist.get_world_size(),)) if dist.is_initialized() else None)  # fmt: skip
+
+    def cut(t):
+        return distribute_tensor(t, mesh, [Shard(dim)]) if mesh and t.dim() > dim and t.numel() else t  # fmt: skip
+
+    return {
+        "model": {name: cut(t) for name, t in tensors(seed).items()},
+        "groups": [{"lr": 0.1 + seed, "betas": [0.9, 0.999], "amsgrad": bool(seed)}],
+        "step": 7 + seed,
+        "dtype": torch.bfloat16,
+    }
+
+
+def whole(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def wrong(loaded, seed=0):
+    """Names of what is not as `state` of that seed has it."""
+    want = tensors(seed)
+    bad = [name for name, t in loaded["model"].items() if not torch.equal(whole(t), want[name])]
+    values = {"groups": loaded["groups"], "step": loaded["step"], "dtype": loaded["dtype"]}
+    expected = {"groups": [{"lr": 0.1 + seed, "betas": [0.9, 0.999], "amsgrad": bool(seed)}], "step": 7 + seed, "dtype": torch.bfloat16}  # fmt: skip
+    return bad + ([] if values == expected else [str(values)])
+
+
+def writer(kind, path):
+    return checkpoint.Writer(path) if kind == "lowbit" else dcp.FileSystemWriter(path)
+
+
+def reader(kind, path, **options):
+    return checkpoint.Reader(path, **options) if kind == "lowbit" else dcp.FileSystemReader(path)
+
+
+def save(kind, path, dim, seed=0):
+    dcp.save(state(dim, seed), storage_writer=writer(kind, path))
+
+
+def load(kind, path, dim, seed=0, **options):
+    """What is wrong after the load, and the bytes that were read."""
+    loaded, source = state(dim, seed + 5), reader(kind, path, **options)
+    dcp.load(loaded, storage_reader=source)
+    return wrong(loaded, seed), getattr(source, "bytes_read", None)
+
+
+def load_even(path, dim):
+    """The bytes that this rank reads of three tensors [64, 512], cut evenly."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    loaded = {
+        f"w{i}": distribute_tensor(torch.zeros(64, 512), mesh, [Shard(dim)]) for i in range(3)
+    }
+    source = checkpoint.Reader(path)
+    dcp.load(loaded, storage_reader=source)
+    return source.bytes_read
+
+
+def saved_async(path, dim):
+    """Two saves through one writer, whose host copy is used again."""
+    kept, at = checkpoint.Writer(), []
+    for seed in (0, 1):
+        dcp.async_save(
+            state(dim, seed), checkpoint_id=f"{path}{seed}", storage_writer=kept
+        ).result()
+        at.append(kept._kept[1]["model"]["4.float32"].data_ptr())
+    return [load("lowbit", f"{path}{seed}", dim, seed)[0] for seed in (0, 1)], len(set(at))
+
+
+def saved_at_once(path):
+    """Saves that begin before the last one has ended, through one writer."""
+    kept = checkpoint.Writer()
+    saving = [dcp.async_save(state(0, seed), checkpoint_id=f"{path}{seed}", storage_writer=kept) for seed in range(6)]  # fmt: skip
+    for each in saving:
+        each.result()
+    return [load("lowbit", f"{path}{seed}", 0, seed)[0] for seed in range(6)]
+
+
+def fails_on_one(path, dim):
+    """A save for which rank 1 may write no large file; what each rank is told."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with contextlib.suppress(AttributeError):
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        dcp.save(state(dim, 1), storage_writer=checkpoint.Writer(path))
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        return f"{type(error).__name__}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return "no error"
+
+
+def until_killed(store, path, rank, ranks):
+    """Saves over and over, with another seed each time; the program that is killed."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    for seed in range(10_000):
+        dcp.save(state(0, seed), storage_writer=checkpoint.Writer(path, sync_files=False))
+        if rank == 0:
+            print(seed, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "until_killed":
+        until_killed(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    else:
+        sys.exit("until_killed STORE PATH RANK RANKS")

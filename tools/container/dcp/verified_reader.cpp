@@ -1,0 +1,219 @@
+#include "container/dcp/verified_reader.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "container/common/record_reader.h"
+#include "container/common/strided.h"
+#include "container/common/tensor_reader.h"
+#include "container/dcp/digests.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kMinRowRead = 512;  // bytes of a row that is worth a read of its own
+
+bool is_dense(const Payload& p) {
+  const Shape dense = row_major(p.shape);
+  for (size_t d = 0; d < p.shape.size(); ++d) {
+    if (p.shape[d] > 1 && p.stride[d] != dense[d]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+/// What a box has in common with one chunk.
+struct VerifiedReader::Part {
+  const Tensor& tensor;
+  const Chunk& chunk;
+  const Box& box;     // that was asked for
+  const Box& common;  // of it, in the tensor
+  Box inner;          // the same in the chunk
+  char* out;          // of `box`
+  uint64_t width;
+
+  /// Where a box of the tensor begins in `out`.
+  char* place(const Box& of) const {
+    const Shape stride = row_major(box.shape);
+    uint64_t first = 0;
+    for (size_t d = 0; d < box.shape.size(); ++d)
+      first += static_cast<uint64_t>((of.offset[d] - box.offset[d]) * stride[d]);
+    return out + first * width;
+  }
+  std::string what() const { return printable(tensor.name) + " at " + shape_text(chunk.offset); }
+};
+
+/// Copies a box of the tensor, whose elements lie at `from` with these strides, to its place.
+void VerifiedReader::put(const Part& part, const Box& box, const Shape& stride, const char* from) {
+  const Shape to = row_major(part.box.shape);
+  std::vector<Step> steps;
+  for (size_t d = 0; d < box.shape.size(); ++d)
+    steps.push_back({static_cast<uint64_t>(box.shape[d]), static_cast<uint64_t>(stride[d]),
+                     static_cast<uint64_t>(to[d])});
+  copy_strided(from, part.place(box), joined(steps), part.width);
+}
+
+Status VerifiedReader::read(const Tensor& tensor, const Box& box, char* out) {
+  uint64_t left = volume(box.shape);
+  for (const Chunk& chunk : tensor.chunks) {
+    if (left == 0) break;
+    const Box common = common_box(box, {chunk.offset, chunk.shape});
+    const uint64_t n = volume(common.shape);
+    if (n == 0) continue;
+    left -= n;
+    Part part{tensor, chunk, box, common, common, out, static_cast<uint64_t>(tensor.dtype->bytes)};
+    for (size_t d = 0; d < part.inner.offset.size(); ++d) part.inner.offset[d] -= chunk.offset[d];
+    RETURN_IF_ERROR(read_part(part));
+  }
+  return left == 0 ? fine() : Status(bad(printable(tensor.name) + ": a part is missing"));
+}
+
+Status VerifiedReader::read_part(const Part& part) {
+  const Recorded::Entry* entry = nullptr;
+  if (recorded_ != nullptr && verify_) {
+    const auto known = recorded_->tensors.find(part.tensor.name);
+    if (known != recorded_->tensors.end()) entry = &known->second;
+  }
+  auto read = manifest_.container->stored(part.tensor, part.chunk);
+  const std::string file = manifest_.container->files().name(part.chunk.extent.file);
+  if (!read.ok()) return read.error().at(printable(part.tensor.name), file);
+  if (!read.value().cls.empty())
+    return bad(part.what() + ": is a " + printable(read.value().cls) +
+               ", a tensor subclass, which is not loaded here: convert it first (lowbit-ckpt "
+               "convert), or load it with torch's FileSystemReader")
+        .at(printable(part.tensor.name), file);
+  const Payload& payload = read.value().parts[0].second;
+  TileGrid grid = tile_grid(part.chunk.shape, part.width);
+  if (!is_dense(payload) || (verify_ && entry == nullptr)) {
+    // By the checksum of its record, once all of it was read.
+    TensorReader reader(manifest_);
+    bytes_ += volume(part.common.shape) * part.width;
+    if (part.common.shape == part.box.shape) return reader.read(part.tensor, part.box, part.out);
+    std::string values(volume(part.common.shape) * part.width, '\0');
+    RETURN_IF_ERROR(reader.read(part.tensor, part.common, values.data()));
+    put(part, part.common, row_major(part.common.shape), values.data());
+    return fine();
+  }
+  if (!verify_) return read_tiles(part, payload, grid, nullptr);
+  if (entry->dtype != part.tensor.dtype->name || entry->shape != part.tensor.shape)
+    return bad(part.what() + ": lowbit.json describes " + printable(entry->dtype) + " " +
+               shape_text(entry->shape) + ", the metadata " + part.tensor.dtype->name + " " +
+               shape_text(part.tensor.shape) + ": they are of different checkpoints")
+        .at(printable(part.tensor.name), file);
+  const std::string key = chunk_key(part.chunk.offset);
+  const auto tiles = entry->tiles.find(key);
+  if (tiles != entry->tiles.end()) {
+    grid.down = tiles->second.down;
+    grid.across = tiles->second.across;
+    return read_tiles(part, payload, grid, &tiles->second.digits);
+  }
+  const auto whole = entry->chunks.find(key);
+  if (whole == entry->chunks.end())
+    return bad(part.what() +
+               ": lowbit.json has no digest of it; remove that file to load by the "
+               "checksums of " +
+               file)
+        .at(printable(part.tensor.name), file);
+  grid.down = grid.across = 1;
+  return read_tiles(part, payload, grid, &whole->second);
+}
+
+Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const TileRange& range,
+                             char* out) {
+  const auto width = static_cast<uint64_t>(payload.dtype->bytes);
+  ASSIGN_OR_RETURN(file, manifest_.container->files().open(payload.record.file));
+  const uint64_t start = payload.record.offset +
+                         (payload.first + range.first_row * grid.cols + range.first_col) * width;
+  const uint64_t row = range.cols * width, pitch = grid.cols * width;
+  if (row == pitch || range.rows == 1) {
+    bytes_ += range.rows * row;
+    return file->read(start, out, range.rows * row);
+  }
+  if (row >= kMinRowRead || range.rows < 2) {
+    for (uint64_t r = 0; r < range.rows; ++r)
+      RETURN_IF_ERROR(file->read(start + r * pitch, out + r * row, row));
+    bytes_ += range.rows * row;
+    return fine();
+  }
+  // Short rows: some of them with what lies between.
+  const uint64_t at_once = std::max<uint64_t>(1, (1u << 20) / pitch);
+  std::string span;
+  for (uint64_t r = 0; r < range.rows; r += at_once) {
+    const uint64_t n = std::min(at_once, range.rows - r);
+    span.resize((n - 1) * pitch + row);
+    RETURN_IF_ERROR(file->read(start + r * pitch, span.data(), span.size()));
+    bytes_ += span.size();
+    for (uint64_t i = 0; i < n; ++i) std::memcpy(out + (r + i) * row, span.data() + i * pitch, row);
+  }
+  return fine();
+}
+
+Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, const TileGrid& grid,
+                                  const std::string* digits) {
+  const uint64_t width = part.width;
+  const TileRange range = tile_range(grid, part.chunk.shape, part.inner);
+  const auto check = [&](const TileRange& read, const char* data) -> Status {
+    if (digits == nullptr) return fine();
+    if (grid.down * grid.across > 1)
+      return tiles_hold(grid, *digits, read, data, width) ? fine() : Status(damaged(part));
+    Hash hash;
+    hash.add(data, read.rows * read.cols * width);
+    return hash.hex() == *digits ? fine() : Status(damaged(part));
+  };
+  const TileRange all = digits == nullptr ? range : whole_tiles(grid, range);
+  // What lies in `out` as it lies in the file, and is verified whole, is read to its place.
+  const bool same_rows =
+      std::equal(part.common.shape.begin() + !part.common.shape.empty(), part.common.shape.end(),
+                 part.box.shape.begin() + !part.box.shape.empty());
+  if (same_rows && all.rows == range.rows && all.cols == range.cols &&
+      volume(part.common.shape) == all.rows * all.cols) {
+    char* to = part.place(part.common);
+    RETURN_IF_ERROR(fetch(payload, grid, all, to));
+    return check(all, to);
+  }
+  // A row of cells at a time.
+  const Shape from = row_major(part.chunk.shape);
+  std::string values;
+  for (uint64_t row = all.first_row; row < all.first_row + all.rows;) {
+    const uint64_t end =
+        std::min(all.first_row + all.rows, (row / grid.cell_rows() + 1) * grid.cell_rows());
+    const TileRange band{row, end - row, all.first_col, all.cols};
+    values.resize(band.rows * band.cols * width);
+    RETURN_IF_ERROR(fetch(payload, grid, band, values.data()));
+    RETURN_IF_ERROR(check(band, values.data()));
+    // The part of the box in this band.
+    Box take = part.common;
+    Shape stride = from;
+    uint64_t first = 0;
+    if (!take.shape.empty()) {
+      const int64_t above = part.chunk.offset[0];
+      const auto low = std::max(take.offset[0], above + static_cast<int64_t>(row));
+      const auto high = std::min(take.offset[0] + take.shape[0], above + static_cast<int64_t>(end));
+      take.offset[0] = low;
+      take.shape[0] = high - low;
+      stride[0] = static_cast<int64_t>(band.cols);
+      for (size_t d = 0; d < take.shape.size(); ++d)
+        first += static_cast<uint64_t>((take.offset[d] - part.chunk.offset[d]) * stride[d]);
+      first -= row * band.cols + band.first_col;
+    }
+    put(part, take, stride, values.data() + first * width);
+    row = end;
+  }
+  return fine();
+}
+
+Error VerifiedReader::damaged(const Part& part) const {
+  const std::string file = manifest_.container->files().name(part.chunk.extent.file);
+  return bad(file + ": " + part.what() +
+             ": its digest is not the one in lowbit.json: the file is damaged")
+      .at(printable(part.tensor.name), file);
+}
+
+Status VerifiedReader::finish() {
+  return verify_ ? manifest_.container->reader().finish()
+                 : manifest_.container->files().check_unchanged();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,50 @@
+// Reads boxes of a directory's tensors, verifies what it reads, and reads little more than that.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "container/common/box.h"
+#include "container/common/manifest.h"
+#include "container/dcp/recorded.h"
+#include "container/dcp/tiles.h"
+
+namespace lowbit::ckpt {
+
+/// All functions are thread-safe.
+///
+/// Of a chunk with digests, whole cells are read (tiles.h), and verified before the values are
+/// handed out. Of any other chunk the elements are read, and `finish` verifies the checksum of its
+/// record, for which it reads what is left of it.
+class VerifiedReader {
+ public:
+  /// `verify`: false reads exactly the elements of a box, and verifies nothing.
+  /// `recorded`: null where the directory has no lowbit.json; must outlive this.
+  VerifiedReader(const Manifest& manifest, const Recorded* recorded, bool verify)
+      : manifest_(manifest), recorded_(recorded), verify_(verify) {}
+  /// The elements of a box, row-major, into `out`.
+  Status read(const Tensor& tensor, const Box& box, char* out);
+  /// Reads and verifies what is left of records that have no digests; then no file has changed.
+  Status finish();
+  /// Bytes of values that were read, but for those that `finish` read.
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  struct Part;
+  Status read_part(const Part& part);
+  /// `digits`: of the grid's cells, or the digest of a single one; null: none is verified.
+  Status read_tiles(const Part& part, const Payload& payload, const TileGrid& grid,
+                    const std::string* digits);
+  static void put(const Part& part, const Box& box, const Shape& stride, const char* from);
+  /// A rectangle of the chunk's matrix into `out`, row-major.
+  Status fetch(const Payload& payload, const TileGrid& grid, const TileRange& range, char* out);
+  Error damaged(const Part& part) const;
+
+  const Manifest& manifest_;
+  const Recorded* recorded_;
+  bool verify_;
+  std::atomic<uint64_t> bytes_ = 0;
+};
+
+}  // namespace lowbit::ckpt
