@@ -28,13 +28,8 @@ class Matrix:
 
     def __init__(self, number: int, group: dict[str, Any], p: Any, lay: MuonLayout, state: dict[str, Tensor], owners: tuple[int, ...]) -> None:  # fmt: skip
         refuse_overlap(sharding.local(p))
-        self.number, self.group, self.lay, self.state, self.owners = (
-            number,
-            group,
-            lay,
-            state,
-            owners,
-        )
+        self.number, self.group, self.lay = number, group, lay
+        self.state, self.owners = state, owners
         self.value = sharding.local(p)
         self.row_moments = sharding.local(state[ROW_MOMENTS]) if lay.row_moments else None
         self.skip: Tensor | None = None  # on a GPU: not 0 if gradients overflowed
