@@ -223,6 +223,13 @@ def test_what_cannot_be_converted_says_why(tmp_path):
     assert "no optimizer that keeps these states" in convert(tmp_path, adam.state_dict(), "dion", code=3)  # fmt: skip
 
 
+@pytest.mark.parametrize("to", ["bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"])
+@pytest.mark.parametrize("name", FILES)
+def test_libraries_without_muon_take_none(tmp_path, name, to):
+    said = convert(tmp_path, FILES[name](), to, code=3)
+    assert "no optimizer that keeps these states" in said or "these are states of muon" in said
+
+
 def test_warnings(tmp_path):
     torch.save(dion("spectral_norm"), tmp_path / "dion.pt")
     done = run("convert", tmp_path / "dion.pt", tmp_path / "out.pt", "--to", "lowbit")

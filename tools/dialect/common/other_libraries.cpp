@@ -95,8 +95,10 @@ Error would_round(const Param& param, const State& state, const std::string& who
 Status check_algorithm(const Model& model, const std::string& whose) {
   const bool any = std::any_of(model.params.begin(), model.params.end(),
                                [](const Param& p) { return !p.states.empty(); });
-  // Of the others' files each state says what it is.
-  return any && model.algorithm.empty() && model.dialect == "torch"
+  // Of the others' files each state says what it is. None of these libraries has Muon or
+  // Schedule-Free.
+  const bool unknown = model.algorithm.empty() && model.dialect == "torch";
+  return any && (unknown || model.algorithm == "muon" || model.algorithm == "schedule_free")
              ? Status(no_optimizer(model, whose))
              : fine();
 }
