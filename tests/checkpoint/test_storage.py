@@ -398,6 +398,21 @@ def test_nothing_of_a_file_is_executed(tmp_path):
     assert not marker.exists()
 
 
+def test_values_with_tensors_in_them(tmp_path):
+    """torch's planner flattens dicts and lists; a tuple is a value, whatever it holds."""
+    state = {"rng": (torch.get_rng_state(), {"a": torch.ones(2)}), "w": torch.ones(3)}
+    save(state, tmp_path / "run")
+    got = {"rng": None, "w": torch.zeros(3)}
+    load(got, tmp_path / "run")
+    assert torch.equal(got["rng"][0], state["rng"][0]) and got["rng"][1]["a"].tolist() == [1, 1]
+    (file,) = (tmp_path / "run").glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    content[content.index(state["rng"][0].numpy().tobytes()) + 2500] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(dcp.api.CheckpointException, match=rf"{file.name}: rng"):
+        load(got, tmp_path / "run")
+
+
 def test_tensors_of_every_kind(tmp_path):
     """Views, other dtypes than the file's, conjugates and dtypes without a storage class of their own; the target as the caller has it."""
     torch.manual_seed(0)
@@ -446,4 +461,6 @@ def test_misuse_is_said_at_once(tmp_path):
         load({"w": torch.zeros(2)}, tmp_path / "w.pt")
     with pytest.raises(dcp.api.CheckpointException, match="cannot open"):
         load({"w": torch.zeros(2)}, pathlib.Path(tempfile.gettempdir()) / "there" / "is" / "none")
+    with pytest.raises(dcp.api.CheckpointException, match=r"sp has the layout torch\.sparse_coo"):
+        save({"sp": torch.eye(3).to_sparse()}, tmp_path / "sparse")
     assert not checkpoint.Writer.validate_checkpoint_id("s3://bucket/run")

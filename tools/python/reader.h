@@ -35,7 +35,8 @@ class Reader {
   /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...]), ...], "values": [(name, path),
   /// ...], "has_paths"}, of a directory.
   Object layout() const;
-  /// A plain value as torch.save writes it: made anew, of what was understood.
+  /// (True, bytes): a plain value as torch.save writes it, made anew, of what was understood.
+  /// (False, bytes): the item as it lies in the file, of anything else. Its checksums hold.
   Object value_item(const std::string& name) const;
   struct Want {
     std::string name;
