@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from lowbit.checkpoint.commands import CheckpointError
 from lowbit.checkpoint.reader import Path, bytes_of, module
 
 COPIED = 256 << 20  # bytes that are read at a time for tensors which cannot be read into
@@ -36,8 +35,7 @@ class Reader(StorageReader):
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
     Values that are no tensors are parsed as plain data and written anew for torch's planner, which unpickles them: nothing of the file
-    reaches it. So are values with tensors in them (a tuple of states of generators), which `torch.load(weights_only=True)` reads. What is
-    neither is refused by name, if the state dict asks for it.
+    reaches it. What is no plain data, or a tuple with tensors in it, is refused by name, if the state dict asks for it.
 
     Args:
         path: the folder; `checkpoint_id=` of `dcp.load` replaces it.
@@ -119,7 +117,8 @@ class Reader(StorageReader):
         tensors = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, self._value(item.storage_index.fqn))
+                value = self._reader.value_item(item.storage_index.fqn)
+                planner.load_bytes(item, io.BytesIO(value))
             else:
                 tensors.append(item)
         batch: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
@@ -137,23 +136,6 @@ class Reader(StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
-
-    def _value(self, name: str) -> io.BytesIO:
-        """What the planner unpickles: written here, of what was understood."""
-        plain, item = self._reader.value_item(name)
-        if plain:
-            return io.BytesIO(item)
-        try:
-            value = torch.load(io.BytesIO(item), map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(
-                f"{self.path}: {name} is no plain data: to load it is to run what it names. Leave it out of the state dict, or load it "
-                f"with torch's FileSystemReader if you trust the file"
-            ) from error
-        again = io.BytesIO()
-        torch.save(value, again)
-        again.seek(0)
-        return again
 
     def _into(self, item: ReadItem, target: torch.Tensor) -> torch.Tensor:
         """Where the values are read to: the target itself, or a tensor as the file has it."""

@@ -189,33 +189,19 @@ Object Reader::layout() const {
 Object Reader::value_item(const std::string& name) const {
   const Leaf* leaf = document_->find(name);
   if (leaf == nullptr) raise(PyExc_KeyError, printable(name));
-  std::vector<Object> said;
-  if (leaf->kind == Leaf::Kind::kOpaque && leaf->blob != nullptr) {
-    std::string stored;
-    without_gil([&]() -> Status {
-      Container& from = *document_->manifest->container;
-      const Blob& blob = *leaf->blob;
-      const std::string what = from.files().name(blob.extent.file) + ": " + printable(name);
-      ASSIGN_OR_RETURN(extent, from.plain(blob.extent, what));
-      ASSIGN_OR_RETURN(file, from.files().open(extent.file));
-      stored.resize(extent.length);
-      return file->read(extent.offset, stored.data(), stored.size());
-    });
-    said.push_back(boolean(false));
-    said.push_back(bytes(stored));
-    return tuple(std::move(said));
-  }
   if (leaf->kind != Leaf::Kind::kValue)
-    raise(bad(printable(name) + ": is a tensor, where a value was asked for").at(printable(name)));
+    raise(bad(printable(document_->manifest->path) + ": " + printable(name) +
+              " is no plain data: to load it is to run what it names. Leave it out of the state "
+              "dict (a tuple of tensors: save a list), or load it with torch's FileSystemReader if "
+              "you trust the file")
+              .at(printable(name)));
   PickleWriter pickle(2);
   write_value(pickle, leaf->value);
   std::string made;
   Output out(&made);
   if (const auto written = write_value_item(pickle.finish(), out); !written.ok())
     raise(written.error());
-  said.push_back(boolean(true));
-  said.push_back(bytes(made));
-  return tuple(std::move(said));
+  return bytes(made);
 }
 
 Object Reader::read_into(const std::vector<Want>& wanted, int threads, bool verify,

@@ -35,8 +35,7 @@ class Reader {
   /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...]), ...], "values": [(name, path),
   /// ...], "has_paths"}, of a directory.
   Object layout() const;
-  /// (True, bytes): a plain value as torch.save writes it, made anew, of what was understood.
-  /// (False, bytes): the item as it lies in the file, of anything else. Its checksums hold.
+  /// A plain value as torch.save writes it: made anew, of what was understood.
   Object value_item(const std::string& name) const;
   struct Want {
     std::string name;
