@@ -35,12 +35,12 @@ class Reader(StorageReader):
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
     Values that are no tensors are parsed as plain data and written anew for torch's planner, which unpickles them: nothing of the file
-    reaches it. What is no plain data is refused by name, if the state dict asks for it.
+    reaches it. What is no plain data, or a tuple with tensors in it, is refused by name, if the state dict asks for it.
 
     Args:
         path: the folder; `checkpoint_id=` of `dcp.load` replaces it.
         thread_count: threads of this rank that read; 1 by default.
-        verify: False reads exactly the bytes that are needed, and verifies none of them; True by default.
+        verify: False reads the bytes that are needed (short rows with what lies between), and verifies none of them; True by default.
 
     Attributes:
         bytes_read: bytes of values that this object has read, without headers and what only checksums needed.

@@ -167,7 +167,7 @@ class Writer(BlockingAsyncStager, StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written: list[WriteResult] = []
-        memory = set()
+        memory: set[int] = set()
         try:
             if plan.items:
                 name = f"{plan.storage_data.prefix}0.distcp"
@@ -205,7 +205,12 @@ class Writer(BlockingAsyncStager, StorageWriter):
                 continue
             t = data.detach()
             dtype = str(t.dtype).removeprefix("torch.")
-            if type(t) is not torch.Tensor or t.layout != torch.strided or t.dtype not in DTYPES:
+            if t.layout != torch.strided:
+                raise ValueError(
+                    f"{name} has the layout {t.layout}: a directory of torch.distributed.checkpoint has only dense tensors. Save its "
+                    f"indices and values, or to_dense()"
+                )
+            if type(t) is not torch.Tensor or t.dtype not in DTYPES:
                 archive = io.BytesIO()
                 torch.save(data, archive)
                 batch.append((item, (name, archive.getvalue())))

@@ -398,6 +398,19 @@ def test_nothing_of_a_file_is_executed(tmp_path):
     assert not marker.exists()
 
 
+def test_values_with_tensors_in_them(tmp_path):
+    """torch's planner flattens dicts and lists; a tuple is a value, whatever it holds, and only unpickling would read it."""
+    rng = torch.get_rng_state()
+    save({"pair": (rng, 3), "list": [rng, {"a": 3}], "w": torch.ones(3)}, tmp_path / "run")
+    got = {"list": [torch.zeros_like(rng), {"a": 0}], "w": torch.zeros(3)}
+    load(got, tmp_path / "run")
+    assert torch.equal(got["list"][0], rng) and got["list"][1] == {"a": 3}
+    with pytest.raises(
+        dcp.api.CheckpointException, match=r"pair is no plain data.*a tuple of tensors: save a list"
+    ):
+        load({"pair": None}, tmp_path / "run")
+
+
 def test_tensors_of_every_kind(tmp_path):
     """Views, other dtypes than the file's, conjugates and dtypes without a storage class of their own; the target as the caller has it."""
     torch.manual_seed(0)
@@ -446,4 +459,6 @@ def test_misuse_is_said_at_once(tmp_path):
         load({"w": torch.zeros(2)}, tmp_path / "w.pt")
     with pytest.raises(dcp.api.CheckpointException, match="cannot open"):
         load({"w": torch.zeros(2)}, pathlib.Path(tempfile.gettempdir()) / "there" / "is" / "none")
+    with pytest.raises(dcp.api.CheckpointException, match=r"sp has the layout torch\.sparse_coo"):
+        save({"sp": torch.eye(3).to_sparse()}, tmp_path / "sparse")
     assert not checkpoint.Writer.validate_checkpoint_id("s3://bucket/run")

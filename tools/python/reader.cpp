@@ -192,7 +192,8 @@ Object Reader::value_item(const std::string& name) const {
   if (leaf->kind != Leaf::Kind::kValue)
     raise(bad(printable(document_->manifest->path) + ": " + printable(name) +
               " is no plain data: to load it is to run what it names. Leave it out of the state "
-              "dict, or load it with torch's FileSystemReader if you trust the file")
+              "dict (a tuple of tensors: save a list), or load it with torch's FileSystemReader if "
+              "you trust the file")
               .at(printable(name)));
   PickleWriter pickle(2);
   write_value(pickle, leaf->value);

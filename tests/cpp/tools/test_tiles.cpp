@@ -59,8 +59,8 @@ TileRange bounds(const Case& c, const Box& box) {
     uint64_t flat = 0, left = n;
     for (size_t d = box.shape.size(); d-- > 0;) {
       const auto size = static_cast<uint64_t>(box.shape[d]);
-      flat += (static_cast<uint64_t>(box.offset[d]) + left % size) *
-              static_cast<uint64_t>(stride[d]);
+      flat +=
+          (static_cast<uint64_t>(box.offset[d]) + left % size) * static_cast<uint64_t>(stride[d]);
       left /= size;
     }
     low_row = std::min(low_row, flat / c.grid.cols);
@@ -121,9 +121,9 @@ void test_grid(const Shape& shape, uint64_t width, TileGrid grid, std::mt19937_6
 }
 
 void test_own_grids(std::mt19937_64& random) {
-  const Shape shapes[] = {{512, 512}, {77, 1000}, {5, 7, 600}, {65536}, {65537},  {1, 70'000},
-                          {2, 40'001}, {3, 1, 33'333}, {70'001, 1}, {17, 5'003}, {2, 3, 5, 7, 401},
-                          {4099, 17},  {16, 1, 4096}};
+  const Shape shapes[] = {{512, 512},        {77, 1000},  {5, 7, 600},    {65536},     {65537},
+                          {1, 70'000},       {2, 40'001}, {3, 1, 33'333}, {70'001, 1}, {17, 5'003},
+                          {2, 3, 5, 7, 401}, {4099, 17},  {16, 1, 4096}};
   for (const Shape& shape : shapes) {
     for (const uint64_t width : {1u, 2u, 4u, 16u}) {
       const TileGrid grid = tile_grid(shape, width);
@@ -133,7 +133,8 @@ void test_own_grids(std::mt19937_64& random) {
       if (grid.down * grid.across > 1) test_grid(shape, width, grid, random);
     }
   }
-  for (const Shape& shape : {Shape{}, Shape{0}, Shape{0, 4}, Shape{4, 0}, Shape{3}, Shape{2, 0, 5}}) {
+  for (const Shape& shape :
+       {Shape{}, Shape{0}, Shape{0, 4}, Shape{4, 0}, Shape{3}, Shape{2, 0, 5}}) {
     const TileGrid grid = tile_grid(shape, 4);
     expect(grid.down == 1 && grid.across == 1, shape_text(shape) + ": one cell");
   }
@@ -142,7 +143,8 @@ void test_own_grids(std::mt19937_64& random) {
 /// Grids that a file may claim: more cells than rows, and counts that do not divide them.
 void test_claimed_grids(std::mt19937_64& random) {
   for (int i = 0; i < 60; ++i) {
-    const Shape shape = {1 + static_cast<int64_t>(random() % 40), 1 + static_cast<int64_t>(random() % 40)};
+    const Shape shape = {1 + static_cast<int64_t>(random() % 40),
+                         1 + static_cast<int64_t>(random() % 40)};
     TileGrid grid = tile_grid(shape, 2);
     grid.down = 1 + random() % 50;
     grid.across = 1 + random() % 50;

@@ -122,7 +122,8 @@ namespace {
 
 /// A blob that is no plain value may be anything that Python pickles, but it must be whole.
 Status check_opaque(const Manifest& manifest, const Blob& blob) {
-  const std::string what = printable(blob.name);
+  const std::string what =
+      manifest.container->files().name(blob.extent.file) + ": " + printable(blob.name);
   ASSIGN_OR_RETURN(records, manifest.container->records(blob.extent, what));
   std::string buffer;
   for (const Record& r : records) {
