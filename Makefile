@@ -3,7 +3,7 @@
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
 .DEFAULT_GOAL := help
-.PHONY: help run check test frameworks programs wheel wheel-check sanitize races gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
+.PHONY: help run check test frameworks programs wheel wheel-check sanitize races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -87,6 +87,18 @@ races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=OFF -DLOWBIT_CUDA=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_RACES=ON >$(VENV)/cmake-races.log || { cat $(VENV)/cmake-races.log; exit 1; }
 	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races
 	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
+
+# The kernels' PTX in a simulator of GPUs, against the CPU: SIM=folder of a built GPGPU-Sim (docs/cuda.md). Of long lists a sample, half an hour or more on two cores;
+#   make simulate SIM=~/gpgpu-sim SIM_SAMPLE=all PARTS="shapes once"    all of them, in some parts
+SIM ?=
+PARTS ?=
+simulate:  ## the kernels' PTX in GPGPU-Sim, without a GPU; SIM=, SIM_SAMPLE=, PARTS=
+	@$(PY) tests/cpp/simulator/run.py --check "$(SIM)"
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/cmake -S . -B build/simulate -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Release -DLOWBIT_SIMULATOR=$(abspath $(SIM)) \
+	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_ISAS=native >$(VENV)/cmake-simulate.log || { cat $(VENV)/cmake-simulate.log; exit 1; }
+	@$(call shown,build-simulate.log,$(BIN)/cmake --build build/simulate --target simulate_step simulate_lowrank simulate_probe cuda_ptx)
+	@$(PYTHON) tests/cpp/simulator/run.py "$(SIM)" build/simulate $(PARTS)
 
 # A wheel in out/ for every CPython from 3.10 on and glibc 2.28 or later, with the kernels of every architecture where there is an nvcc (CUDA=OFF: without).
 #   make wheel ARCH=aarch64    across, for ARM64; without CUDA

@@ -27,7 +27,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import distributions
 
-from bench import asked
+from bench import asked, tile_model
 from bench.page import page as bench_page
 from bench.page import summary, table
 from bench.stage import Stage, junit, sanitizer
@@ -185,7 +185,7 @@ def stages(
 
     # The required results come first. Sanitizers and the remaining tests time nothing, so they run in parallel.
     return [
-        Stage("build", 240, install, env),
+        Stage("build", 240, install, env, lambda text: {"tiles": tile_model.counted(ROOT / "build" / "lowbit" / "kernels.txt")}),
         *installs,
         tests("cuda-tests", 200, *cuda_tests),
         bench("bench-step", 180, "step"),
@@ -221,6 +221,7 @@ def describe() -> dict:
         }
     import torch
 
+    gpu["multiprocessors"] = str(torch.cuda.get_device_properties(0).multi_processor_count)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"), "gpu": gpu, "python": platform.python_version(),
         "torch": torch.__version__, "cuda": torch.version.cuda, "commit": printed("git", "rev-parse", "--short", "HEAD").strip() or "unknown", "cores": os.cpu_count(),
@@ -281,6 +282,7 @@ def page(report: dict) -> str:
             }
         if merged.get("step"):
             parts += ["## In short", summary(merged)]
+            parts += ["## A tile, counted and measured", tile_model.page(report)]
         parts.append(bench_page(merged, "make gpu").replace("# Measured", "## Measured", 1))
     return "\n\n".join(parts) + "\n"
 

@@ -70,11 +70,12 @@ struct CudaCode {
   void* scales;
 };
 
-/// One accumulation; all pointers are device pointers.
+/// Accumulations, whose pointers are device pointers. No two have a buffer in common.
 struct CudaAccumulation {
   int device;
   void* stream;
-  Accumulation job;
+  const Accumulation* jobs;  // host memory
+  int64_t count;
 };
 
 /// Memory outside the device's own, at one address for host and device. Pinned memory stays on the

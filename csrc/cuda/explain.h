@@ -13,6 +13,10 @@ inline const char* explain(cudaError_t error, const char* doing) {
     hint =
         "; lowbit was not built for this GPU's architecture: build again with it in "
         "LOWBIT_CUDA_ARCHS";
+  } else if (error == cudaErrorUnsupportedPtxVersion) {
+    hint =
+        "; this GPU compiles lowbit's PTX, which is newer than its driver: update the driver, or "
+        "build again with the GPU's architecture in LOWBIT_CUDA_ARCHS";
   } else if (error == cudaErrorInsufficientDriver) {
     hint =
         "; there is no driver, or one older than the CUDA toolkit that lowbit was built with: "

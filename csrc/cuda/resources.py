@@ -91,7 +91,7 @@ def count(kernel: Kernel, code: bytes, arch: str) -> None:
     kernel.instructions = len(words)
     wide = [w & 0xFFF for w in words if w >> SIZE_AT & 7 == SIZE_128]
     kernel.wide_loads, kernel.wide_stores = wide.count(LOAD), wide.count(STORE)
-    if "step_fast" in kernel.name and arch in usual_path.CARDS:
+    if "step_fast" in kernel.name and arch.isdigit():
         kernel.tile = usual_path.measure(code, arch, usual_path.functions_of(kernel.name))
 
 
@@ -155,16 +155,19 @@ def print_tiles(arch: str, tiles: list[tuple[str, usual_path.Path]], out: TextIO
     """The table of what a tile takes; returns what is wrong with it."""
     bad = []
     allowed = limits()
+    cards = usual_path.CARDS[usual_path.family(arch)]
+    named = "".join(f"{card.name.replace(' ', '') + ' clk':>12} " for card in cards)
     print(
-        f"\nsm_{arch}: a tile of 256 values, in clocks of a multiprocessor of {usual_path.CARDS[arch][0]}",
+        f"\nsm_{arch}: a tile of 256 values, in clocks of a multiprocessor; what memory needs is by card",
         file=out,
     )
     print(f"{'instructions':>12} {'alu':>4} {'fp32':>4} {'imad':>4} {'xu':>3} {'memory':>6} {'control':>7} {'uniform':>7} "
-          f"{'issue clk':>9} {'alu clk':>7} {'wavefronts':>10} {'bytes':>6} {'memory clk':>10}  kernel", file=out)  # fmt: skip
+          f"{'issue clk':>9} {'alu clk':>7} {'wavefronts':>10} {'bytes':>6} {named} kernel", file=out)  # fmt: skip
     for name, tile in tiles:
         p = tile.pipes
+        needed = "".join(f"{tile.memory_clocks(card):12.0f} " for card in cards)
         print(f"{tile.instructions:12} {p['alu']:4} {p['fp32']:4} {p['imad']:4} {p['xu']:3} {p['memory']:6} {p['control']:7} {p['uniform']:7} "
-              f"{tile.instructions / 4:9.0f} {p['alu'] / 2:7.0f} {tile.wavefronts:10.0f} {tile.bytes:6} {tile.memory_clocks(arch):10.0f}  {name}", file=out)  # fmt: skip
+              f"{tile.instructions / 4:9.0f} {p['alu'] / 2:7.0f} {tile.wavefronts:10.0f} {tile.bytes:6} {needed} {name}", file=out)  # fmt: skip
         if tile.unknown:
             bad.append(f"sm_{arch}: {name} has operations that usual_path.py does not know: {sorted({hex(u) for u in tile.unknown})}")  # fmt: skip
         most = allowed.get((arch, name))

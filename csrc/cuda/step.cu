@@ -304,16 +304,8 @@ const char* run_code(const CudaCode& call) {
 }
 
 const char* run_accumulate(const CudaAccumulation& call) {
-  const int64_t threads = call.job.rows * groups_in_row(call.job.cols);
-  if (threads == 0 || call.job.cols == 0) return nullptr;
-  if (const char* error = begin(call.device)) return error;
-  int64_t blocks = 0;
-  if (const char* error = explain(
-          grid(call.device, accumulate, ceil_div(threads, kLanes), kAccumulateWarps, &blocks),
-          "asking for the device's size"))
-    return error;
-  return launch(accumulate, blocks, kAccumulateWarps * kLanes, call.stream, "launching accumulate",
-                call.job);
+  const char* error = begin(call.device);
+  return error ? error : launch_accumulate(call);
 }
 
 }  // namespace

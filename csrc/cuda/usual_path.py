@@ -54,13 +54,29 @@ ALWAYS, TOGETHER, IF_APART = 7, 91, 2
 # Wavefronts of a look-up by 32 lanes in a table of floats: from simulated Adam states, 2.8 for values by codes and 3.4 for cells.
 LOOKUP = 3.1
 
-# bytes per clock and multiprocessor that memory gives: bytes per second (as measured for copies, else 90 % of the data sheet), processors, clock.
+
+@dataclass
+class Card:
+    """Bytes per second of memory (as measured for copies, else 90 % of the data sheet), multiprocessors, and their clock."""
+
+    name: str
+    rate: float
+    processors: int
+    clock: float
+
+
+# By the architecture whose machine code they run: sm_89 runs that of sm_80.
 CARDS = {
-    "80": ("A100", 1.83e12, 108, 1.41e9),
-    "90": ("H200", 4.30e12, 132, 1.755e9),
-    "100": ("B200", 7.20e12, 148, 1.85e9),
-    "120": ("RTX 5090", 1.61e12, 170, 2.41e9),
+    "80": [Card("A100", 1.83e12, 108, 1.41e9), Card("RTX 4090", 0.907e12, 128, 2.52e9)],
+    "90": [Card("H200", 4.30e12, 132, 1.755e9), Card("H100", 3.02e12, 132, 1.755e9)],
+    "100": [Card("B200", 7.20e12, 148, 1.85e9)],
+    "120": [Card("RTX 5090", 1.61e12, 170, 2.41e9)],
 }
+
+
+def family(arch: str) -> str:
+    """The architecture in CARDS whose pipes and encoding are those of `arch`."""
+    return max((known for known in CARDS if int(known) <= int(arch)), key=int, default="80")
 
 
 @dataclass
@@ -76,9 +92,8 @@ class Path:
     def instructions(self) -> int:
         return sum(self.pipes.values())
 
-    def memory_clocks(self, arch: str) -> float:
-        _, rate, processors, clock = CARDS[arch]
-        return self.bytes / (rate / processors / clock)
+    def memory_clocks(self, card: Card) -> float:
+        return self.bytes / (card.rate / card.processors / card.clock)
 
 
 @dataclass

@@ -3,7 +3,9 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "cpu/gradient.h"
@@ -28,19 +30,21 @@ int checked_grad(const char* op, const Tensor& grad, size_t i) {
   return format;
 }
 
-void run(const Accumulation& job, const Tensor& on) {
-  if (on.is_cpu()) {
-    const cpu::Kernels& kernels = cpu::kernels();
+void run_cpu(const std::vector<Accumulation>& jobs) {
+  const cpu::Kernels& kernels = cpu::kernels();
+  for (const Accumulation& job : jobs) {
     torch::stable::parallel_for(0, job.tiles(), kGrain / kTile, [&](int64_t begin, int64_t end) {
       cpu::accumulate(job, begin, end, kernels);
     });
-    return;
   }
+}
+
+void run_cuda(int device, const std::vector<Accumulation>& jobs) {
   const cuda::Library& library = cuda::library();
   STD_TORCH_CHECK(library.error == nullptr, "lowbit::accumulate on CUDA: ", library.error);
-  const int device = on.get_device_index();
   torch::stable::accelerator::DeviceGuard guard(device);
-  const CudaAccumulation call{device, library.current_stream(device), job};
+  const CudaAccumulation call{device, library.current_stream(device), jobs.data(),
+                              static_cast<int64_t>(jobs.size())};
   const char* error = library.accumulate(&call);
   STD_TORCH_CHECK(error == nullptr, "lowbit::accumulate on CUDA: ", error);
 }
@@ -61,6 +65,8 @@ void accumulate(Tensors buffers, Tensors compensation, Tensors grads, Tensor pla
                   op, ": plan must be an int64 CPU tensor [", n, ", ", static_cast<int>(kColumns),
                   "]");
   const int64_t* row = plan.const_data_ptr<int64_t>();
+  std::map<int, std::vector<Accumulation>> jobs;  // by device; the CPU is -1
+  std::vector<std::pair<uintptr_t, uintptr_t>> extents;
   for (size_t i = 0; i < n; ++i, row += kColumns) {
     Accumulation job{};
     job.rows = row[kRows], job.cols = row[kCols], job.global_cols = row[kGlobalCols];
@@ -90,8 +96,17 @@ void accumulate(Tensors buffers, Tensors compensation, Tensors grads, Tensor pla
     job.scale = static_cast<float>(scale);
     job.random = random_key(static_cast<uint64_t>(seed), static_cast<uint32_t>(row[kCount]),
                             static_cast<uint32_t>(row[kStream]));
-    run(job, buffers[i]);
+    const auto begin = reinterpret_cast<uintptr_t>(job.held);
+    if (numel > 0) extents.push_back({begin, begin + static_cast<uintptr_t>(numel * info.bytes)});
+    jobs[device.cpu ? -1 : device.index].push_back(job);
   }
+  // A GPU adds to all buffers at the same time.
+  std::sort(extents.begin(), extents.end());
+  for (size_t i = 0; i + 1 < extents.size(); ++i)
+    STD_TORCH_CHECK(extents[i].second <= extents[i + 1].first, op,
+                    ": two buffers overlap; add to them in calls of their own");
+  for (const auto& [device, on_device] : jobs)
+    device < 0 ? run_cpu(on_device) : run_cuda(device, on_device);
 }
 
 /// Words of the sum of |g| (power 1) or of g * g (power 2) over all of them.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lowbit import ops, sharding
 from lowbit.gradients import hooks as places
-from lowbit.gradients.held import HeldGradient
+from lowbit.gradients.held import HeldGradient, add_all, by_bytes
 
 _FORMATS = {
     "stochastic": "bfloat16_stochastic",
@@ -251,9 +251,9 @@ class Accumulator:
     @torch.no_grad()
     def add(self) -> None:
         """Moves every existing `p.grad` into the buffers. Call it after each backward pass if `hooks=False`."""
-        for p in self._params:
-            if p.grad is not None:
-                self._take(p)
+        for group in by_bytes(p for p in self._params if p.grad is not None):
+            self._take(*group)
+            for p in group:
                 p.grad = None
 
     def remove(self) -> None:
@@ -304,27 +304,26 @@ class Accumulator:
             p.grad = self._handed(p)
             held.clear()
 
-    def _take(self, p: Tensor) -> None:
-        held, grad = self._params[p], sharding.dense_gradient(p)
-        if grad.device.type not in ("cpu", "cuda"):
-            raise NotImplementedError(
-                f"lowbit.accumulate supports the CPU and CUDA, but the gradient of {held.name!r} is on {grad.device}"
-            )
-        grad = grad.detach().contiguous()
-        if held.buffer is None:
-            if ops.param_format(self.format)["compensation"]:
-                held.compensation = [torch.zeros_like(grad, dtype=torch.bfloat16)]
-            if self.scale == 1.0 and grad.dtype == self.dtype:  # the gradient itself is the sum
-                held.buffer = grad.clone() if self._in_bucket(grad) else grad
-                held.added += 1
-                return
-            held.buffer = torch.zeros_like(grad, dtype=self.dtype)
-        row = [*held.place, held.stream, held.added & 0xFFFFFFFF]
-        ops.accumulate(
-            [held.buffer], held.compensation, [grad], torch.tensor([row], device="cpu"), self.format,
-            scale=self.scale, seed=self.seed,
-        )  # fmt: skip
-        held.added += 1
+    def _take(self, *params: Tensor) -> None:
+        """Adds the gradients to their buffers, in one call for all that have one."""
+        added: list[tuple[HeldGradient, Tensor]] = []
+        for p in params:
+            held, grad = self._params[p], sharding.dense_gradient(p)
+            if grad.device.type not in ("cpu", "cuda"):
+                raise NotImplementedError(
+                    f"lowbit.accumulate supports the CPU and CUDA, but the gradient of {held.name!r} is on {grad.device}"
+                )
+            grad = grad.detach().contiguous()
+            if held.buffer is None:
+                if ops.param_format(self.format)["compensation"]:
+                    held.compensation = [torch.zeros_like(grad, dtype=torch.bfloat16)]
+                if self.scale == 1.0 and grad.dtype == self.dtype:  # the gradient itself is the sum
+                    held.buffer = grad.clone() if self._in_bucket(grad) else grad
+                    held.added += 1
+                    continue
+                held.buffer = torch.zeros_like(grad, dtype=self.dtype)
+            added.append((held, grad))
+        add_all(added, self.format, self.scale, self.seed)
 
     def _handed(self, p: Tensor) -> Tensor:
         """The buffer as p's gradient: its shape, placement and, if p requires it, dtype."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
 from torch import Tensor
 
-from lowbit import sharding
+from lowbit import ops, sharding
 from lowbit.state.layout import stream_of
 
 
@@ -22,6 +25,42 @@ class HeldGradient:
 
     def clear(self) -> None:
         self.buffer, self.compensation = None, []
+
+
+def by_bytes(params: Iterable[Tensor], most: int = 1 << 26) -> Iterator[list[Tensor]]:
+    """Groups of parameters with gradients of 64 MiB or more, and the rest.
+
+    A group is added in one call, and its gradients are freed before the next group's buffers are allocated.
+    """
+    group: list[Tensor] = []
+    size = 0
+    for p in params:
+        assert p.grad is not None
+        group.append(p)
+        size += p.grad.numel() * p.grad.element_size()
+        if size >= most:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def add_all(
+    gradients: Sequence[tuple[HeldGradient, Tensor]], format: str, scale: float, seed: int
+) -> None:
+    """Adds gradients to their buffers, which exist, in one call: on a GPU one launch for up to 256 of them."""
+    if not gradients:
+        return
+    added = [held for held, _ in gradients]
+    ops.accumulate(
+        [held.buffer for held in added if held.buffer is not None],
+        [tensor for held in added for tensor in held.compensation],
+        [gradient for _, gradient in gradients],
+        torch.tensor([[*held.place, held.stream, held.added & 0xFFFFFFFF] for held in added], device="cpu"),
+        format, scale=scale, seed=seed,
+    )  # fmt: skip
+    for held in added:
+        held.added += 1
 
 
 def _place(p: Tensor, name: str) -> list[int]:

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 from paths import ROOT
 
-from bench import asked, baselines, gpu, ours
+from bench import asked, baselines, gpu, ours, tile_model
 from bench.contestant import tensors
 from bench.stage import Stage, junit
 from bench.workload import BILLION, MANY
@@ -59,6 +59,39 @@ def test_names_are_those_of_the_contestants():
     assert (ours.Eight.name, ours.EightInGraph.name) == (asked.EIGHT, asked.IN_GRAPH)
     kinds = (baselines.Torch, baselines.Torchao, baselines.Bitsandbytes, baselines.FlashOptim)
     assert tuple(kind.name for kind in kinds) == asked.BASELINES
+
+
+COUNTS = """
+sm_90: a tile of 256 values, in clocks of a multiprocessor; what memory needs is by card
+instructions  alu fp32 imad  xu memory control uniform issue clk alu clk wavefronts  bytes    H200 clk     H100 clk  kernel
+         540  168  150   90  17     55      43      17       135      84        121   2580         139          198  step_fast<AdamRule<true, false>, BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
+         728  296  150   90  17     55      43      17       182     148        141   3604         194          277  step_fast<AdamRule<true, false>, BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
+
+sm_90: 3 kernels
+"""
+
+
+def test_a_tile_counted_and_measured(tmp_path):
+    """1,000 tiles on each of 100 multiprocessors in 0.2 ms of 2 GHz: 400 clocks a tile."""
+    (tmp_path / "kernels.txt").write_text(COUNTS)
+    counts = tile_model.counted(tmp_path / "kernels.txt")
+    assert [c["issue clk"] for c in counts.values()] == [135.0, 182.0]
+    rows = [row(asked.EIGHT, [2e-4, None, 1e-4, 3e-4]), row(ours.Kahan.name, [4e-4]), row("torch", [1.0]), {**row(tile_model.COPY, [1.0]), "gb_per_second": 1290.0}]  # fmt: skip
+    timed = {**case(BILLION, rows), "numel": 100 * 1000 * 256, "clocks": {"clocks.sm": "2000"}}
+    report = {"machine": {"gpu": {"multiprocessors": "100"}}, "stages": [stage("build", tiles=counts), stage("bench-step", result={"step": [timed]})]}  # fmt: skip
+    text = tile_model.page(report)
+    assert f"| {asked.EIGHT} | 135 | 84 | 121 | 400 | 400 | 1.00 |" in text
+    assert (
+        f"| {ours.Kahan.name} | 182 | 148 | 141 | 559 | 800 | 1.43 |" in text
+        and "torch" not in text
+    )
+    timed["clocks"] = {}
+    assert tile_model.page(report) == "Not measured: no clock is known."
+    assert "the build counted no tiles" in tile_model.page({**report, "stages": []})
+    names = {getattr(kind, "name", "") for kind in vars(ours).values()}
+    assert set(tile_model.KERNELS) <= names and baselines.Copy.name == tile_model.COPY
+    limits = (ROOT / "csrc" / "cuda" / "tile_limits.txt").read_text()
+    assert all(end in limits for end in tile_model.KERNELS.values())
 
 
 def test_everything_is_met():

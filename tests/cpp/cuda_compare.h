@@ -263,7 +263,9 @@ int served[cuda::kFastCount + 1];
 
 /// Steps all specs of one rule `steps` times on both sides, each phase in one call. Returns the
 /// number of specs that differ.
-int compare(const std::vector<Spec>& specs, const Options& options, int steps, bool report = true) {
+int compare(const std::vector<Spec>& list, const Options& options, int steps, bool report = true) {
+  const std::vector<Spec> specs = sample.of_list(list);
+  if (specs.empty()) return 0;
   std::mt19937 random(5);
   std::vector<Memory> memory[2];
   Batched all[2];
@@ -366,6 +368,7 @@ int wrong_sums() {
   const cpu::Kernels& kernels = cpu::kernels();
   std::mt19937 random(5);
   int wrong = 0;
+  size_t turn = 0;
   struct Part {
     int64_t rows, cols, global_cols, first;
   };
@@ -375,6 +378,8 @@ int wrong_sums() {
     const ParamInfo info = param_info(format);
     for (int grad = 0; grad < grad_count(); ++grad) {
       for (const Part& part : parts) {
+        if (!sample(turn++, std::size(parts) * static_cast<size_t>(param_count() * grad_count())))
+          continue;
         const auto n = static_cast<size_t>(part.rows * part.cols);
         std::vector<uint8_t> g(n * static_cast<size_t>(grad_bytes(grad))), held[2], compensation[2];
         held[0].resize(n * static_cast<size_t>(info.bytes));
@@ -396,7 +401,8 @@ int wrong_sums() {
           return made;
         };
         cpu::accumulate(job(0), 0, job(0).tiles(), kernels);
-        const CudaAccumulation call{0, nullptr, job(1)};
+        const Accumulation one = job(1);
+        const CudaAccumulation call{0, nullptr, &one, 1};
         check(lowbit_cuda_accumulate(&call) == nullptr, "lowbit_cuda_accumulate");
         for (size_t i = 0; i < held[0].size(); ++i) wrong += held[0][i] != held[1][i];
         for (size_t i = 0; i < compensation[0].size(); ++i)
@@ -405,6 +411,45 @@ int wrong_sums() {
     }
   }
   return wrong;
+}
+
+/// Adds gradients to many buffers in one call, empty ones among them. Returns the number of buffers
+/// that differ, and the launches.
+struct ManySums {
+  int wrong = 0;
+  int64_t launches = 0;
+};
+ManySums many_sums(int count) {
+  const cpu::Kernels& kernels = cpu::kernels();
+  std::mt19937 random(7);
+  std::vector<std::vector<uint16_t>> held[2], grads;
+  std::vector<Accumulation> jobs[2];
+  for (int i = 0; i < count; ++i) {
+    const int64_t rows = i % 5 == 4 ? 0 : 1 + i % 3, cols = i % 7 == 6 ? 0 : 1 + 37 * (i % 11);
+    std::vector<uint16_t> values(static_cast<size_t>(rows * cols));
+    for (auto* side : {&held[0], &grads}) {
+      for (uint16_t& v : values) v = static_cast<uint16_t>(random() & 0xbfff);
+      side->push_back(values);
+    }
+    held[1].push_back(held[0].back());
+    for (const int on : {0, 1}) {
+      Accumulation job{};
+      job.held = held[on].back().data(), job.grad = grads.back().data();
+      job.format = find_param("bfloat16_stochastic"), job.grad_format = 1;
+      job.rows = rows, job.cols = cols, job.global_cols = cols, job.first = i * rows * cols;
+      job.scale = 0.25f;
+      job.random = {7, 3, static_cast<uint32_t>(i), 11};
+      jobs[on].push_back(job);
+    }
+  }
+  for (const Accumulation& job : jobs[0]) cpu::accumulate(job, 0, job.tiles(), kernels);
+  ManySums result;
+  const int64_t before = emulator::machine.launches;
+  const CudaAccumulation call{0, nullptr, jobs[1].data(), count};
+  check(lowbit_cuda_accumulate(&call) == nullptr, "lowbit_cuda_accumulate");
+  result.launches = emulator::machine.launches - before;
+  for (size_t i = 0; i < held[0].size(); ++i) result.wrong += held[0][i] != held[1][i];
+  return result;
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 // fiber that runs until it waits for others, so barriers, shuffles and ballots act as on a GPU, one
 // block after another. A warp runs as far as it can before the next one begins, so a missing
 // barrier changes the results. Shared memory starts as garbage. Only the features that our kernels
-// use are present.
+// use are present. With LOWBIT_SIMULATOR a simulator runs the kernels' PTX instead
+// (simulator/cuda_simulator.h).
 #pragma once
 
 #include <math.h>
@@ -58,7 +59,7 @@ struct Machine {
   char begun, ended, order[2];
   unsigned running = 0;
   int block_arrived = 0;
-  int64_t block_generation = 0, progress = 0;
+  int64_t block_generation = 0, progress = 0, launches = 0;
   std::function<void()> kernel;
   alignas(16) unsigned char shared[kShared];
 
@@ -156,6 +157,7 @@ struct Machine {
   void launch(Dim3 grid, Dim3 size, std::function<void()> body) {
     const races::Unseen unseen;
     if (size.x % 32 != 0) fail("a block must be whole warps");
+    ++launches;
     seen = races::here();
     kernel = std::move(body);
     blocks = grid, threads = size;
@@ -207,10 +209,16 @@ T& shared() {
 }  // namespace emulator
 
 // ---- the language ----
+#if defined(LOWBIT_SIMULATOR)  // kernels have the names and the parameters of their PTX
+#include "simulator/cuda_simulator.h"
+#define __global__ __attribute__((noinline, used, visibility("default")))
+#define LB_ARGUMENT(Type) const Type
+#else
 #define __global__ static
+#define LB_ARGUMENT(Type) const Type&
+#endif
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
-#define LB_ARGUMENT(Type) const Type&
 #define __launch_bounds__(...)
 #define LB_UNROLL(times)
 #define LB_NOINLINE static __attribute__((noinline, unused))
@@ -271,7 +279,12 @@ inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return
 // ---- the runtime ----
 using dim3 = emulator::Dim3;
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess, cudaErrorNoKernelImageForDevice, cudaErrorInsufficientDriver };
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorNoKernelImageForDevice,
+  cudaErrorUnsupportedPtxVersion,
+  cudaErrorInsufficientDriver
+};
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -307,8 +320,13 @@ template <class... Expected, class... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...),
                                Given&&... given) {
   ++emulator::calls.launches;
-  if (emulator::calls.launches_run)
+  if (emulator::calls.launches_run) {
+#if defined(LOWBIT_SIMULATOR)
+    emulator::simulate(*config, kernel, given...);
+#else
     emulator::machine.launch(config->gridDim, config->blockDim, [&] { kernel(given...); });
+#endif
+  }
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,

@@ -79,10 +79,12 @@ mutate(slot.cuh "a block's end is taken for the chunk's" [=[end < at.n ? end : a
 mutate(measure.cuh "the last row of a strip is missing" [=[tile.row < strip + rows]=] [=[tile.row + (rows > 1) < strip + rows]=])
 mutate(measure.cuh "a strip runs beyond the last row" [=[ceil_div(job.rows, rows_in_strip(job))]=] [=[(job.rows / rows_in_strip(job))]=])
 mutate(measure.cuh "the last columns are not finalized" [=[ceil_div(job.inner_cols + job.inner_rows, kFinalizedLines)]=] [=[(job.inner_cols + job.inner_rows) / kFinalizedLines]=])
-mutate(accumulate.cuh "the last group is missing" [=[groups_in_row(call.cols)]=] [=[groups_in_row(call.cols) - 1]=])
+mutate(accumulate.cuh "the last group is missing" [=[groups_in_row(job.cols)]=] [=[groups_in_row(job.cols) - 1]=])
 mutate(slot.cuh "the scale of a last short block is not written" [=[(end & (slot.block - 1)) == 0 || end == w.job.cols]=] [=[(end & (slot.block - 1)) == 0]=])
 
 # ---- wrong offsets in tables that take more than one launch ----
+mutate(accumulate.cuh "every launch takes the first buffers" [=[call.jobs[at + i]]=] [=[call.jobs[i]]=])
+mutate(accumulate.cuh "units of the buffers before are not left out" [=[(unit - before)]=] [=[unit]=])
 mutate(step.cu "later jobs overwrite the first" [=[t.jobs + at]=] [=[t.jobs]=])
 mutate(step.cu "later tiles overwrite the first" [=[t.ends + at]=] [=[t.ends]=])
 mutate(step.cu "later ends overwrite the first" [=[t.matrix_ends + at]=] [=[t.matrix_ends]=])

@@ -7,6 +7,7 @@
 
 #include "catalog/catalog.h"
 #include "core/exact_sum.h"
+#include "cuda_sample.h"
 
 namespace lowbit {
 namespace {

@@ -89,12 +89,13 @@ void test_sizes() {
 }  // namespace
 }  // namespace lowbit
 
-int main() {
-  lowbit::test_formats();
+int main(int argc, char** argv) {
+  const auto asked = [&](const char* part) { return argc < 2 || std::strcmp(argv[1], part) == 0; };
+  if (asked("formats")) lowbit::test_formats();
   for (const bool backwards : {false, true}) {
     emulator::machine.backwards = backwards;
-    lowbit::test_parts();
-    lowbit::test_sizes();
+    if (asked("parts")) lowbit::test_parts();
+    if (asked("sizes")) lowbit::test_sizes();
   }
   lowbit::check(emulator::races::reports == 0, "no two threads of a block race");
   std::printf("%d passed, %d failed\n", lowbit::passed, lowbit::failed);

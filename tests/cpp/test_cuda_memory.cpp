@@ -15,6 +15,7 @@ enum cudaError_t {
   cudaSuccess,
   cudaErrorMemoryAllocation,
   cudaErrorNoKernelImageForDevice,
+  cudaErrorUnsupportedPtxVersion,
   cudaErrorInsufficientDriver
 };
 enum cudaDeviceAttr { cudaDevAttrConcurrentManagedAccess };
@@ -306,10 +307,26 @@ void test_any_blocks() {
   }
 }
 
+/// A sentence says what to do where the driver or the build does not fit the GPU.
+void test_sentences() {
+  using lowbit::cuda::explain;
+  check(explain(cudaSuccess, "x") == nullptr, "success needs no sentence");
+  const std::pair<cudaError_t, const char*> hints[] = {
+      {cudaErrorNoKernelImageForDevice, "build again with it in LOWBIT_CUDA_ARCHS"},
+      {cudaErrorUnsupportedPtxVersion, "lowbit's PTX, which is newer than its driver"},
+      {cudaErrorInsufficientDriver, "update it, or build with an older toolkit"}};
+  for (const auto& [error, hint] : hints) {
+    const std::string text = explain(error, "loading kernels");
+    check(text.find(" while loading kernels; ") != std::string::npos, "what was being done");
+    check(text.find(hint) != std::string::npos, "what to do");
+  }
+}
+
 }  // namespace
 
 int main() {
   test_blocks();
+  test_sentences();
   test_refusals();
   test_hints();
   test_a_round();

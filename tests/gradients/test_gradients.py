@@ -11,6 +11,7 @@ from torch import nn
 import lowbit
 from lowbit import ops
 from lowbit.gradients import accumulate as gradients
+from lowbit.gradients.held import by_bytes
 from lowbit.state import layout
 
 FORMATS = ("bfloat16_stochastic", "bfloat16", "bfloat16_kahan", "float32")
@@ -151,6 +152,12 @@ def test_wrong_arguments_are_named():
         ops.accumulate([one], [], [one], plan, "bfloat16_kahan")
     with pytest.raises(RuntimeError, match="gradient 0 must be float32, bfloat16 or float16"):
         ops.accumulate([one], [], [one.double()], plan, "bfloat16")
+    two = torch.cat([plan, plan])
+    for others in ([one, one], [one, torch.zeros(12, dtype=torch.bfloat16)[:8], one]):
+        rows = torch.cat([two, plan])[: len(others)]
+        with pytest.raises(RuntimeError, match="two buffers overlap; add to them in calls of their own"):  # fmt: skip
+            ops.accumulate(others, [], [torch.ones_like(one)] * len(others), rows, "bfloat16")
+        assert not one.any(), "a refused call adds nothing"
 
 
 # ---- accuracy ----
@@ -420,6 +427,23 @@ def test_after_the_backward_pass():
     behind.finish()
     got = grads_of(other)
     assert all(g is None is got[k] or torch.equal(g, got[k]) for k, g in grads_of(net).items())
+
+
+def test_gradients_are_added_in_one_call(monkeypatch):
+    """On a GPU a call takes one launch for up to 256 buffers. Large gradients are freed before buffers for the next ones are made."""
+    net, calls = Net(), []
+    plain = ops.accumulate
+    monkeypatch.setattr(ops, "accumulate", lambda buffers, *args, **kwargs: (calls.append(len(buffers)), plain(buffers, *args, **kwargs)))  # fmt: skip
+    accumulator = lowbit.accumulate(net, average=3, hooks=False)
+    net(tokens(0)).backward()
+    given = sum(p.grad is not None for p in net.parameters())
+    accumulator.add()
+    assert given > 2 and calls == [given]
+    params = [torch.zeros(n) for n in (3, 1, 4, 1, 5)]
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    assert [[p.numel() for p in group] for group in by_bytes(params, 16)] == [[3, 1], [4], [1, 5]]
+    assert list(by_bytes([])) == []
 
 
 def test_the_names_of_torchastic():
