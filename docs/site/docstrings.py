@@ -15,12 +15,13 @@ class Docstrings(griffe.Extension):
     """Goes through a package when it is loaded; nothing of it is imported."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        arguments = pkg["config.arguments"]
-        shared = arguments["DEFAULTS"].value
-        self.defaults = {str(k).strip("'\""): v for k, v in zip(shared.keys, shared.values, strict=True)}  # fmt: skip
+        arguments, muon = pkg["config.arguments"], pkg["config.muon"]
+        # Muon's own come first, as in its signature.
+        self.defaults = {**defaults(muon["OWN"]), **defaults(arguments["DEFAULTS"])}
         own = {name: m.annotation for name, m in arguments["Options"].members.items()}
         torchs = {name: m.annotation for name, m in arguments["AllOptions"].members.items()}
-        self.options = {"Unpack[Options]": own, "Unpack[AllOptions]": {**own, **torchs}}
+        muons = {name: m.annotation for name, m in muon["MuonOptions"].members.items()}
+        self.options = {"Unpack[Options]": own, "Unpack[AllOptions]": {**own, **torchs}, "Unpack[MuonOptions]": {**muons, **own, **torchs}}  # fmt: skip
         self._walk(pkg)
 
     def _walk(self, some: Any) -> None:
@@ -49,6 +50,11 @@ class Docstrings(griffe.Extension):
                             default=default,
                         )
                     )
+
+
+def defaults(said: Any) -> dict[str, Any]:
+    """Names and defaults of options, from a dict in the source."""
+    return {str(k).strip("'\""): v for k, v in zip(said.value.keys, said.value.values, strict=True)}  # fmt: skip
 
 
 def split(text: str) -> str:
