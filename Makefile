@@ -48,11 +48,11 @@ check: setup $(VENV)/tests lint  ## before a commit: format, lint, types, layeri
 	@$(PYTEST) $(TWO_AT_A_TIME) -m "not slow"
 
 # make test T=tests/optim/test_update.py::test_x runs a file or a test of it, make test T=test_io those C++ tests that have such a name;
-# make test MARK= also those that take half a minute each (LONG of tests/conftest.py), make test MARK=slow what `make check` leaves out: CI runs all.
+# make test MARK= also those that take half a minute each (LONG of tests/conftest.py, planted mistakes in kernels), make test MARK=slow what `make check` leaves out: CI runs all.
 MARK = not long
 ifeq ($(T),)
 test: programs $(VENV)/tests  ## builds and runs the tests; MARK=: all; T=FILE[::NAME] or T=C++_TEST: some
-	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2
+	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2 $(if $(findstring not long,$(MARK)),--exclude-regex mutations)
 	@$(PYTEST) $(TWO_AT_A_TIME) --durations=20 $(if $(MARK),-m "$(MARK)")
 else ifneq ($(wildcard $(firstword $(subst ::, ,$(T)))),)
 test: setup $(VENV)/tests

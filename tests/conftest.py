@@ -29,7 +29,7 @@ LONGEST = (
 LONG = (
     "test_bench", "test_convert_torchao", "test_cpp_front", "test_elastic", "test_flat_shards", "test_frameworks", "test_help", "test_hostile", "test_kernel_table",
     "test_kinds", "test_kinds_convert", "test_kinds_tool", "test_memory", "test_muon_grid", "test_placed_state", "test_policy", "test_processors", "test_recipes",
-    "test_recover", "test_reshard", "test_world", "test_wrappers",
+    "test_recover", "test_reshard", "test_storage", "test_world", "test_wrappers",
 )  # fmt: skip
 # What `make check` leaves out: those, and files that start many processes or take more than five seconds of a core.
 SLOW = (
