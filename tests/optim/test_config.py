@@ -43,6 +43,8 @@ def model(dtype=torch.float32):
 
 
 def train(net, opt, steps=2):
+    if hasattr(opt, "train"):  # Schedule-Free begins in eval mode
+        opt.train()
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
         for p in net.parameters():
