@@ -20,11 +20,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lowbit.checkpoint.reader import Path, bytes_of, module
+from lowbit.checkpoint.storage import Storage
 
 COPIED = 256 << 20  # bytes that are read at a time for tensors which cannot be read into
 
 
-class Reader(StorageReader):
+class Reader(Storage, StorageReader):
     """Reads what `dcp.load` loads from a directory of torch.distributed.checkpoint, whoever wrote it, and executes nothing of it.
 
     A rank reads the bytes of its own shards, from C++, without the GIL, and straight into its tensors where these lie row-major on the
@@ -54,23 +55,10 @@ class Reader(StorageReader):
     def __init__(
         self, path: Path | None = None, *, thread_count: int = 1, verify: bool = True
     ) -> None:
-        if thread_count < 1:
-            raise ValueError(f"thread_count must be at least 1, not {thread_count}")
-        module()
-        self.path = None if path is None else os.fsdecode(path)
-        self.thread_count, self.verify, self.bytes_read = thread_count, verify, 0
+        super().__init__(path, thread_count)
+        self.verify, self.bytes_read = verify, 0
         self._reader: Any = None
         self._metadata: Metadata | None = None
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The folder to read; "" where it is not known yet."""
-        return self.path or ""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the name is that of a folder of a file system."""
-        return "://" not in os.fsdecode(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id:

@@ -30,6 +30,7 @@ from torch.futures import Future
 from lowbit import sharding
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.reader import Path, bytes_of, module
+from lowbit.checkpoint.storage import Storage
 
 COPIED = 256 << 20  # bytes of tensors on other devices that are copied to the host at a time
 VERSION = "1.0.0"  # of the directory's metadata, as torch writes it
@@ -56,7 +57,7 @@ class Save(threading.local):
     folder: PartialFolder | None = None
 
 
-class Writer(BlockingAsyncStager, StorageWriter):
+class Writer(Storage, BlockingAsyncStager, StorageWriter):
     """Writes what `dcp.save` and `dcp.async_save` save: a plain directory of torch.distributed.checkpoint, with digests.
 
     Each rank writes one file, from C++ and without the GIL. The directory appears under its name in one step, when all ranks have
@@ -91,26 +92,15 @@ class Writer(BlockingAsyncStager, StorageWriter):
         overwrite: bool = True,
         cache_staged_state_dict: bool = True,
     ) -> None:
-        super().__init__(cache_staged_state_dict=cache_staged_state_dict, type_check=False)
-        if thread_count < 1:
-            raise ValueError(f"thread_count must be at least 1, not {thread_count}")
-        module()  # ImportError here, and not in the middle of a run
-        self.path = None if path is None else os.fsdecode(path)
-        self.sync_files, self.thread_count, self.overwrite = sync_files, thread_count, overwrite
+        Storage.__init__(self, path, thread_count)
+        BlockingAsyncStager.__init__(
+            self, cache_staged_state_dict=cache_staged_state_dict, type_check=False
+        )
+        self.sync_files, self.overwrite = sync_files, overwrite
         self._save = Save()
         self._kept: tuple[Any, dict[str, Any]] | None = None  # the host copy, and its layout
         self._memory: set[int] = set()  # where its tensors lie
         self._staged: weakref.ref[Staged] | None = None  # of the save that it waits for
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The folder to write; "" where it is not known yet."""
-        return self.path or ""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the name is that of a folder of a file system."""
-        return "://" not in os.fsdecode(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
         # The first that each rank asks for: here a save begins, in the thread that it will run in.

@@ -101,13 +101,19 @@ def flipped(path, name, at=0.5):
     raise AssertionError("the values lie in no file")
 
 
-@pytest.mark.parametrize("name", ["model.0.float32", "model.3.uint8", "model.4.bfloat16", "model.5.float32"])  # fmt: skip
-@pytest.mark.parametrize("digests", [True, False])
-def test_a_flipped_bit_is_found_by_load(tmp_path, name, digests):
-    path = tmp_path / "run"
+def saved(folder, digests):
+    """A directory of one rank, with or without lowbit.json."""
+    path = folder / "run"
     save(storage_worker.state(0), path)
     if not digests:
         (path / "lowbit.json").unlink()
+    return path
+
+
+@pytest.mark.parametrize("name", ["model.0.float32", "model.3.uint8", "model.4.bfloat16", "model.5.float32"])  # fmt: skip
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_flipped_bit_is_found_by_load(tmp_path, name, digests):
+    path = saved(tmp_path, digests)
     file = flipped(path, name, random.Random(name).random())
     with pytest.raises(dcp.api.CheckpointException) as caught:
         load(storage_worker.state(0, 3), path)
@@ -117,10 +123,7 @@ def test_a_flipped_bit_is_found_by_load(tmp_path, name, digests):
 
 @pytest.mark.parametrize("digests", [True, False])
 def test_a_flipped_bit_is_found_by_the_rank_that_reads_it(pool, tmp_path, digests):
-    path = tmp_path / "run"
-    save(storage_worker.state(0), path)
-    if not digests:
-        (path / "lowbit.json").unlink()
+    path = saved(tmp_path, digests)
     flipped(path, "model.0.float32", 0.9)
     with pytest.raises(AssertionError, match="damaged"):
         pool.run(3, "storage_worker", "load", "lowbit", str(path), 0)
