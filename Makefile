@@ -192,7 +192,7 @@ $(VENV)/torch:
 	  quiet=--quiet; [ ! -t 1 ] || quiet=; \
 	  $(PYTHON) -m pip install $$quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "pip>=23.1" "scikit-build-core>=0.11"  # Debian 12 has pip 23.0, which does not know -C
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --ignore-installed "cmake>=3.25" "ninja>=1.11"  # also where PY has them: $(BIN)/cmake is called
 	@touch $@
 
