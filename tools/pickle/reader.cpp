@@ -202,6 +202,9 @@ class PickleReader {
     if (!takes)
       return no("calls " + std::string(rule.module) + "." + std::string(rule.name) +
                 " in a way that torch never does; nothing was executed");
+    // A member of an enum of an unknown class: the class is named, as for any object of it.
+    if (rule.name == "getattr" && allowed_.opaque)
+      return push(Kind::kOpaque, out_.nodes[out_.item(arguments, 0)].data);
     // What is filled later.
     if (kind == Kind::kCall && rule.name == "OrderedDict")
       return filled_dict(out_.item(arguments, 0), 1);

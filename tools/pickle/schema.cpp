@@ -5,6 +5,17 @@
 namespace lowbit::ckpt {
 namespace {
 
+/// A name in torch's enums of memory formats or of what a plan of DCP writes.
+bool is_member(std::string_view name) {
+  constexpr std::string_view kNames[] = {"TORCH_CONTIGUOUS_FORMAT",
+                                         "TORCH_CHANNELS_LAST",
+                                         "TORCH_PRESERVE_FORMAT",
+                                         "TENSOR",
+                                         "SHARD",
+                                         "BYTE_IO"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
 bool fits(const Pickle& p, NodeId id, char letter) {
   switch (letter) {
     case 'i':
@@ -36,11 +47,12 @@ bool fits(const Pickle& p, NodeId id, char letter) {
     case 't':
       return p.is(id, Kind::kCall) && p.global(id)->name.starts_with("_rebuild_");
     case 'm':
-      return p.is(id, Kind::kGlobal) && p.global(id)->name.ends_with("MEM_FORMAT_ENCODING");
+      return p.is(id, Kind::kGlobal) && (p.global(id)->name.ends_with("MEM_FORMAT_ENCODING") ||
+                                         p.global(id)->name == "WriteItemType");
     case 'f':
-      return p.is(id, Kind::kString) &&
-             (p.text(id) == "TORCH_CONTIGUOUS_FORMAT" || p.text(id) == "TORCH_CHANNELS_LAST" ||
-              p.text(id) == "TORCH_PRESERVE_FORMAT");
+      return p.is(id, Kind::kString) && is_member(p.text(id));
+    case 'c':
+      return p.is(id, Kind::kUnknown);
     case 'u':
       return p.is(id, Kind::kTuple);
     case 'w':

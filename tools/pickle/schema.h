@@ -4,7 +4,8 @@
 //   o OrderedDict()   h the same, or None   d an empty dict   w any dict   l any list
 //   u any tuple   x anything
 //   t a call that gives a tensor
-//   m a memory format's class   f the name of a memory format
+//   m the class of one of torch's enums   f the name of one of its members
+//   c a class outside the allowlist
 //   * after a letter: any number of it      ? the arguments that follow are optional
 #pragma once
 

@@ -82,6 +82,8 @@ TRICKS = [
     Trick("code_newobj", Raw(glob("subprocess", "Popen") + dump(("true",)) + b"\x81"), mentions="Popen"),
     Trick("code_global_of_numbers", Raw(b"K\x01K\x02\x93"), mentions="text|string|global|opcode|name"),
     Trick("code_getattr", reduce(glob("builtins", "getattr"), glob("torch", "Size"), "__init__"), mentions="getattr|attr|" + UNKNOWN),
+    Trick("code_getattr_of_an_unknown_class_is_called", Raw(reduce(glob("builtins", "getattr"), glob("a", "B"), "__init__") + b")R"), mentions="getattr|global|" + UNKNOWN),
+    Trick("code_getattr_of_an_opaque_object", reduce(glob("builtins", "getattr"), Raw(glob("a", "B") + b")\x81"), "x"), mentions="getattr|" + UNKNOWN),
     Trick("code_name_with_escapes", glob("torch", "\x1b[2Jred\x07"), mentions=UNKNOWN + "|red"),
     Trick("code_name_of_a_megabyte", glob("torch", "A" * MILLION), mentions=UNKNOWN + "|long|limit", torch=None),
     Trick("code_name_without_end", whole=lambda p: p[:-1] + b"ctorch" * 3, mentions=CUT + "|" + STACK + "|" + UNKNOWN + "|line"),
