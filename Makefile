@@ -13,6 +13,7 @@ PYTHON := $(BIN)/python
 CMAKE_BUILD := build/lowbit
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
+COMMA := ,
 # What the package has; `make test` adds the rest to the same folder. CUDA_ARCHS: GPU architectures ("90-real 100-real", "release"), else this machine's;
 # a machine without a GPU compiles no kernels unless CUDA_ARCHS asks. ISAS: instruction sets of the CPU's kernels, those that this machine runs (native) or all.
 CUDA_ARCHS ?=
@@ -31,6 +32,10 @@ debian = { sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; command -v apt-get >/de
 
 # $(call shown,LOG,COMMAND): how far the command is; what it prints goes to LOG.
 shown = $(PYTHON) .ci/progress.py $(VENV)/$(1) $(2)
+
+# $(call configure,NAME,OPTIONS): the folder build/NAME for tests that are built apart from the package, without operators.
+configure = $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DLOWBIT_OPS=OFF -DLOWBIT_BUILD_TESTS=ON \
+  $(2) >$(VENV)/cmake-$(1).log || { cat $(VENV)/cmake-$(1).log; exit 1; }
 
 SOURCES := CMakeLists.txt $(shell find csrc tools -type f 2>/dev/null)
 
@@ -76,15 +81,14 @@ programs: setup  ## the C++ tests and the C++ front end, built
 
 # The C++ tests under address and undefined-behaviour sanitizers, for the instruction sets that this machine runs.
 sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitizers
-	@$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
-	  -DLOWBIT_OPS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_ISAS=native -DLOWBIT_SANITIZE=address,undefined >$(VENV)/cmake-sanitize.log || { cat $(VENV)/cmake-sanitize.log; exit 1; }
+	@$(call configure,sanitize,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+	  -DLOWBIT_ISAS=native -DLOWBIT_SANITIZE=address$(COMMA)undefined)
 	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
 # The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
 races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
-	@$(BIN)/cmake -S . -B build/races -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Release \
-	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=OFF -DLOWBIT_CUDA=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_RACES=ON >$(VENV)/cmake-races.log || { cat $(VENV)/cmake-races.log; exit 1; }
+	@$(call configure,races,-DCMAKE_BUILD_TYPE=Release -DLOWBIT_TOOLS=OFF -DLOWBIT_RACES=ON)
 	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races
 	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
 
@@ -95,8 +99,7 @@ PARTS ?=
 simulate:  ## the kernels' PTX in GPGPU-Sim, without a GPU; SIM=, SIM_SAMPLE=, PARTS=
 	@$(PY) tests/cpp/simulator/run.py --check "$(SIM)"
 	@$(MAKE) --no-print-directory setup
-	@$(BIN)/cmake -S . -B build/simulate -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Release -DLOWBIT_SIMULATOR=$(abspath $(SIM)) \
-	  -DLOWBIT_OPS=OFF -DLOWBIT_TOOLS=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_ISAS=native >$(VENV)/cmake-simulate.log || { cat $(VENV)/cmake-simulate.log; exit 1; }
+	@$(call configure,simulate,-DCMAKE_BUILD_TYPE=Release -DLOWBIT_TOOLS=OFF -DLOWBIT_ISAS=native -DLOWBIT_SIMULATOR=$(abspath $(SIM)))
 	@$(call shown,build-simulate.log,$(BIN)/cmake --build build/simulate --target simulate_step simulate_lowrank simulate_probe cuda_ptx)
 	@$(PYTHON) tests/cpp/simulator/run.py "$(SIM)" build/simulate $(PARTS)
 
@@ -140,13 +143,12 @@ docs: $(VENV)/docs  ## the documentation as a site, in out/site
 #   make fuzz TARGET=zip FUZZ_SECONDS=1800        one for longer
 FUZZ_SECONDS ?= 60
 FUZZ_CXX ?= clang++
-FUZZ_BUILD := build/fuzz
 fuzz: setup  ## every parser under libFuzzer; TARGET=, FUZZ_SECONDS=
 	@command -v $(FUZZ_CXX) >/dev/null || { echo "make fuzz needs clang with libFuzzer: apt-get install clang libclang-rt-dev, or FUZZ_CXX=..."; exit 1; }
-	@$(BIN)/cmake -S . -B $(FUZZ_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	  -DLOWBIT_OPS=OFF -DLOWBIT_CUDA=OFF -DLOWBIT_BUILD_TESTS=ON -DLOWBIT_FUZZ=ON -DLOWBIT_SANITIZE=fuzzer-no-link,address,undefined >$(VENV)/cmake-fuzz.log || { cat $(VENV)/cmake-fuzz.log; exit 1; }
-	@$(BIN)/cmake --build $(FUZZ_BUILD) --target fuzz_ckpt
-	@tools/fuzz/run.sh $(FUZZ_BUILD)/tests/cpp/fuzz_ckpt $(FUZZ_BUILD)/corpus $(FUZZ_SECONDS) $(TARGET)
+	@$(call configure,fuzz,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) \
+	  -DLOWBIT_FUZZ=ON -DLOWBIT_SANITIZE=fuzzer-no-link$(COMMA)address$(COMMA)undefined)
+	@$(BIN)/cmake --build build/fuzz --target fuzz_ckpt
+	@tools/fuzz/run.sh build/fuzz/tests/cpp/fuzz_ckpt build/fuzz/corpus $(FUZZ_SECONDS) $(TARGET)
 
 lint: $(VENV)/dev  ## ruff, mypy, clang-format
 	@$(BIN)/ruff check .
