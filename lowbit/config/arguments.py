@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from lowbit.config.hints import did_you_mean, warn_once
 from lowbit.config.overrides import check as check_overrides
-from lowbit.config.overrides import check_renamed, check_together
+from lowbit.config.overrides import check_together
 from lowbit.config.types import ParamFormat, StateFormat, StateMemory
 
 # Group entries that decide the layout of state. The live optimizer's count; a loaded state dict does not change them.
@@ -101,7 +101,6 @@ def shared(
     Raises:
         TypeError, ValueError, RuntimeError: as torch's optimizers raise them, and as `check_group` does.
     """
-    check_renamed("the optimizer", options)
     for name in options:
         if name not in DEFAULTS:
             known = [key for key in inspect.signature(type(opt)).parameters if key != "params"]
@@ -144,10 +143,9 @@ def check_group(what: str, group: Mapping[str, Any]) -> None:
         group: the options; any may be missing.
 
     Raises:
-        TypeError: an option has a wrong type, or a name that it no longer has.
+        TypeError: an option has a wrong type.
         ValueError: options contradict each other, or one is not allowed in a group.
     """
-    check_renamed(what, group)
     lr = group.get("lr", 0.0)
     if lr is None or isinstance(lr, str):
         raise TypeError(f"lr should be a number or a tensor but is: {lr!r}")

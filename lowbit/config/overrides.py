@@ -17,9 +17,6 @@ from lowbit.config.presets import FACTORED, checked_numel, formats_named
 
 OPTIONS = ("state_format", "param_format", "full_precision", "min_numel")
 
-# Names that options had in development builds, and those that they have now.
-RENAMED = {"wide": "full_precision"}
-
 # Parameter -> for each group of `lowbit.param_groups` that has it: (all names of the group, its index among them).
 _remembered: Any = WeakTensorKeyDictionary()
 
@@ -77,7 +74,6 @@ def override(pattern: str, **options: Any) -> dict[str, dict[str, Any]]:
         {pattern: options}, for the argument `overrides`.
 
     Raises:
-        TypeError: an option has a name that it no longer has.
         ValueError: an option has an unknown name, or options contradict each other.
     """
     made = {pattern: options}
@@ -85,15 +81,8 @@ def override(pattern: str, **options: Any) -> dict[str, dict[str, Any]]:
     return made
 
 
-def check_renamed(what: str, options: Mapping[Any, Any]) -> None:
-    """Raises TypeError if an option has its old name, which a group would keep and ignore."""
-    for old, new in RENAMED.items():
-        if old in options:
-            raise TypeError(f"{what} has {old}=, which is called {new}= now")
-
-
 def check(overrides: Any) -> None:
-    """Raises ValueError, and TypeError for an option's old name, unless `overrides` maps patterns to options that do not contradict each other."""
+    """Raises ValueError unless `overrides` maps patterns to options that do not contradict each other."""
     if not isinstance(overrides, Mapping):
         raise ValueError(
             f"overrides must map name patterns to options, as lowbit.override makes it, not be {overrides!r}"
@@ -102,7 +91,6 @@ def check(overrides: Any) -> None:
         what = f"overrides[{pattern!r}]"
         if not isinstance(pattern, str) or not isinstance(options, Mapping):
             raise ValueError(f"{what} must map a name pattern to options, not to {options!r}")
-        check_renamed(what, options)
         if unknown := sorted(set(map(str, options)) - set(OPTIONS)):
             raise ValueError(f"{what} has {unknown}; options are {', '.join(OPTIONS)}")
         if not isinstance(options.get("full_precision", False), bool):

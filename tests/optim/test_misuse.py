@@ -118,20 +118,6 @@ def test_patterns_that_are_no_text_are_refused():
         lowbit.AdamW(torch.nn.Linear(96, 64).named_parameters(), full_precision=[1])
 
 
-def test_an_old_name_of_an_option_is_refused_with_the_new_one():
-    net = torch.nn.Linear(96, 64)
-    builds = [
-        lambda: lowbit.AdamW(net.named_parameters(), wide=["*"]),
-        lambda: lowbit.APOLLO(net.named_parameters(), wide=True),
-        lambda: lowbit.AdamW([{"params": net.named_parameters(), "wide": True}]),
-        lambda: lowbit.AdamW(lowbit.param_groups(net, wide=True)),
-        lambda: lowbit.override("*", wide=True),
-    ]
-    for build in builds:
-        with pytest.raises(TypeError, match="has wide=, which is called full_precision= now"):
-            build()
-
-
 def test_param_groups_takes_the_model():
     with pytest.raises(TypeError, match="takes the model, not generator"):
         lowbit.param_groups(torch.nn.Linear(96, 64).parameters())
