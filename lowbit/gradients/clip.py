@@ -12,9 +12,8 @@ from torch import Tensor
 from lowbit import ops, sharding
 
 _CHUNK = 1 << 22  # elements whose terms exist at once where no operator computes them
-_LANES = (
-    4096  # separate places for the terms of one word, so that additions do not wait for each other
-)
+# Separate places for the terms of one word, so that additions do not wait for each other.
+_LANES = 4096
 _DIGIT = 0xFFFF
 
 
@@ -152,9 +151,8 @@ class Sums:
         if not grad.numel():
             return self._none(grad.device)
         if self.power == math.inf:
-            absmax = torch.linalg.vector_norm(
-                grad, math.inf
-            ).float()  # exact; NaN if any element is
+            # Exact, and NaN if any element is.
+            absmax = torch.linalg.vector_norm(grad, math.inf).float()
             return (absmax.view(torch.int32) & 0x7FFFFFFF).reshape(1)
         served = grad.device.type == "cpu" and grad.dtype != torch.float64
         if served and self.power in (1.0, 2.0):

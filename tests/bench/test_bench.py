@@ -305,9 +305,8 @@ def test_make_gpu_goes_on_behind_what_fails(result, tmp_path, monkeypatch, capsy
     assert [s["tail"].split("\n")[0] for s in report["stages"][1:3]] == ["1", "2"]
     text = (tmp_path / "gpu.md").read_text()
     assert "Not passed: tests, behind, memcheck" in text and "one differs" in text and Eight.name in text  # fmt: skip
-    monkeypatch.setattr(
-        gpu, "BEGAN", gpu.time.perf_counter() - gpu.ALL
-    )  # nothing is begun that has no time
+    # Nothing is begun that has no time.
+    monkeypatch.setattr(gpu, "BEGAN", gpu.time.perf_counter() - gpu.ALL)
     assert gpu.run([], tmp_path) == 1
     assert "no time left" in (tmp_path / "gpu.md").read_text()
 

@@ -102,9 +102,8 @@ def test_everything_is_met():
         text.count("| yes |") == 13 and f"85% or more of the copy's speed, {BILLION.name}" in text
     )
     assert "90.0%: 3,600 GB/s" in text and "300 passed, 0 failed, 2 skipped" in text
-    assert (
-        f"its time is 1, ours: {BILLION.name} 0.42, {MANY.name} 0.42" in text
-    )  # median of 1/3, 2/4
+    # Median of 1/3, 2/4.
+    assert f"its time is 1, ours: {BILLION.name} 0.42, {MANY.name} 0.42" in text
 
 
 def test_nothing_was_reached():
@@ -212,9 +211,8 @@ def test_baselines_come_from_wheels(tmp_path):
         if finds:
             env = {**os.environ, **s.env}
             subprocess.run([sys.executable, "-c", "import a_peer"], env=env, check=True)
-    assert (
-        gpu.stages(folder, [], "9.0", wheels) and not (folder / "baselines").exists()
-    )  # of before
+    # What an earlier call left is removed.
+    assert gpu.stages(folder, [], "9.0", wheels) and not (folder / "baselines").exists()
 
 
 def test_wheels_that_cannot_be_installed(tmp_path):

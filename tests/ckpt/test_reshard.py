@@ -327,9 +327,8 @@ def test_killed_at_any_moment(tmp_path):
 
 def test_a_full_disk_is_one_clear_error(tmp_path):
     big(tmp_path / "a", 8)
-    limit = (
-        1 << 20
-    )  # of a file: what a quota or a full disk gives is another error at the same place
+    # Of a file: what a quota or a full disk gives is another error at the same place.
+    limit = 1 << 20
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

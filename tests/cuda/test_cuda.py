@@ -141,9 +141,8 @@ def random_grads(run, seed, size=1e-2):
 @pytest.mark.parametrize("grad", [torch.bfloat16, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("param_format", list(PARAM))
 def test_twenty_steps(param_format, grad):
-    large = (
-        param_format == "bfloat16_stochastic"
-    )  # a warp has several tiles; it takes the CPU a while
+    # A warp has several tiles; it takes the CPU a while.
+    large = param_format == "bfloat16_stochastic"
     shapes = [s for s in SHAPES if large or math.prod(s) < 1 << 20]
     cuda = make_run(param_format=param_format, grad=grad, shapes=shapes)
     cpu = cuda.to("cpu")

@@ -116,9 +116,8 @@ def test_what_a_tile_takes(tmp_path):
         and int(row["bytes"]) == 2 * 8 * 4 * 32
         and 60 <= instructions <= 300
     )
-    assert (
-        abs(int(count("expf(y[e])")[1]["instructions"]) - instructions) <= 8
-    )  # the rare branch grew
+    # The rare branch grew.
+    assert abs(int(count("expf(y[e])")[1]["instructions"]) - instructions) <= 8
 
     limits = tmp_path / "tile_limits.txt"
     assert count("1.0f", "--set-limits")[0].returncode == 0 and limits.exists()

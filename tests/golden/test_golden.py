@@ -118,9 +118,8 @@ def test_torchao_8bit(arrays, maps, cls, rule):
     np.testing.assert_allclose(p[settled], golden_p[settled], rtol=2e-6, atol=atol)
     for k, name in enumerate(names):
         codes, golden = state[2 * k].astype(np.int64), arrays[f"{prefix}/{name}.codes"]
-        scale_rtol = (
-            3e-7 if rule == "adamw" else 3e-4
-        )  # a row's largest may be where the zero rule moved p
+        # A row's largest may be where the zero rule moved p.
+        scale_rtol = 3e-7 if rule == "adamw" else 3e-4
         golden_scale = arrays[f"{prefix}/{name}.scale"]
         np.testing.assert_allclose(state[2 * k + 1][:, 0], golden_scale, rtol=scale_rtol)
         reasons = {"midpoint": near_midpoint(peer.z[k], peer.map[k])}

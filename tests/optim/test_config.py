@@ -359,9 +359,8 @@ def test_override_quantize_enable(monkeypatch):
     opt.override_quantize_enable(net["body"][0], "weight", False)
     opt.override_quantize_enable(net["head"], "weight", True)
     small = nn.Linear(32, 32, bias=False)
-    opt.add_param_group(
-        {"params": small.named_parameters(prefix="small[0]")}
-    )  # a pattern in a name
+    # A pattern in a name.
+    opt.add_param_group({"params": small.named_parameters(prefix="small[0]")})
     opt.override_quantize_enable(small, "weight", True)
     kept = formats(opt)
     assert kept["body.0.weight"] == wide and kept["head.weight"] == kept["small[0].weight"] == coded

@@ -176,9 +176,8 @@ def test_nothing_moves_before_the_first_step_and_weights_may_come_late():
     opt.eval()
     assert torch.equal(params[0], before)
     with torch.no_grad():
-        params[0].copy_(
-            drawn(32, 256, seed=5)
-        )  # as model.load_state_dict after the optimizer was built
+        # As model.load_state_dict after the optimizer was built.
+        params[0].copy_(drawn(32, 256, seed=5))
     late = nn.Parameter(params[0].detach().clone())
     other = lowbit.ScheduleFreeAdamW([late], lr=0.02)
     for p, o in ((params[0], opt), (late, other)):

@@ -43,9 +43,8 @@ def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, a
             assert e["costs"] == total["costs"]
             for key, more in (("has", e["has"]), ("owns", e["owns"]), ("seen", 1)):
                 total[key] += more
-    assert len(totals) == (
-        3 if kind.startswith("tp") else 1
-    )  # a batch is exchanged by its own ranks
+    # A batch is exchanged by its own ranks.
+    assert len(totals) == (3 if kind.startswith("tp") else 1)
     for members, total in totals.items():
         assert total["seen"] == len(members)
         assert total["has"] == total["bytes"]

@@ -402,9 +402,8 @@ def test_stochastic_codes_keep_the_mean(formats):
         heads = np.array(heads, F) if f["signed"] else squares(np.array(heads, F))
         table = Table(f, one_scale(f, heads[None]))
         room = block - heads.size
-        least = (
-            table.least * 1.001
-        )  # below it the mean of unsigned and logarithmic codes is another
+        # Below it the mean of unsigned and logarithmic codes is another.
+        least = table.least * 1.001
         if f["signed"] and f["domain"] != "log2":
             least = float(heads[0]) * 2**-20
         low = np.log2(max(float(heads[-1]) if heads.size > 1 else 0, least))

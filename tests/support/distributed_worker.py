@@ -97,9 +97,8 @@ def run_bits(mode: str, ranks: int) -> dict[str, str]:
     for dtype in (torch.bfloat16, torch.float32):
         for isa in ops.catalog()["isas"]:
             ops.set_isa(isa)
-            torch.manual_seed(
-                100 + (dist.get_rank() if dist.is_initialized() else 0)
-            )  # must not matter
+            # torch's generator must not matter.
+            torch.manual_seed(100 + (dist.get_rank() if dist.is_initialized() else 0))
             model, opt = build(dtype, mode, ranks)
             state = torch.random.get_rng_state()
             for step in range(STEPS):

@@ -98,14 +98,14 @@ def once(verb, folder, rows, cols):
 
 
 def main(verb, folder):
+    # M_MMAP_THRESHOLD of malloc.h, PR_SET_THP_DISABLE of sys/prctl.h.
     mmap_threshold, thp_disable = (
         -3,
         41,
-    )  # M_MMAP_THRESHOLD of malloc.h, PR_SET_THP_DISABLE of sys/prctl.h
+    )
     ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17)  # large blocks are unmapped when freed
-    ctypes.CDLL(None).prctl(
-        thp_disable, 1, 0, 0, 0
-    )  # where pages are of 2 MiB, what is touched of one is all of it
+    # Where pages are of 2 MiB, what is touched of one is all of it.
+    ctypes.CDLL(None).prctl(thp_disable, 1, 0, 0, 0)
     small = folder / "small"
     once(verb, small, 128, 128)
     print(json.dumps(once(verb, folder, 1024, 1024)))

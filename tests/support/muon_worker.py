@@ -80,10 +80,11 @@ def made(kind: str, way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
         inner = {"tp": TENSOR_PARALLEL, "ep": EXPERT_PARALLEL, "columns": {5: 2, 0: 0, 1: 1}}.get(
             kind, {}
         )
+        # Scales that follow no cut rows of a batch's matrices.
         rows_alone = way in (
             "row",
             "tensor",
-        )  # scales that follow no cut rows of a batch's matrices
+        )
 
         def place(i: int, value: torch.Tensor) -> torch.Tensor:
             if i not in inner or (rows_alone and value.dim() == 3 and inner[i] == 1):

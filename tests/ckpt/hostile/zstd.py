@@ -19,9 +19,8 @@ MAGIC = b"\x28\xb5\x2f\xfd"
 
 def frame(data: bytes, *, told: int | None = None, window: int | None = None) -> bytes:
     if window is None:
-        head = b"\xa0" + le(
-            4, len(data) if told is None else told
-        )  # single segment, 4 bytes of size
+        # Single segment, 4 bytes of size.
+        head = b"\xa0" + le(4, len(data) if told is None else told)
     else:
         head = b"\x00" + le(1, window)
     return MAGIC + head + le(3, 1 | len(data) << 3) + data
