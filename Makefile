@@ -48,7 +48,7 @@ run: setup  ## the demonstration: trains, inspects, reshards, resumes
 PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest
 TWO_AT_A_TIME := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-# What is told within a minute once built: no framework, no C++ test, and of the Python tests those not in SLOW of tests/conftest.py.
+# A minute once built: of the Python tests those not in SLOW of tests/conftest.py, and neither C++ tests nor frameworks.
 check: setup $(VENV)/tests lint  ## before a commit: format, lint, types, layering, the fast tests
 	@$(PYTEST) $(TWO_AT_A_TIME) -m "not slow"
 
@@ -92,7 +92,7 @@ races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races
 	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
 
-# The kernels' PTX in a simulator of GPUs, against the CPU: SIM=folder of a built GPGPU-Sim (docs/cuda.md). Of long lists a sample, half an hour or more on two cores;
+# The kernels' PTX in a simulator of GPUs, against the CPU: SIM=folder of a built GPGPU-Sim (docs/cuda.md). It runs a sample of each long list of cases, half an hour or more on two cores;
 #   make simulate SIM=~/gpgpu-sim SIM_SAMPLE=all PARTS="shapes once"    all of them, in some parts
 SIM ?=
 PARTS ?=
