@@ -69,6 +69,27 @@ def processes():
 
 
 @pytest.fixture
+def isa_restored():
+    """The instruction set and the number of threads are afterwards what they were before."""
+    import torch
+
+    from lowbit import ops
+
+    before, threads = ops.catalog()["isa"], torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    ops.set_isa(before)
+
+
+@pytest.fixture
+def one_thread(isa_restored):
+    """One thread, which for small tensors is faster."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
 def ckpt():
     """Where lowbit reads files itself; a machine without the libraries of lowbit-ckpt builds the package without that."""
     from lowbit.checkpoint import reader

@@ -16,13 +16,7 @@ from lowbit.config import muon
 
 ISAS = lowbit.catalog()["isas"]
 
-
-@pytest.fixture(autouse=True)
-def isa_restored():
-    before, threads = lowbit.catalog()["isa"], torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    ops.set_isa(before)
+pytestmark = pytest.mark.usefixtures("isa_restored")
 
 
 def drawn(*shape, seed=0, scale=1.0):

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from test_muon import ISAS, LR, SHAPES, apart, bits, drawn, isa_restored, same, train  # noqa: F401
+from test_muon import ISAS, LR, SHAPES, apart, bits, drawn, same, train
 from torch import nn
 
 import lowbit
@@ -15,6 +15,8 @@ from lowbit.config import muon
 
 BETA2 = 0.9
 MOMENTS = "second_momentum_buffer"
+
+pytestmark = pytest.mark.usefixtures("isa_restored")
 
 
 def last_sum(x):

@@ -32,6 +32,8 @@ MUON = {"momentum": 0.95, "nesterov": 1.0, "ratio": 0.7, "cautious": 0.0}
 RMSPROP = {"alpha": 0.9, "momentum": 0.8, "least_variance": 1 / 4}
 FAMILY = {"adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}, "muon": MUON, "schedule": SCHEDULE}  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # What else than the defaults a rule is held to.
 VARIANTS = {
     "adafactor": [
@@ -428,16 +430,6 @@ def same(a, b):
         torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
         for x, y in zip(a.tensors(), b.tensors(), strict=True)
     )
-
-
-@pytest.fixture(autouse=True)
-def isa_restored():
-    """Also: one thread, which for small tensors is faster."""
-    before, threads = ops.catalog()["isa"], torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    ops.set_isa(before)
 
 
 COVERED: dict[str, dict[str, int]] = {}

@@ -16,12 +16,7 @@ CUT_ENDS, CUT_ALL = map(ops.plan_names("cuts").index, ("ends", "all"))
 ENDS = [ops.plan_columns()[name] for name in ("front", "back", "cut")]
 ISAS = ops.catalog()["isas"]
 
-
-@pytest.fixture(autouse=True)
-def the_isa_stays():
-    before = ops.catalog()["isa"]
-    yield
-    ops.set_isa(before)
+pytestmark = pytest.mark.usefixtures("isa_restored")
 
 
 def partner(entry):

@@ -41,21 +41,13 @@ ISAS = ops.catalog()["isas"]
 BLOCKS = [32, 64, 128, 256, 512, 1024, 2048]
 F = np.float32
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(params=FAMILIES)
 def formats(request):
     """The formats of one family."""
     return [f for f in CODED if family(f) == request.param]
-
-
-@pytest.fixture(autouse=True)
-def isa_restored():
-    """Also: one thread, which for small tensors is faster."""
-    before, threads = ops.catalog()["isa"], torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    ops.set_isa(before)
 
 
 COVERED: dict[str, dict[str, int]] = {}
