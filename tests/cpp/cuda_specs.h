@@ -6,18 +6,12 @@
 #include <string>
 
 #include "catalog/catalog.h"
+#include "check.h"
 #include "core/exact_sum.h"
 #include "cuda_sample.h"
 
 namespace lowbit {
 namespace {
-
-int passed = 0, failed = 0;
-
-void check(bool ok, const std::string& what) {
-  ok ? ++passed : ++failed;
-  if (!ok) std::printf("FAILED %s\n", what.c_str());
-}
 
 /// 16-byte aligned memory.
 struct alignas(16) Piece {

@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "check.h"
 #include "mutations.inc"
 
 namespace lowbit {
@@ -81,8 +82,7 @@ int run_mutations(const Comparison (&comparisons)[kCount], const Mine& mine) {
           std::string(number == 0 ? "a difference without a mistake: " : "not seen: ") +
               kMutations[number]);
   }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed ? 1 : 0;
+  return finish();
 }
 
 }  // namespace

@@ -483,7 +483,6 @@ int main(int argc, char** argv) {
   for (const auto& [name, test] : tests) {
     if (argc < 2 || std::strcmp(argv[1], name) == 0) test();
   }
-  lowbit::check(emulator::races::reports == 0, "no two threads of a block race");
-  std::printf("%d passed, %d failed\n", lowbit::passed, lowbit::failed);
-  return lowbit::failed > 0 || lowbit::passed == 0 ? 1 : 0;
+  check(emulator::races::reports == 0, "no two threads of a block race");
+  return finish();
 }

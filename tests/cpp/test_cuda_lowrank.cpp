@@ -97,7 +97,6 @@ int main(int argc, char** argv) {
     if (asked("parts")) lowbit::test_parts();
     if (asked("sizes")) lowbit::test_sizes();
   }
-  lowbit::check(emulator::races::reports == 0, "no two threads of a block race");
-  std::printf("%d passed, %d failed\n", lowbit::passed, lowbit::failed);
-  return lowbit::failed ? 1 : 0;
+  check(emulator::races::reports == 0, "no two threads of a block race");
+  return finish();
 }

@@ -2,12 +2,13 @@
 // calls: the calls, their order, and that they never exceed the free memory.
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "check.h"
 
 // ---- the runtime ----
 #define CUDART_VERSION 13000
@@ -37,7 +38,7 @@ struct Hint {
   int device;
 };
 struct Fake {
-  std::string diary;  // one letter per call
+  std::string log;    // one letter per call
   std::string fails;  // letters of calls that fail
   bool concurrent = true, capturing = false;
   size_t free = 0, total = 0;
@@ -47,7 +48,7 @@ struct Fake {
   std::vector<Hint> hints;
 
   cudaError_t call(char letter) {
-    diary += letter;
+    log += letter;
     return fails.find(letter) == std::string::npos ? cudaSuccess : cudaErrorMemoryAllocation;
   }
   cudaError_t take(void** at, size_t bytes, char letter) {
@@ -114,10 +115,9 @@ using lowbit::kPinned;
 
 constexpr int64_t kMiB = 1 << 20;
 
-int passed = 0, failed = 0;
+/// As `check`, with the calls that the runtime got.
 void check(bool good, const char* what) {
-  good ? ++passed : ++failed;
-  if (!good) std::printf("FAILED %s (diary: %s)\n", what, fake.diary.c_str());
+  ::check(good, std::string(what) + " (log: " + fake.log + ")");
 }
 void begin() {
   const uintptr_t next = fake.next;
@@ -137,17 +137,17 @@ void given(const CudaBlock& block) { check(lowbit_cuda_free(&block) == nullptr, 
 void test_blocks() {
   begin();
   CudaBlock block = taken(kPinned, 3 * kMiB, 1);
-  check(fake.device == 1 && fake.diary == "H", "pinned memory is asked for once, on its device");
+  check(fake.device == 1 && fake.log == "H", "pinned memory is asked for once, on its device");
   fake.free = fake.total = static_cast<size_t>(1) << 30;
-  check(lowbit_cuda_prefetch(1, nullptr) == nullptr && fake.diary == "H", "it takes no hints");
+  check(lowbit_cuda_prefetch(1, nullptr) == nullptr && fake.log == "H", "it takes no hints");
   fake.device = 0;
   given(block);
-  check(fake.device == 1 && fake.diary == "Hsh", "the device is waited for before it is freed");
+  check(fake.device == 1 && fake.log == "Hsh", "the device is waited for before it is freed");
 
   begin();
   block = taken(kManaged, 3 * kMiB, 1);
   given(block);
-  check(fake.diary == "Masm", "managed memory is mapped; the device is waited for");
+  check(fake.log == "Masm", "managed memory is mapped; the device is waited for");
   check(fake.here.empty(), "nothing is left");
 }
 
@@ -158,7 +158,7 @@ void test_refusals() {
   const char* error = lowbit_cuda_allocate(&block);
   check(says(error, "pinning 12345678 bytes") && says(error, "out of memory"),
         "the message has the bytes");
-  check(fake.diary == "Hl", "the error is not left to others");
+  check(fake.log == "Hl", "the error is not left to others");
 
   begin();
   fake.fails = "M", block.memory = kManaged;
@@ -173,24 +173,24 @@ void test_refusals() {
   fake.fails = "a";
   check(lowbit_cuda_allocate(&block) != nullptr && fake.here.empty(), "unmapped memory is freed");
   fake.free = fake.total = static_cast<size_t>(1) << 30;
-  fake.fails.clear(), fake.diary.clear();
+  fake.fails.clear(), fake.log.clear();
   check(lowbit_cuda_prefetch(0, nullptr) == nullptr && fake.hints.empty(), "and takes no hints");
 
   begin();
   block = taken(kPinned, kMiB);
   fake.fails = "s";
   check(says(lowbit_cuda_free(&block), "freeing"), "the message has a failed synchronization");
-  check(fake.here.empty() && fake.diary == "Hshl", "it is freed all the same");
+  check(fake.here.empty() && fake.log == "Hshl", "it is freed all the same");
 }
 
 /// As many calls as between two rounds of hints. None of them may query the driver.
 void wait_a_round(int device = 0) {
-  const std::string before = fake.diary;
+  const std::string before = fake.log;
   const size_t hints = fake.hints.size();
   bool good = true;
   for (int i = 0; i + 1 < lowbit::cuda::kCalls; ++i)
     good &= lowbit_cuda_prefetch(device, nullptr) == nullptr;
-  check(good && fake.diary == before && fake.hints.size() == hints,
+  check(good && fake.log == before && fake.hints.size() == hints,
         "between rounds the driver is asked nothing");
 }
 
@@ -218,8 +218,8 @@ void test_hints() {
             fake.hints[0].at == reinterpret_cast<uintptr_t>(blocks[1].at) + 2 * kMiB,
         "the next call goes on where the last one ended");
   wait_a_round();
-  fake.capturing = true, fake.diary.clear();
-  check(hints(100 * kMiB) == 0 && fake.diary.empty(),
+  fake.capturing = true, fake.log.clear();
+  check(hints(100 * kMiB) == 0 && fake.log.empty(),
         "a graph holds no hints, and nobody asks for memory while it is captured");
   fake.capturing = false;
   check(hints(100 * kMiB) == 20 * kMiB, "they come behind it");
@@ -229,8 +229,8 @@ void test_hints() {
     check(hint.device == 0 && hint.at != reinterpret_cast<uintptr_t>(other.at), "nor another's");
   for (int i : {0, 1, 2, 4}) given(blocks[static_cast<size_t>(i)]);
   given(other);
-  fake.diary.clear();
-  check(hints(100 * kMiB) == 0 && fake.diary.empty(), "without blocks nothing is looked at");
+  fake.log.clear();
+  check(hints(100 * kMiB) == 0 && fake.log.empty(), "without blocks nothing is looked at");
 }
 
 /// More blocks than one call gives hints for: the round continues in the next calls, then ends.
@@ -239,10 +239,10 @@ void test_a_round() {
   std::vector<CudaBlock> blocks;
   for (int i = 0; i < 150; ++i) blocks.push_back(taken(kManaged, kMiB));
   fake.total = 0, fake.free = static_cast<size_t>(1000 * kMiB);
-  fake.diary.clear();
+  fake.log.clear();
   for (int i = 0; i < 3; ++i) check(lowbit_cuda_prefetch(0, nullptr) == nullptr, "a call");
   check(fake.hints.size() == 150, "each block takes one hint in a round");
-  check(std::count(fake.diary.begin(), fake.diary.end(), 'i') == 3, "a question in each call");
+  check(std::count(fake.log.begin(), fake.log.end(), 'i') == 3, "a question in each call");
   wait_a_round();
   blocks.push_back(taken(kManaged, kMiB));
   check(lowbit_cuda_prefetch(0, nullptr) == nullptr && fake.hints.size() == 214,
@@ -269,12 +269,12 @@ void test_any_blocks() {
     bool inside = true, few = true, once = true;
     int64_t hinted = 0;
     for (int call = 0; call < 400; ++call) {
-      fake.hints.clear(), fake.diary.clear();
+      fake.hints.clear(), fake.log.clear();
       fake.total = 0, fake.free = 65536 + random() % static_cast<size_t>(all);
       bool taken = true;
-      for (int i = 0; i < lowbit::cuda::kCalls && fake.diary.empty(); ++i)
+      for (int i = 0; i < lowbit::cuda::kCalls && fake.log.empty(); ++i)
         taken &= lowbit_cuda_prefetch(0, nullptr) == nullptr;
-      check(taken && !fake.diary.empty(), "hints are taken, sooner or later");
+      check(taken && !fake.log.empty(), "hints are taken, sooner or later");
       std::map<uintptr_t, int64_t> now;
       int64_t bytes = 0;
       for (const Hint& hint : fake.hints) {
@@ -331,6 +331,5 @@ int main() {
   test_hints();
   test_a_round();
   test_any_blocks();
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed != 0;
+  return finish();
 }

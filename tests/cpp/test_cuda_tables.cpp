@@ -256,6 +256,5 @@ int main() {
   lowbit::test_streams();
   lowbit::test_graphs();
   lowbit::test_mistakes();
-  std::printf("%d passed, %d failed\n", lowbit::passed, lowbit::failed);
-  return lowbit::failed > 0 || lowbit::passed == 0 ? 1 : 0;
+  return finish();
 }

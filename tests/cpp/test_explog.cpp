@@ -4,16 +4,15 @@
 #include <cstdio>
 #include <random>
 
+#include "check.h"
 #include "core/explog.h"
 
 namespace {
 
-int passed = 0, failed = 0;
-
 void check(long double worst, const char* what) {
-  const bool good = worst < 1e-15L;
-  good ? ++passed : ++failed;
-  std::printf("%s%s: relative error %.2Le\n", good ? "" : "FAILED: ", what, worst);
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2Le", worst);
+  ::check(worst < 1e-15L, std::string(what) + ": relative error " + text);
 }
 
 long double error(double got, long double want) {
@@ -46,6 +45,5 @@ int main() {
   check(exp, "exp");
   check(power / 16.0L, "power / 16");  // the error of y ln x grows with the power
   check(log_of(1.0) == 0.0 && exp_of(0.0) == 1.0 && exp_of(-1e4) == 0.0 ? 0.0L : 1.0L, "ends");
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed == 0 ? 0 : 1;
+  return finish();
 }

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "check.h"
 #include "core/half.h"
 #include "core/log2.h"
 #include "core/registry.h"
@@ -21,13 +22,6 @@
 namespace {
 
 using namespace lowbit;
-
-int passed = 0, failed = 0;
-
-void check(bool good, const std::string& what) {
-  good ? ++passed : ++failed;
-  if (!good && failed <= 40) std::printf("FAILED: %s\n", what.c_str());
-}
 
 std::mt19937 random_engine(20240229);
 uint32_t draw32() { return static_cast<uint32_t>(random_engine()); }
@@ -622,6 +616,6 @@ int run_tests() {
   test_log_scale(format<Log8>(), 254, 1);
   test_log_scale(format<Log16>(), 65534, 1);
   test_log_scale(format<Log8Signed>(), 126, 1);
-  std::printf("%d formats, %d passed, %d failed\n", formats, passed, failed);
-  return failed == 0 ? 0 : 1;
+  std::printf("%d formats, ", formats);
+  return finish();
 }

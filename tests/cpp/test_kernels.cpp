@@ -3,7 +3,6 @@
 // random, lengths run from 1 to a tile, addresses have any alignment, and no byte is written past
 // the end.
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <random>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "catalog/catalog.h"
 #include "catalog/coefficients.h"
+#include "check.h"
 #include "core/registry.h"
 #include "core/scale/block.h"
 #include "cpu/step.h"
@@ -20,13 +20,6 @@ namespace {
 using namespace lowbit;
 using lowbit::cpu::Draw;
 using lowbit::cpu::Kernels;
-
-int passed = 0, failed = 0;
-
-void check(bool good, const std::string& what) {
-  good ? ++passed : ++failed;
-  if (!good && failed <= 20) std::printf("FAILED: %s\n", what.c_str());
-}
 
 std::mt19937 random_engine(20240229);
 uint32_t draw32() { return static_cast<uint32_t>(random_engine()); }
@@ -465,6 +458,5 @@ int main(int count, char** arguments) {
     }
     at = end == std::string::npos ? names.size() : end + 1;
   }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed == 0 ? 0 : 1;
+  return finish();
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "core/exact_sum.h"
 #include "core/registry.h"
 #include "core/update/apollo.h"
@@ -18,13 +19,6 @@
 namespace {
 
 using namespace lowbit;
-
-int passed = 0, failed = 0;
-
-void check(bool good, const std::string& what) {
-  good ? ++passed : ++failed;
-  if (!good && failed <= 20) std::printf("FAILED: %s\n", what.c_str());
-}
 
 std::mt19937 random_engine(20240229);
 uint32_t draw32() { return static_cast<uint32_t>(random_engine()); }
@@ -737,6 +731,5 @@ int main() {
     check_subspace(name, subspaces);
     at = end + 1;
   }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed == 0 ? 0 : 1;
+  return finish();
 }

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "core/muon/newton_schulz.h"
 #include "cpu/matmul.h"
 #include "cpu/row_moment.h"
@@ -21,13 +22,6 @@ namespace {
 
 using namespace lowbit;
 using Matrix = std::vector<uint16_t>;
-
-int passed = 0, failed = 0;
-
-void check(bool good, const std::string& what) {
-  good ? ++passed : ++failed;
-  if (!good && failed <= 20) std::printf("FAILED: %s\n", what.c_str());
-}
 
 std::mt19937 random_engine(20241208);
 
@@ -298,6 +292,5 @@ int main(int count, char**) {
     check_meaning(name);
     at = end + 1;
   }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed == 0 ? 0 : 1;
+  return finish();
 }

@@ -10,19 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "core/registry.h"
 #include "usable_main.h"
 
 namespace {
 
 using namespace lowbit;
-
-int passed = 0, failed = 0;
-
-void check(bool good, const std::string& what) {
-  good ? ++passed : ++failed;
-  if (!good && failed <= 20) std::printf("FAILED: %s\n", what.c_str());
-}
 
 std::mt19937 random_engine(20240229);
 uint32_t draw32() { return static_cast<uint32_t>(random_engine()); }
@@ -384,6 +378,5 @@ int run_tests() {
   is_flashoptims<BFloat16Split16>(text.str());
   is_flashoptims<Float16Split8>(text.str());
   is_flashoptims<Float16Split16>(text.str());
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed != 0;
+  return finish();
 }

@@ -1,10 +1,10 @@
 // Vectorized exact sums of rows and of columns equal those of terms added one by one. Numbers
 // derived from sums contain one canonical NaN on all processors.
-#include <cstdio>
 #include <cstring>
 #include <random>
 #include <vector>
 
+#include "check.h"
 #include "core/column_sums.h"
 #include "core/finalize.h"
 #include "usable_main.h"
@@ -14,11 +14,9 @@ namespace {
 using lowbit::ColumnSums;
 using lowbit::ExactSum;
 
-int passed = 0, failed = 0;
 void check(bool good, const char* what, int rows, int n, int spread) {
-  good ? ++passed : ++failed;
-  if (!good && failed < 20)
-    std::printf("FAILED %s: %d rows of %d, exponents within %d\n", what, rows, n, spread);
+  ::check(good, std::string(what) + ": " + std::to_string(rows) + " rows of " + std::to_string(n) +
+                    ", exponents within " + std::to_string(spread));
 }
 
 bool same(std::vector<int64_t> a, std::vector<int64_t> b) {
@@ -95,7 +93,7 @@ struct Odd {
 void nans() {
   const float infinity = lowbit::bits_float(lowbit::kInfinityBits);
   const auto is_canonical = [](float x, const char* what) {
-    check(lowbit::float_bits(x) == lowbit::kCanonicalNan, what, 0, 0, 0);
+    ::check(lowbit::float_bits(x) == lowbit::kCanonicalNan, what);
   };
   is_canonical(lowbit::moved(infinity, 1.0, 0.5f), "a mean without a limit");
   is_canonical(lowbit::moved(lowbit::bits_float(0xffc00000u), 1.0, 0.5f), "a negative NaN");
@@ -118,6 +116,5 @@ int run_tests() {
       }
     }
   }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed != 0;
+  return finish();
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "container/common/item.h"
 #include "container/dcp/dcp.h"
 #include "fuzz/targets.h"
@@ -20,13 +21,6 @@
 namespace {
 
 using namespace lowbit::ckpt;
-
-int passed = 0, missed = 0;
-
-void expect(bool ok, const std::string& what) {
-  (ok ? passed : missed) += 1;
-  if (!ok) std::printf("FAILED: %s\n", what.c_str());
-}
 
 bool accepts(const char* target, std::string_view input) {
   return find_fuzz_target(target)->read(input);
@@ -42,8 +36,8 @@ std::string written(const Write& write) {
     auto folder = NewDirectory::create(path, false);
     auto file = folder.value()->file("x");
     write(*file.value());
-    expect(file.value()->close().ok(), "a file is written");
-    expect(folder.value()->commit().ok(), "a folder takes its place");
+    check(file.value()->close().ok(), "a file is written");
+    check(folder.value()->commit().ok(), "a folder takes its place");
     std::ifstream in(path + "/x", std::ios::binary);
     bytes.assign(std::istreambuf_iterator<char>(in), {});
   }
@@ -55,9 +49,9 @@ std::string tensor_item(const char* dtype, const Shape& shape) {
   return written([&](Output& out) {
     ZipWriter zip(out);
     const Dtype& d = *find_dtype(dtype);
-    expect(begin_tensor(zip, d, shape).ok(), "begin");
+    check(begin_tensor(zip, d, shape).ok(), "begin");
     const std::string data(elements(shape, "x").value() * static_cast<uint64_t>(d.bytes), 'v');
-    expect(zip.data(data.data(), data.size()).ok() && finish_tensor(zip).ok(), "finish");
+    check(zip.data(data.data(), data.size()).ok() && finish_tensor(zip).ok(), "finish");
   });
 }
 
@@ -73,7 +67,7 @@ std::string value_pickle() {
 std::string value_item() {
   return written([](Output& out) {
     ZipWriter zip(out);
-    expect(zip.record("data.pkl", value_pickle()).ok() && zip.close().ok(), "value");
+    check(zip.record("data.pkl", value_pickle()).ok() && zip.close().ok(), "value");
   });
 }
 
@@ -161,9 +155,9 @@ void test_targets() {
     const std::string name = target.name;
     std::vector<std::string> seeds = written_for(name);
     for (const std::string& seed : seeds)
-      expect(name == "join" || target.read(seed), name + ": what our writers write is read");
+      check(name == "join" || target.read(seed), name + ": what our writers write is read");
     const auto kept = corpus(target.name);
-    expect(!kept.empty(), name + ": has a corpus in tests/ckpt/corpus");
+    check(!kept.empty(), name + ": has a corpus in tests/ckpt/corpus");
     size_t read = 0;
     for (const std::string& input : kept) read += target.read(input);
     seeds.insert(seeds.end(), kept.begin(), kept.end());
@@ -174,9 +168,9 @@ void test_targets() {
       accepted += target.read(mutant(seeds[i % seeds.size()], seeds, rng));
     std::printf("%-12s %zu of %zu files of its corpus accepted, %zu of %zu mutants\n", target.name,
                 read, kept.size(), accepted, kMutants);
-    expect(read > 0, name + ": its corpus has sound inputs");
-    expect(accepted > 0 && accepted < kMutants / 2,
-           name + ": most mutants are refused, and a few are harmless");
+    check(read > 0, name + ": its corpus has sound inputs");
+    check(accepted > 0 && accepted < kMutants / 2,
+          name + ": most mutants are refused, and a few are harmless");
   }
 }
 
@@ -186,13 +180,13 @@ void test_every_cut() {
        {std::pair{"tensor_item", item}, std::pair{"metadata", metadata()}}) {
     bool all = true;
     for (size_t n = 0; n < whole.size(); ++n) all = all && !accepts(target, whole.substr(0, n));
-    expect(all, "a file that is cut anywhere is refused");
+    check(all, "a file that is cut anywhere is refused");
   }
   bool all = true;
   for (size_t n = 1; n < 40; ++n)
     all = all && !accepts("tensor_item", item + std::string(n, '\0')) &&
           !accepts("tensor_item", std::string(n, 'x') + item);
-  expect(all, "junk before or behind a zip is refused");
+  check(all, "junk before or behind a zip is refused");
 }
 
 void test_zip_tricks() {
@@ -203,33 +197,33 @@ void test_zip_tricks() {
     for (; nth > 0; --nth) at = s.find(from, at + 1);
     return s.replace(at, to.size(), to);
   };
-  expect(accepts("tensor_item", item), "the item itself");
-  expect(!accepts("tensor_item", with("archive/byteorder", "archive/data.pkl\0", 1)),
-         "a second name in the directory only");
-  expect(!accepts("tensor_item", with("data/0", "data/1", 0)), "a local name that is another");
-  expect(!accepts("tensor_item", with("FloatStorage", "MixedStorage", 0)),
-         "a storage class outside the allowlist");
-  expect(!accepts("tensor_item", with("_rebuild_tensor_v2", "_rebuild_sparse_v2", 0)),
-         "a function outside the allowlist");
+  check(accepts("tensor_item", item), "the item itself");
+  check(!accepts("tensor_item", with("archive/byteorder", "archive/data.pkl\0", 1)),
+        "a second name in the directory only");
+  check(!accepts("tensor_item", with("data/0", "data/1", 0)), "a local name that is another");
+  check(!accepts("tensor_item", with("FloatStorage", "MixedStorage", 0)),
+        "a storage class outside the allowlist");
+  check(!accepts("tensor_item", with("_rebuild_tensor_v2", "_rebuild_sparse_v2", 0)),
+        "a function outside the allowlist");
   std::string packed = item;
   const size_t central = packed.find(std::string("PK\x01\x02", 4));
   packed[central + 10] = 8;
-  expect(!accepts("tensor_item", packed), "a compressed record");
+  check(!accepts("tensor_item", packed), "a compressed record");
   packed[central + 10] = 0;
   packed[central + 8] |= 1;
-  expect(!accepts("tensor_item", packed), "an encrypted record");
+  check(!accepts("tensor_item", packed), "an encrypted record");
 }
 
 void test_depth() {
   std::string deep = "\x80\x04";
   for (int i = 0; i < 60000; ++i) deep += "]";
   for (int i = 0; i < 59999; ++i) deep += "a";
-  expect(accepts("pickle", deep + "."), "60,000 nested lists are no danger");
+  check(accepts("pickle", deep + "."), "60,000 nested lists are no danger");
   std::string cyclic = "\x80\x04]q";
   cyclic += '\0';
   cyclic += "h";
   cyclic += '\0';
-  expect(accepts("pickle", cyclic + "a."), "a list that holds itself is no danger");
+  check(accepts("pickle", cyclic + "a."), "a list that holds itself is no danger");
 }
 
 }  // namespace
@@ -239,6 +233,5 @@ int main() {
   test_every_cut();
   test_zip_tricks();
   test_depth();
-  std::printf("%d passed, %d failed\n", passed, missed);
-  return missed == 0 ? 0 : 1;
+  return finish();
 }

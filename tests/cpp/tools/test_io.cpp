@@ -1,9 +1,9 @@
 // Helpers of the checkpoint tool: combined CRCs, globs, cuts of meshes.
-#include <cstdio>
 #include <numeric>
 #include <random>
 #include <string>
 
+#include "check.h"
 #include "container/dcp/cut.h"
 #include "io/crc32.h"
 #include "io/partial_name.h"
@@ -13,23 +13,15 @@ namespace {
 
 using namespace lowbit::ckpt;
 
-int passed = 0, missed = 0;
-
-void expect(bool ok, const std::string& what) {
-  (ok ? passed : missed) += 1;
-  if (!ok) std::printf("FAILED: %s\n", what.c_str());
-}
-
 void test_temporary_names() {
   const std::string name = "out.pt", partial = "/a/.out.pt.partial-Xy12Zw";
-  expect(is_partial("/a/" + partial_name(name)) && is_partial(partial), "temporary names");
-  expect(!is_partial("/a/out.pt") && !is_partial("/a/out.pt.partial-Xy12Zw"), "other names");
-  expect(final_path(partial) == "/a/out.pt", "the final name of a file");
-  expect(final_path(".out.pt.partial-Xy12Zw") == "out.pt", "of one in the current folder");
-  expect(final_path(partial + "/__0_0.distcp") == "/a/out.pt/__0_0.distcp",
-         "of a file in a folder");
-  expect(final_path(partial + "/x.partial-1") == "/a/out.pt/x.partial-1", "a file of the user's");
-  expect(final_path("/a.partial-1/out.pt") == "/a.partial-1/out.pt", "a folder of the user's");
+  check(is_partial("/a/" + partial_name(name)) && is_partial(partial), "temporary names");
+  check(!is_partial("/a/out.pt") && !is_partial("/a/out.pt.partial-Xy12Zw"), "other names");
+  check(final_path(partial) == "/a/out.pt", "the final name of a file");
+  check(final_path(".out.pt.partial-Xy12Zw") == "out.pt", "of one in the current folder");
+  check(final_path(partial + "/__0_0.distcp") == "/a/out.pt/__0_0.distcp", "of a file in a folder");
+  check(final_path(partial + "/x.partial-1") == "/a/out.pt/x.partial-1", "a file of the user's");
+  check(final_path("/a.partial-1/out.pt") == "/a.partial-1/out.pt", "a folder of the user's");
 }
 
 void test_joined_crcs() {
@@ -37,16 +29,16 @@ void test_joined_crcs() {
   std::string bytes(100'000, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
   const uint32_t whole = crc32(0, bytes.data(), bytes.size());
-  expect(crc32(0, "123456789", 9) == 0xcbf43926, "the CRC of zip");
+  check(crc32(0, "123456789", 9) == 0xcbf43926, "the CRC of zip");
   for (const size_t at : {0ul, 1ul, 2ul, 63ul, 64ul, 4096ul, 65537ul, 99'999ul, 100'000ul}) {
     const uint32_t a = crc32(0, bytes.data(), at),
                    b = crc32(0, bytes.data() + at, bytes.size() - at);
-    expect(crc32_joined(a, b, bytes.size() - at) == whole, "joined at " + std::to_string(at));
+    check(crc32_joined(a, b, bytes.size() - at) == whole, "joined at " + std::to_string(at));
   }
   // Lengths beyond 32 bits: leading zeros do not change a CRC difference.
   const uint64_t large = 5ull << 32;
   const uint32_t once = crc32_joined(crc32_joined(1, 0, large), 0, large);
-  expect(once == crc32_joined(1, 0, 2 * large), "lengths add up");
+  check(once == crc32_joined(1, 0, 2 * large), "lengths add up");
 }
 
 void test_globs() {
@@ -72,27 +64,27 @@ void test_globs() {
                {"", "", true},
                {"**a**", "bab", true}};
   for (const auto& c : cases)
-    expect(glob_matches(c.pattern, c.name) == c.fits, std::string(c.pattern) + " on " + c.name);
+    check(glob_matches(c.pattern, c.name) == c.fits, std::string(c.pattern) + " on " + c.name);
   // Without backtracking; with it this would take years.
   std::string stars;
   for (int i = 0; i < 200; ++i) stars += "*a";
-  expect(!glob_matches(stars + "*b", std::string(5000, 'a')), "many stars");
+  check(!glob_matches(stars + "*b", std::string(5000, 'a')), "many stars");
 }
 
 void test_cuts() {
   const auto cuts = cut({7, 5}, {{2, 2}, {0, 1}});
-  expect(cuts.size() == 4 && cuts[3].rank == 3, "a grid");
-  expect(cuts[3].box.offset == Shape{4, 3} && cuts[3].box.shape == Shape{3, 2}, "its last corner");
-  expect(cut({3}, {{8}, {0}}).size() == 3, "ranks without rows are left out");
-  expect(cut({0, 4}, {{8}, {0}}).size() == 1, "an empty tensor keeps one box");
-  expect(cut({}, {{4}, {0}}).size() == 1 && cut({}, {{4}, {0}})[0].rank == 0, "a scalar");
+  check(cuts.size() == 4 && cuts[3].rank == 3, "a grid");
+  check(cuts[3].box.offset == Shape{4, 3} && cuts[3].box.shape == Shape{3, 2}, "its last corner");
+  check(cut({3}, {{8}, {0}}).size() == 3, "ranks without rows are left out");
+  check(cut({0, 4}, {{8}, {0}}).size() == 1, "an empty tensor keeps one box");
+  check(cut({}, {{4}, {0}}).size() == 1 && cut({}, {{4}, {0}})[0].rank == 0, "a scalar");
   const auto twice = cut({7}, {{2, 2}, {0, 0}});
-  expect(twice.size() == 4 && twice[1].box.offset[0] == 2 && twice[2].box.offset[0] == 4 &&
-             twice[3].box.shape[0] == 1,
-         "a dimension that is cut twice");
-  expect(!check_mesh({{70000}, {0}}).ok() && !check_mesh({{2, 2}, {0}}).ok() &&
-             !check_mesh({{1 << 16, 1 << 16}, {0, 1}}).ok(),
-         "meshes without sense");
+  check(twice.size() == 4 && twice[1].box.offset[0] == 2 && twice[2].box.offset[0] == 4 &&
+            twice[3].box.shape[0] == 1,
+        "a dimension that is cut twice");
+  check(!check_mesh({{70000}, {0}}).ok() && !check_mesh({{2, 2}, {0}}).ok() &&
+            !check_mesh({{1 << 16, 1 << 16}, {0, 1}}).ok(),
+        "meshes without sense");
 }
 
 }  // namespace
@@ -102,6 +94,5 @@ int main() {
   test_joined_crcs();
   test_globs();
   test_cuts();
-  std::printf("%d passed, %d failed\n", passed, missed);
-  return missed == 0 ? 0 : 1;
+  return finish();
 }

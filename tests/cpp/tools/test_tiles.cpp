@@ -1,24 +1,17 @@
 // The digests of a chunk's parts, beside a plain reference that looks at every element.
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <random>
 #include <set>
 #include <string>
 #include <utility>
 
+#include "check.h"
 #include "container/dcp/tiles.h"
 
 namespace {
 
 using namespace lowbit::ckpt;
-
-int passed = 0, missed = 0;
-
-void expect(bool ok, const std::string& what) {
-  (ok ? passed : missed) += 1;
-  if (!ok) std::printf("FAILED: %s\n", what.c_str());
-}
 
 /// A chunk, and its digits by definition: docs/ckpt.md.
 struct Case {
@@ -81,7 +74,7 @@ void test_grid(const Shape& shape, uint64_t width, TileGrid grid, std::mt19937_6
   for (char& byte : c.values) byte = static_cast<char>(random());
   const std::string what = shape_text(shape) + " of " + std::to_string(width) + " bytes, cells " +
                            std::to_string(grid.down) + " x " + std::to_string(grid.across);
-  expect(grid.rows * grid.cols == volume(shape), what + ": its matrix");
+  check(grid.rows * grid.cols == volume(shape), what + ": its matrix");
   const std::string digits = c.digits();
   TileHasher hasher(grid, width);
   for (uint64_t at = 0; at < c.values.size();) {
@@ -89,7 +82,7 @@ void test_grid(const Shape& shape, uint64_t width, TileGrid grid, std::mt19937_6
     hasher.add(c.values.data() + at, n);
     at += n;
   }
-  expect(hasher.digits() == digits, what + ": digits");
+  check(hasher.digits() == digits, what + ": digits");
   // What a file says may be padded to its numbers of cells, where rows need fewer.
   std::string padded(grid.down * grid.across * kTileDigits, '0');
   const uint64_t across = (grid.cols + grid.cell_cols() - 1) / grid.cell_cols();
@@ -105,18 +98,18 @@ void test_grid(const Shape& shape, uint64_t width, TileGrid grid, std::mt19937_6
     }
     const TileRange range = tile_range(grid, shape, box), whole = whole_tiles(grid, range);
     const bool few = volume(box.shape) < 20'000;
-    if (few) expect(equal(range, bounds(c, box)), what + ": a box's range");
-    expect(whole.first_row <= range.first_row && whole.first_col <= range.first_col &&
-               whole.first_row + whole.rows >= range.first_row + range.rows &&
-               whole.first_col + whole.cols >= range.first_col + range.cols &&
-               whole.first_row + whole.rows <= grid.rows &&
-               whole.first_col + whole.cols <= grid.cols &&
-               whole.first_row % grid.cell_rows() == 0 && whole.first_col % grid.cell_cols() == 0,
-           what + ": whole cells");
+    if (few) check(equal(range, bounds(c, box)), what + ": a box's range");
+    check(whole.first_row <= range.first_row && whole.first_col <= range.first_col &&
+              whole.first_row + whole.rows >= range.first_row + range.rows &&
+              whole.first_col + whole.cols >= range.first_col + range.cols &&
+              whole.first_row + whole.rows <= grid.rows &&
+              whole.first_col + whole.cols <= grid.cols &&
+              whole.first_row % grid.cell_rows() == 0 && whole.first_col % grid.cell_cols() == 0,
+          what + ": whole cells");
     std::string read = c.rectangle(whole);
-    expect(tiles_hold(grid, padded, whole, read.data(), width), what + ": cells that hold");
+    check(tiles_hold(grid, padded, whole, read.data(), width), what + ": cells that hold");
     read[random() % read.size()] ^= 1;
-    expect(!tiles_hold(grid, padded, whole, read.data(), width), what + ": a flipped bit");
+    check(!tiles_hold(grid, padded, whole, read.data(), width), what + ": a flipped bit");
   }
 }
 
@@ -127,16 +120,16 @@ void test_own_grids(std::mt19937_64& random) {
   for (const Shape& shape : shapes) {
     for (const uint64_t width : {1u, 2u, 4u, 16u}) {
       const TileGrid grid = tile_grid(shape, width);
-      expect(volume(shape) * width < (1u << 16) || grid.down * grid.across > 1,
-             shape_text(shape) + ": large chunks have cells");
-      expect(grid.down * grid.across <= 16, shape_text(shape) + ": 16 cells at most");
+      check(volume(shape) * width < (1u << 16) || grid.down * grid.across > 1,
+            shape_text(shape) + ": large chunks have cells");
+      check(grid.down * grid.across <= 16, shape_text(shape) + ": 16 cells at most");
       if (grid.down * grid.across > 1) test_grid(shape, width, grid, random);
     }
   }
   for (const Shape& shape :
        {Shape{}, Shape{0}, Shape{0, 4}, Shape{4, 0}, Shape{3}, Shape{2, 0, 5}}) {
     const TileGrid grid = tile_grid(shape, 4);
-    expect(grid.down == 1 && grid.across == 1, shape_text(shape) + ": one cell");
+    check(grid.down == 1 && grid.across == 1, shape_text(shape) + ": one cell");
   }
 }
 
@@ -152,7 +145,7 @@ void test_claimed_grids(std::mt19937_64& random) {
       Case c{shape, 2, grid, std::string(volume(shape) * 2, 'x')};
       std::string padded(grid.down * grid.across * kTileDigits, '0');
       const TileRange all{0, grid.rows, 0, grid.cols};
-      expect(!tiles_hold(grid, padded, all, c.values.data(), 2), "zeros do not hold");
+      check(!tiles_hold(grid, padded, all, c.values.data(), 2), "zeros do not hold");
     }
   }
 }
@@ -163,6 +156,5 @@ int main() {
   std::mt19937_64 random(7);
   test_own_grids(random);
   test_claimed_grids(random);
-  std::printf("%d passed, %d failed\n", passed, missed);
-  return missed == 0 ? 0 : 1;
+  return finish();
 }
