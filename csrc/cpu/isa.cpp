@@ -8,13 +8,9 @@
 namespace lowbit::cpu {
 namespace {
 
-struct Isa {
-  const Kernels* kernels;
-  bool usable;
-};
-
+/// The instruction sets that this processor can run.
 struct Isas {
-  Isa isa[4];
+  const Kernels* usable[4];
   int count = 0;
   const Kernels* current = nullptr;
   char names[64] = "";
@@ -43,8 +39,8 @@ struct Isas {
 
   bool set(const char* name) {
     for (int i = 0; i < count; ++i) {
-      if (std::strcmp(isa[i].kernels->isa, name) == 0) {
-        current = isa[i].kernels;
+      if (std::strcmp(usable[i]->isa, name) == 0) {
+        current = usable[i];
         return true;
       }
     }
@@ -52,9 +48,9 @@ struct Isas {
   }
 
  private:
-  void add(const Kernels& kernels, bool usable) {
-    if (!usable) return;
-    isa[count++] = {&kernels, true};
+  void add(const Kernels& kernels, bool runs) {
+    if (!runs) return;
+    usable[count++] = &kernels;
     current = &kernels;
     if (names[0] != '\0') std::strcat(names, " ");
     std::strcat(names, kernels.isa);

@@ -34,7 +34,7 @@ std::string html_page(const Json& report);
 
 struct VerifyOptions {
   Selection select;
-  bool opaque = false;  // let values pass that are no plain data: torch would call what they name
+  bool opaque = false;  // warn of opaque objects, which torch would import and run, and go on
   bool finite = true;   // also values: NaN, Inf, negative second moments, bad scales
   int threads = 1;
   Progress progress = [](uint64_t, uint64_t) { return true; };
@@ -47,8 +47,8 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options);
 struct ConvertOptions {
   std::string to;    // dialect; "" keeps the source's
   std::string from;  // dialect of the source; "": the one that is surest
-  std::string
-      container;  // "dcp", "torch", "safetensors"; "" by the target's name, else the source's
+  // "dcp", "torch", "safetensors"; "" by the target's name, else the source's
+  std::string container;
   Wanted wanted;
   Selection select;
   bool dry_run = false;

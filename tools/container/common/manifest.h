@@ -142,12 +142,6 @@ struct Manifest {
   bool has_paths = false;       // false: paths are only the flat name
   std::vector<std::string> warnings;  // harmless oddities, one line each
   std::vector<std::string> facts;     // what else is worth telling: who wrote it
-
-  uint64_t tensor_bytes() const {
-    uint64_t bytes = 0;
-    for (const Tensor& t : tensors) bytes += t.bytes();
-    return bytes;
-  }
 };
 
 }  // namespace lowbit::ckpt
