@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 import lowbit
-from bench import machine
-from recipes.train_gpt import GPT, Text, compute_dtype, footprint, loss_of
+from bench import machine, quality
+from bench.training import load_recipe
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "muon_quality.jsonl"
@@ -36,7 +36,7 @@ SEEDS, TUNING_SEED = (0, 1, 2), 100
 HELD_OUT = (16, 16)  # batches, sequences of each
 EVERY = 10  # steps of which a loss is the mean
 # Learning rates that are tried, the same number for each rule. State formats take that of their rule in float32.
-RATES = {"AdamW": (1e-3, 2e-3, 4e-3), "Muon": (1e-3, 2e-3, 4e-3)}
+RATES = {"AdamW": (5e-4, 1e-3, 2e-3, 4e-3), "Muon": (1e-3, 2e-3, 4e-3, 8e-3)}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,13 @@ class Run:
         return {"run": self.name, "lr": self.lr, "seed": self.seed, "steps": self.steps}
 
 
-def settings(text: Text, compute: torch.dtype) -> dict[str, Any]:
+def described(name: str) -> dict[str, Any]:
+    """The state format of a contestant, as a line of the results has it."""
+    contestant = CONTESTANTS[name]
+    return {"rule": contestant.rule, "state_format": contestant.state_format}
+
+
+def settings(text: Any, compute: torch.dtype) -> dict[str, Any]:
     """What two lines must have in common to be compared."""
     return {
         **MODEL, "batch": BATCH, "warm_up": WARM_UP, "weight_decay": WEIGHT_DECAY, "held_out": list(HELD_OUT),
@@ -123,10 +129,10 @@ def missing(lines: list[dict[str, Any]]) -> Iterator[Run]:
     return (run for run in runs if found(lines, run) is None)
 
 
-def train(run: Run, text: Text, compute: torch.dtype) -> dict[str, Any]:
-    """Trains a model and returns its losses: means of EVERY steps, and of held-out text at the end."""
+def train(run: Run, recipe: Any, text: Any, compute: torch.dtype) -> dict[str, Any]:
+    """Trains the recipe's model and returns its losses: means of EVERY steps, and of held-out text at the end."""
     torch.manual_seed(run.seed)
-    model = GPT(**MODEL, compute=compute)
+    model = recipe.GPT(**MODEL, compute=compute)
     opt = CONTESTANTS[run.name].optimizer(model, run.lr, run.seed)
     losses = []
     begin = time.perf_counter()
@@ -135,7 +141,7 @@ def train(run: Run, text: Text, compute: torch.dtype) -> dict[str, Any]:
         rate = run.lr * warm * (0.1 + 0.45 * (1 + math.cos(math.pi * step / run.steps)))
         for group in opt.param_groups:
             group["lr"] = rate
-        loss = loss_of(model, text.batch(run.seed, step, BATCH, 0, 1))
+        loss = recipe.loss_of(model, text.batch(run.seed, step, BATCH, 0, 1))
         loss.backward()
         opt.step()
         opt.zero_grad()
@@ -144,14 +150,14 @@ def train(run: Run, text: Text, compute: torch.dtype) -> dict[str, Any]:
     batches, rows = HELD_OUT
     with torch.no_grad():
         held_out = [
-            loss_of(model, text.batch(1, i, rows, 0, 1, held_out=True)).item()
+            recipe.loss_of(model, text.batch(1, i, rows, 0, 1, held_out=True)).item()
             for i in range(batches)
         ]
     means = [statistics.fmean(losses[i : i + EVERY]) for i in range(0, run.steps, EVERY)]
     return {
         "held_out_loss": round(statistics.fmean(held_out), 5),
         "losses": [round(mean, 4) for mean in means],
-        "state_bytes_per_parameter": round(footprint(model, opt)["state"], 4),
+        "state_bytes_per_parameter": round(recipe.footprint(model, opt)["state"], 4),
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": round(seconds, 1),
     }
@@ -175,11 +181,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--page", action="store_true")
+    parser.add_argument(
+        "--list", action="store_true", help="show what is there and what is missing"
+    )
+    parser.add_argument("--page", action="store_true", help="write docs/quality.md, run nothing")
     args = parser.parse_args()
-    text = Text([], MODEL["context"])
-    compute = compute_dtype(torch.bfloat16, "cpu")
+    recipe = load_recipe()
+    text = recipe.Text([], MODEL["context"])
+    compute = recipe.compute_dtype(torch.bfloat16, "cpu")
     here = settings(text, compute)
 
     def lines() -> list[dict[str, Any]]:
@@ -194,10 +203,21 @@ def main() -> None:
     facts = machine.describe("cpu")
     about = {"cpu": facts["cpu"], "cores": facts["cores"], "threads": torch.get_num_threads(), "isa": facts["isa"], "python": facts["python"], "versions": {p: v for p, v in facts["versions"].items() if p in ("torch", "lowbit")}}  # fmt: skip
     while not args.page and (run := next(missing(lines()), None)):
-        made = train(run, text, compute)
+        made = train(run, recipe, text, compute)
         date = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        append(RESULTS, {**run.key(), **made, "settings": here, "machine": about, "date": date})
+        append(
+            RESULTS,
+            {
+                **run.key(),
+                **described(run.name),
+                **made,
+                "settings": here,
+                "machine": about,
+                "date": date,
+            },
+        )
         print(f"{run.name}, rate {run.lr:g}, seed {run.seed}, {run.steps} steps: {made['held_out_loss']:.4f}, {made['seconds']} s", flush=True)  # fmt: skip
+    quality.write_page()
 
 
 if __name__ == "__main__":
