@@ -13,7 +13,6 @@ from bench.muon_quality import (
     HELD_OUT,
     MODEL,
     RATES,
-    SEEDS,
     STEPS,
     TUNING_STEPS,
     WARM_UP,
@@ -103,7 +102,7 @@ def verdicts(lines: Lines) -> list[str]:
     made = []
     for name, contestant in CONTESTANTS.items():
         off, full = differences(lines, name), losses(lines, FULL[contestant.rule])
-        if name in FULL.values() or len(off) < len(SEEDS):
+        if name in FULL.values() or len(off) < 2:
             continue
         wide, mean = spread(full.values()), statistics.fmean(off)
         inside = "within" if abs(mean) <= wide else "beyond"

@@ -59,9 +59,10 @@ CONTESTANTS = {
     "Muon, 8bit": Contestant("Muon", "8bit"),
     "AdamW, float32": Contestant("AdamW", "float32"),
     "AdamW, 8bit": Contestant("AdamW", "8bit"),
+    "Muon, muon4": Contestant("Muon", "muon4"),
     "Muon, 4bit": Contestant("Muon", "4bit"),
 }
-LAST = ("Muon, 4bit",)  # after all seeds of the others
+LAST = ("Muon, muon4", "Muon, 4bit")  # after all seeds of the others
 
 
 @dataclass(frozen=True)
