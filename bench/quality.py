@@ -3,7 +3,8 @@
     python -m bench.quality                  # all runs, about 30 minutes on one core; saved runs are not repeated
     python -m bench.quality --only 4bit log8 --seeds 0 1
 
-Runs recipes/train_gpt.py and writes bench/results/quality.json, docs/quality.md and docs/quality.png.
+Runs recipes/train_gpt.py and writes bench/results/quality.json, docs/quality.md and docs/quality.png. Muon's runs are those
+of `python -m bench.muon_quality`.
 """
 
 from __future__ import annotations
@@ -114,6 +115,17 @@ def plot(results: dict, path: pathlib.Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def write_page() -> None:
+    """docs/quality.md from what was saved: these runs, and those of bench.muon_quality with their picture."""
+    from bench import muon_page, muon_quality  # imported here: they train in this process
+
+    parts, lines = [page(json.loads(RESULTS.read_text()))], muon_quality.read()
+    if lines:
+        parts.append(muon_page.section(lines))
+        muon_page.plot(lines, ROOT / "docs" / "quality-muon.png")
+    (ROOT / "docs" / "quality.md").write_text("\n".join(parts))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
@@ -140,8 +152,8 @@ def main() -> None:
             if args.steps == STEPS:
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     if args.steps == STEPS:
-        (ROOT / "docs" / "quality.md").write_text(page(results))
         plot(results, ROOT / "docs" / "quality.png")
+        write_page()
 
 
 if __name__ == "__main__":

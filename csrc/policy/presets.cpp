@@ -21,6 +21,8 @@ constexpr Preset kPresets[] = {
     {"log8", {"log8_signed"}, {"log8"}},
     {"linear8", {"linear8"}, {"linear8_unsigned"}},
     {"companded8", {"companded8"}, {"companded8_unsigned"}},
+    // Even steps, a zero, and short blocks: what Newton-Schulz forgives most of 4 bits (docs/muon.md).
+    {"muon4", {"linear4", "block", 32}, {"power1_4_unsigned"}},
     {"lpmm4", {"dynamic4", "block", 128}, {"power1_4_unsigned", "rank1"}},
     {"factored8", {"dynamic8"}, {kFactored}},
     {"factored4", {"dynamic4"}, {kFactored}},

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 # The presets, then the formats of `lowbit.catalog()["state"]` that are no presets.
 StateFormatName: TypeAlias = Literal[
-    "8bit", "7bit", "6bit", "5bit", "4bit", "3bit", "2bit", "fp8", "fp8_e5m2", "log8", "linear8", "companded8", "lpmm4",
+    "8bit", "7bit", "6bit", "5bit", "4bit", "3bit", "2bit", "fp8", "fp8_e5m2", "log8", "linear8", "companded8", "muon4", "lpmm4",
     "factored8", "factored4", "bfloat16", "bfloat16_stochastic", "float32",
     "factored",
     "dynamic8", "dynamic7", "dynamic6", "dynamic5", "dynamic4", "dynamic3", "dynamic2",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import lowbit
 from lowbit import sharding
@@ -25,7 +25,8 @@ def optimizer(
     `export="fp32"`.
 
     Args:
-        args: gives the learning rate and weight decay, and for Adam and AdamW the betas and epsilon.
+        args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW the betas and epsilon.
+            With the last, `Trainer` needs the callback `ScheduleFreeCallback`, and `lr_scheduler_type="constant"`.
         name: a class of lowbit; "AdamW" by default.
         options: further arguments of that class (`state_format="4bit"`, `seed=1`); they replace those of `args`.
 
@@ -39,9 +40,25 @@ def optimizer(
     if not (isinstance(cls, type) and issubclass(cls, LowbitOptimizer)):
         raise ValueError(f"lowbit has no optimizer {name!r}; lowbit.AdamW is one")
     given: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
-    if issubclass(cls, lowbit.Adam):
+    if issubclass(cls, lowbit.Adam | lowbit.ScheduleFreeAdamW):
         given |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     return lambda: build, {"cls": cls, **given, **options}
+
+
+class ScheduleFreeCallback(TrainerCallback):
+    """Saves the average of `ScheduleFreeAdamW`, as `Trainer(..., callbacks=[ScheduleFreeCallback()])`.
+
+    Trainer calls `optimizer.train()` before it trains and `optimizer.eval()` before it evaluates, but not before it
+    saves. This does so, and at the end of each epoch, so that the model has the average when training ends.
+    """
+
+    def on_step_end(self, args, state, control, optimizer=None, **_: Any) -> None:  # type: ignore[no-untyped-def]
+        if control.should_save:
+            optimizer.eval()
+
+    def on_epoch_end(self, args, state, control, optimizer=None, **_: Any) -> None:  # type: ignore[no-untyped-def]
+        # Not at the end of training: by then the weights may be those of the best checkpoint.
+        optimizer.eval()
 
 
 def build(

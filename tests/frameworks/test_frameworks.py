@@ -26,6 +26,8 @@ CASES = [
     ("transformers", "fsdp2"),
     ("transformers", "fsdp1_orig"),
     ("transformers", "fsdp1_flat"),
+    ("transformers", "ddp_schedule_free"),
+    ("transformers", "fsdp2_schedule_free"),
     ("lightning", "ddp"),
     ("lightning", "model_parallel"),
     ("lightning", "fsdp1_orig"),
@@ -84,12 +86,19 @@ def test_resumes_exactly_and_loads_on_another_number_of_ranks(framework, kind, r
 @pytest.mark.parametrize(
     "framework, kind",
     # Trainer decays all of a parameter that FSDP1 has flattened, norms included.
-    [case for case in CASES if case[0] != "torchtitan" and case != ("transformers", "fsdp1_flat")],
+    [
+        case
+        for case in CASES
+        if case[0] != "torchtitan"
+        and case != ("transformers", "fsdp1_flat")
+        and case[1] != "ddp_schedule_free"
+    ],
 )
 def test_what_a_framework_wraps_does_not_matter(framework, kind, request):
     need_package(framework)
     two, _ = request.getfixturevalue("runs")
-    end, ddp = (two[f"{framework}:{k}"]["trained"]["end"] for k in (kind, "ddp"))
+    alone = kind.replace("fsdp2", "ddp") if kind.endswith("schedule_free") else "ddp"
+    end, ddp = (two[f"{framework}:{k}"]["trained"]["end"] for k in (kind, alone))
     assert sorted(name for name in ddp if end.get(name) != ddp[name]) == []
 
 

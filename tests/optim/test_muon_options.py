@@ -168,3 +168,22 @@ def test_refusals(beta2):
         lowbit.Muon([nn.Parameter(torch.zeros(8, 8))], normuon_beta2=beta2)
     with pytest.raises(ValueError, match=words):
         lowbit.Muon([{"params": [nn.Parameter(torch.zeros(8, 8))], "normuon_beta2": beta2}])
+
+
+def test_muon4_leaves_inputs_alone_that_are_never_active():
+    """Their columns have gradients of zero. In blocks with other columns momentum stays zero, so the weights stay."""
+
+    def trained(state_format):
+        p = nn.Parameter(drawn(96, 128, seed=1))
+        opt = lowbit.Muon([("p", p)], lr=0.1, weight_decay=0.0, state_format=state_format)
+        before = p.detach().clone()
+        for t in range(4):
+            p.grad = drawn(96, 128, seed=t)
+            p.grad[:, 5] = 0
+            opt.step()
+        return (p.detach() - before).abs(), opt.state[p]
+
+    moved, state = trained("muon4")
+    assert state["momentum_buffer_linear4_scale"].shape == (96, 4)
+    assert moved[:, 5].max() == 0 and (moved[:, :5] > 0).all()
+    assert trained(lowbit.scaled("power1_4", block=32))[0][:, 5].min() > 0, "a map without a zero"

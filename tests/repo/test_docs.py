@@ -180,6 +180,7 @@ def test_the_bytes_of_presets_are_those_of_the_optimizer():
         for name, number in zip(re.findall(r"`(\w+)`", names), shown.split(", "), strict=True):
             rank = {"rank": 128} if name == "APOLLO" else {}
             assert number == (listed[name] if name in listed else state(name, **rank)), name
+    assert f"| `muon4`, with Muon | {state('Muon', state_format='muon4')} |" in text
 
 
 def test_the_losses_of_presets_are_those_of_quality():
@@ -194,7 +195,7 @@ def test_the_losses_of_presets_are_those_of_quality():
 MODULES = ("lowbit", "lowbit.checkpoint", "lowbit.elastic", "lowbit.fsdp1", "lowbit.integrations.transformers", "lowbit.integrations.torchtitan")  # fmt: skip
 PUBLIC = {
     "lowbit.fsdp1": ["bind", "get_state_dict", "set_state_dict"],
-    "lowbit.integrations.transformers": ["optimizer"],
+    "lowbit.integrations.transformers": ["ScheduleFreeCallback", "optimizer"],
     "lowbit.integrations.torchtitan": ["LowbitOptimizers", "adamw"],
 }
 

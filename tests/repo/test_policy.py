@@ -53,7 +53,7 @@ def parts(text, suffix):
 # What is decided, as code would write it again; the files that may, and an offence for the test of the test.
 WRITTEN = {
     "presets": (
-        r"""["'](lpmm4|factored[48]|fp8_e5m2|[23567]bit)["']""",
+        r"""["'](lpmm4|muon4|factored[48]|fp8_e5m2|[23567]bit)["']""",
         {
             "csrc/policy/presets.cpp",
             # Type checkers take no names from the catalog; tests/optim/test_help.py holds these to it.

@@ -70,6 +70,7 @@ def test_a_difference_is_seen(pool):
         ("DDP", 2), ("DDP bucket views, static graph", 2), ("DDP no_sync", 2), ("ZeroRedundancyOptimizer", 2), ("FSDP1 orig", 4), ("FSDP1 flat", 4),
         ("FSDP1 orig, mixed precision", 2), ("FSDP1 flat, mixed precision", 2), ("FSDP1 orig, no shard", 2),
         ("FSDP1 orig, hybrid", 4), ("FSDP1 flat, hybrid", 4), ("FSDP2", 4), ("FSDP2, mixed precision", 2), ("HSDP 2x2", 4),
+        ("DDP, Schedule-Free", 2), ("DDP, cautious", 2), ("FSDP2, Schedule-Free", 2), ("FSDP2, cautious", 2),
     ],
 )  # fmt: skip
 def test_real_training(pool, wrapper, ranks):

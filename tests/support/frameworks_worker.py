@@ -164,7 +164,7 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
         TrainingArguments,
     )
 
-    from lowbit.integrations.transformers import optimizer
+    from lowbit.integrations.transformers import ScheduleFreeCallback, optimizer
 
     AcceleratorState._reset_state(reset_partial_state=True)
     torch.manual_seed(int(resume))
@@ -174,6 +174,7 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     version, plugin = kind.split("_")[0], {}
+    schedule_free = kind.endswith("schedule_free")
     if version != "ddp":
         plugin = {
             "fsdp": True,
@@ -186,7 +187,8 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
     args = TrainingArguments(
         output_dir=str(folder), max_steps=ALL, save_steps=HALF, per_device_train_batch_size=4,
         learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.0, report_to=[], use_cpu=True, disable_tqdm=True,
-        logging_strategy="no", warmup_steps=2, dataloader_num_workers=0, seed=0, **plugin,
+        logging_strategy="no", warmup_steps=2, dataloader_num_workers=0, seed=0,
+        lr_scheduler_type="constant" if schedule_free else "linear", **plugin,
     )  # fmt: skip
     data = [{"input_ids": row, "labels": row} for i in range(12) for row in batch_of(i, 0)]
     out: dict[str, Digest] = {}
@@ -197,9 +199,10 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
                 opt = getattr(optimizer, "optimizer", optimizer)
                 out["loaded" if resume else "saved"] = digest(opt, HALF)
 
-    choice = optimizer(args, seed=3)
+    choice = optimizer(args, "ScheduleFreeAdamW" if schedule_free else "AdamW", seed=3)
+    callbacks = [*[ScheduleFreeCallback()] * schedule_free, Digests()]
     trainer = Trainer(
-        model, args, train_dataset=data, optimizer_cls_and_kwargs=choice, callbacks=[Digests()]
+        model, args, train_dataset=data, optimizer_cls_and_kwargs=choice, callbacks=callbacks
     )  # type: ignore[arg-type]
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{HALF}") if resume else None)
     assert sharding(trainer.model_wrapped) == version

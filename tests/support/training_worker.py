@@ -25,6 +25,12 @@ from lowbit import fsdp1
 
 STEPS = 6
 MOST = 0.01  # that gradients are clipped to
+# A wrapper with such a name in it trains by this; others by AdamW.
+RULES = {
+    "Schedule-Free": lambda ps: lowbit.ScheduleFreeAdamW(ps, lr=1e-2, warmup_steps=3),
+    "cautious": lambda ps: lowbit.AdamW(ps, lr=1e-2, cautious=True),
+    "": lambda ps: lowbit.AdamW(ps, lr=1e-2),
+}
 
 
 class Small(nn.Module):
@@ -73,11 +79,12 @@ def wrapped(wrapper: str) -> nn.Module:
 
 
 @functools.cache
-def alone(kind: str, clip: str) -> tuple[Kept, list[float]]:
+def alone(kind: str, clip: str, rule: str) -> tuple[Kept, list[float]]:
     """What one process has in the end, and the norms of its gradients where they are clipped."""
     model, norms = Small(), []
-    opt = lowbit.AdamW(model.named_parameters(), lr=1e-2)
+    opt = RULES[rule](model.named_parameters())
     for step in range(STEPS):
+        swap(opt, step)
         for ids in batches(step, kind):
             computed = copy.deepcopy(model).to(torch.bfloat16) if kind == "mixed" else model
             backward(computed, ids)
@@ -85,7 +92,18 @@ def alone(kind: str, clip: str) -> tuple[Kept, list[float]]:
             for p, q in zip(model.parameters(), computed.parameters(), strict=True):
                 p.grad = None if q.grad is None else q.grad.float()
         norms += update(model, opt, clip)
+    swap(opt, STEPS)
     return kept_of(model, opt), norms
+
+
+def swap(opt, step: int) -> None:
+    """Modes of an optimizer that has them: train mode, but for a look at the average halfway, and eval mode in the end."""
+    if not hasattr(opt, "train"):
+        return
+    if step in (STEPS // 2, STEPS):
+        opt.eval()
+    if step < STEPS:
+        opt.train()
 
 
 def update(model: nn.Module, opt, clip: str) -> list[float]:
@@ -119,23 +137,26 @@ def backward(model: nn.Module, ids: torch.Tensor) -> None:
 def real(wrapper: str, clip: str = "") -> list[str]:
     """What is not equal after training; but for the streams of random bits, which ZeroRedundancyOptimizer numbers anew."""
     kind = "mixed" if "mixed" in wrapper else "no_sync" if "no_sync" in wrapper else "plain"
+    rule = next(rule for rule in RULES if rule in wrapper)
     model = wrapped(wrapper)
     zero = wrapper == "ZeroRedundancyOptimizer"
     if zero:
         opt = ZeroRedundancyOptimizer(model.parameters(), lowbit.AdamW, lr=1e-2)
     else:
-        opt = lowbit.AdamW(model.named_parameters(), lr=1e-2)
+        opt = RULES[rule](model.named_parameters())
     if wrapper.startswith("FSDP1"):
         fsdp1.bind(model, opt)
     norms = []
     for step in range(STEPS):
+        swap(opt, step)
         several = batches(step, kind)
         for ids in several:
             waits = len(several) > 1 and ids is several[0]
             with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
                 backward(model, ids)
         norms += update(model, opt, clip)
-    want, their_norms = alone(kind, clip)
+    swap(opt, STEPS)
+    want, their_norms = alone(kind, clip, rule)
     if zero:
         return _zero_unequal(model, opt, want)
     wrong = unequal(opt, want, without=("stream",))

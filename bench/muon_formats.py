@@ -1,0 +1,242 @@
+"""The error of Muon's update with the momentum in each signed format, behind Newton-Schulz, beside float32 momentum.
+
+    python -m bench.muon_formats            # what bench/results/muon_formats.json does not have yet: minutes on one core
+    python -m bench.muon_formats --table    # the tables of docs/muon.md, from what is there
+
+The gradients are those of a small GPT in training, and synthetic ones with spectra of a power law. Momentum is
+requantized in every step, as Muon does: by lowbit.SGD, whose average is the same. The update that a step takes is then
+orthogonalized and compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lowbit
+from bench import machine
+from bench.training import load_recipe
+from lowbit import ops, sharding
+from lowbit.config import muon
+from lowbit.state.quantize import dequantize_slot
+
+recipe = load_recipe()
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results" / "muon_formats.json"
+MODEL = {"width": 256, "depth": 2, "heads": 4, "context": 128}
+WARM_UP, STEPS, AT = 40, 60, (2, 10, 60)  # of training before gradients are kept; kept; measured
+REAL = ("blocks.1.qkv.weight", "blocks.1.proj.weight", "blocks.1.up.weight", "blocks.1.down.weight")
+POWERS = (0.5, 1.0, 2.0)  # singular value i of a synthetic gradient is i to the minus this
+SHAPE = (256, 512)  # of synthetic gradients
+MOMENTUM = 0.95
+FOUR = ("dynamic4", "linear4", "power1_4", "power2_4")
+SCALES: tuple[dict[str, Any], ...] = (
+    {"block": 32}, {"block": 64}, {"block": 128}, {"scale": "row"}, {"scale": "column"}, {"scale": "rank1"}, {"scale": "tensor"}
+)  # fmt: skip
+
+Matrices = dict[str, list[Tensor]]  # gradients of each step by name
+
+
+def real() -> Matrices:
+    """The gradients of hidden matrices while Muon with float32 momentum trains a GPT."""
+    torch.manual_seed(0)
+    text, model = recipe.Text([], MODEL["context"]), recipe.GPT(**MODEL)
+    opt = lowbit.MuonWithAdamW(
+        lowbit.muon_param_groups(model), lr=2e-3, adjust_lr_fn="match_rms_adamw", state_format="float32"
+    )  # fmt: skip
+    params, kept = dict(model.named_parameters()), {name: [] for name in REAL}
+    for step in range(WARM_UP + STEPS):
+        recipe.loss_of(model, text.batch(0, step, 8, 0, 1)).backward()
+        for name in REAL if step >= WARM_UP else ():
+            kept[name].append(params[name].grad.clone())
+        opt.step()
+        opt.zero_grad()
+    return kept
+
+
+def synthetic() -> Matrices:
+    """A part that stays and one that changes in each step, of one size, each with a spectrum of a power law."""
+    torch.manual_seed(1)
+
+    def drawn(power: float) -> Tensor:
+        n, m = SHAPE
+        values = torch.arange(1, n + 1).pow(-power)
+        left, right = (torch.linalg.qr(torch.randn(k, n))[0] for k in (n, m))
+        return left * values @ right.T
+
+    made = {}
+    for power in POWERS:
+        stays = drawn(power)
+        made[f"power {power:g}"] = [stays + drawn(power) for _ in range(STEPS)]
+    return made
+
+
+def orthogonal(m: Tensor, g: Tensor) -> Tensor:
+    """Muon's update by momentum `m` and gradient `g`."""
+    x = g.lerp(m, MOMENTUM).bfloat16().contiguous()
+    ops.newton_schulz(x, *muon.schedule(muon.QUINTIC, 5), 1e-7)
+    return x.float()
+
+
+class Measured:
+    """The exact update of a matrix at some step, and how far another is from it."""
+
+    def __init__(self, m: Tensor, g: Tensor) -> None:
+        self.m, self.g, self.exact = m, g, orthogonal(m, g)
+        self.update = g.lerp(m, MOMENTUM)
+        left, _, right = torch.linalg.svd(self.update, full_matrices=False)
+        half = left.shape[1] // 2
+        self.small = left[:, half:].T, right[half:].T  # the half of least singular values
+
+    def errors(self, m: Tensor) -> dict[str, float]:
+        """Of momentum `m`: relative Frobenius errors, and the share of the descent <O, U> that is left.
+
+        In the small directions the exact update may be nearly nothing, so the error there is relative to the size that a
+        matrix has whose singular values are 1.
+        """
+        found = orthogonal(m, self.g)
+        off = found - self.exact
+        a, b = self.small
+        return {
+            "momentum": float((m - self.m).norm() / self.m.norm()),
+            "update": float(off.norm() / self.exact.norm()),
+            "small": float((a @ off @ b).norm() / len(a) ** 0.5),
+            "descent": float((found * self.update).sum() / (self.exact * self.update).sum()),
+        }
+
+
+def references(gradients: Matrices) -> dict[str, dict[int, Measured]]:
+    made: dict[str, dict[int, Measured]] = {}
+    for name, several in gradients.items():
+        m = torch.zeros_like(several[0])
+        for step, g in enumerate(several, 1):
+            m = m.lerp(g, 1 - MOMENTUM)
+            if step in AT:
+                made.setdefault(name, {})[step] = Measured(m, g)
+    return made
+
+
+def momentum(opt: lowbit.SGD) -> list[Tensor]:
+    """The float32 values of each parameter's momentum."""
+    return [
+        dequantize_slot(
+            [sharding.local(opt.state[p][e.key]) for e in lay.of_slots["momentum_buffer"]], lay, lay.slots[0]
+        )
+        for _, p, lay in opt._laid_out()
+    ]  # fmt: skip
+
+
+def measure(
+    spec: Any, gradients: Matrices, exact: dict[str, dict[int, Measured]]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Errors by matrix and step: of the update that the step takes, by what was kept before it."""
+    params = [(name, nn.Parameter(torch.zeros_like(g[0]))) for name, g in gradients.items()]
+    opt = lowbit.SGD(
+        params, lr=1e-3, momentum=MOMENTUM, dampening=MOMENTUM, dampen_first=True, state_format=spec
+    )
+    out: dict[str, dict[str, dict[str, float]]] = {name: {} for name in gradients}
+    for step in range(1, STEPS + 1):
+        for name, p in params:
+            p.grad = gradients[name][step - 1]
+        if step in AT:
+            for (name, p), kept in zip(params, momentum(opt), strict=True):
+                errors = exact[name][step].errors(kept.lerp(p.grad, 1 - MOMENTUM))
+                out[name][str(step)] = {key: round(value, 4) for key, value in errors.items()}
+        opt.step()
+    return out
+
+
+def specs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and `lowbit.scaled(...)`: those of 4 bits with every scale, then those of 8, then all others; each rounding."""
+    signed = [e for e in ops.entries("state") if e["signed"] and e["name"] != "float32"]
+    for rounding in ("nearest", "stochastic"):
+        for entry in sorted(signed, key=lambda e: (e["name"] not in FOUR, e["bits"] != 8)):
+            scales: Sequence[dict[str, Any]] = SCALES if entry["name"] in FOUR else [{}]
+            for scale in scales:
+                spec = lowbit.scaled(entry["name"], rounding=rounding, **scale)
+                cover = {"block": f"blocks of {spec['block']}", "none": "none"}.get(spec["scale"], spec["scale"])  # fmt: skip
+                yield f"{entry['name']}, {cover}, {rounding}", spec
+
+
+def mean(found: dict[str, Any], key: str, names: Sequence[str]) -> float:
+    """Of an error after all steps, over some matrices."""
+    return statistics.fmean(found["errors"][name][str(STEPS)][key] for name in names)
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Markdown: all formats with blocks of their own length, and those of 4 bits with every scale."""
+    found = results["formats"]
+    made = [f"float32 momentum, {len(REAL)} matrices of a GPT, and {len(POWERS)} synthetic ones, {STEPS} steps; {results['cpu']}, {results['date'][:10]}.", ""]  # fmt: skip
+    made += [
+        "| state | bits | momentum | update | small directions | descent | descent, stochastic | synthetic: update | descent |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    synthetic_names = [f"power {power:g}" for power in POWERS]
+    entries = {e["name"]: e for e in ops.entries("state")}
+    nearest = {name: one for name, one in found.items() if name.endswith("nearest")}
+    own = {
+        name: one
+        for name, one in nearest.items()
+        if one["spec"]["scale"] in ("block", "none")
+        and one["spec"]["block"] in (0, entries[one["spec"]["format"]]["block"])
+    }
+    order = sorted(own, key=lambda n: (-entries[own[n]["spec"]["format"]]["bits"], -mean(own[n], "descent", REAL)))  # fmt: skip
+    for name in order:
+        one, by_chance = own[name], found.get(name.replace("nearest", "stochastic"))
+        format, block = one["spec"]["format"], one["spec"]["block"]
+        real = " | ".join(f"{mean(one, key, REAL):.2f}" for key in ("momentum", "update", "small"))
+        chance = f"{mean(by_chance, 'descent', REAL):.3f}" if by_chance else ""
+        made.append(
+            f"| `{format}`{f', blocks of {block}' if block else ''} | {entries[format]['bits']} | {real} | {mean(one, 'descent', REAL):.3f} | {chance} | "
+            f"{mean(one, 'update', synthetic_names):.2f} | {mean(one, 'descent', synthetic_names):.3f} |"
+        )
+    made += ["", "| 4 bits, scales of | bytes | " + " | ".join(f"`{f}`" for f in FOUR) + " |", "|---" * (len(FOUR) + 2) + "|"]  # fmt: skip
+    for scale in SCALES:
+        cells = []
+        for format in FOUR:
+            spec = lowbit.scaled(format, **scale)
+            one = next(x for x in nearest.values() if x["spec"] == spec)
+            cells.append(f"{mean(one, 'update', REAL):.2f}, {mean(one, 'descent', REAL):.3f}")
+        size = 0.5 + (4 / scale["block"] if "block" in scale else 0)
+        covers = f"blocks of {scale['block']}" if "block" in scale else {"rank1": "rank 1"}.get(scale["scale"], f"a {scale['scale']}")  # fmt: skip
+        made.append(f"| {covers} | {size:.2f} | {' | '.join(cells)} |")
+    return "\n".join(made)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--table", action="store_true", help="print Markdown, measure nothing")
+    parser.add_argument("--again", action="store_true", help="forget what was measured")
+    args = parser.parse_args()
+    results: dict[str, Any] = {"formats": {}}
+    if RESULTS.exists() and not args.again:
+        results = json.loads(RESULTS.read_text())
+    if args.table:
+        print(tables(results))
+        return
+    missing = {n: spec for n, spec in specs() if n not in results["formats"]}
+    if missing:
+        torch.set_num_threads(1)
+        gradients = {**real(), **synthetic()}
+        exact = references(gradients)
+        facts = machine.describe("cpu")
+        results |= {"cpu": facts["cpu"], "isa": facts["isa"], "date": facts["date"], "versions": {p: facts["versions"][p] for p in ("torch", "lowbit")}}  # type: ignore[index]  # fmt: skip
+        for name, spec in missing.items():
+            found = measure(spec, gradients, exact)
+            results["formats"][name] = {"spec": spec, "errors": found}
+            RESULTS.write_text(json.dumps(results).replace('}, "', '},\n"') + "\n")
+            last = found[REAL[2]][str(STEPS)]
+            print(f"{name:42} {last}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
