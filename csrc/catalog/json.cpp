@@ -44,7 +44,8 @@ std::string rule_json(int index) {
   for (int i = 0; i < U::kSlots; ++i) {
     slots.push_back(json::object({{"name", text(U::kSlot[i].name)},
                                   {"signed", flag(U::kSlot[i].is_signed)},
-                                  {"weight", flag(U::kSlot[i].is_weight)}}));
+                                  {"weight", flag(U::kSlot[i].is_weight)},
+                                  {"slow", flag(U::kSlot[i].is_slow)}}));
   }
   for (int i = 0; i < U::kHypers; ++i) hypers.push_back(text(U::kHyper[i]));
   return json::object({{"name", text(U::kName)},

@@ -188,7 +188,7 @@ void quantize(const float* x, void* codes, const BlockScales& scales, int block,
       } else {
         for (int j = 0; j < count; ++j)
           out[i + j] =
-              static_cast<Storage>(quantize_stochastic<F>(scale.to_z(x[i + j]), random16[i + j]));
+              static_cast<Storage>(quantize_stochastic<F>(scale, x[i + j], random16[i + j]));
       }
     }
     held.write(codes, n);
@@ -244,9 +244,8 @@ void quantize_given(const float* x, void* codes, const uint32_t* absmax, int n,
   }
   for (int i = 0; i < n; ++i) {
     const auto scale = F::Scale::of(absmax[i], kNoMin);
-    const float z = scale.to_z(x[i]);
-    const uint32_t code =
-        random16 != nullptr ? quantize_stochastic<F>(z, random16[i]) : F::quantize(z);
+    const uint32_t code = random16 != nullptr ? quantize_stochastic<F>(scale, x[i], random16[i])
+                                              : F::quantize(scale.to_z(x[i]));
     out[i] = static_cast<Storage>(scale.coded ? code : F::kZeroCode);
   }
   held.write(codes, n);

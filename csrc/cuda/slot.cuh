@@ -227,7 +227,7 @@ __device__ __forceinline__ void quantize_values(const Code& code, const float* x
       if (i < from) continue;
       const float z = scale.to_z(x[i]);
       const uint32_t c = to.random != nullptr
-                             ? stochastic_code(code, code.is_signed(), z, to.bits16(i))
+                             ? stochastic_code(code, code.is_signed(), scale, x[i], z, to.bits16(i))
                              : code.quantize(z);
       out[i] = static_cast<Storage>(scale.coded ? c : code.zero());
     }

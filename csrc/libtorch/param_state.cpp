@@ -81,12 +81,13 @@ ParamState::ParamState(const std::string& rule, const std::vector<int64_t>& shap
     if (slot.is_signed && !state_info(find_state(spec->format)).is_signed)
       refuse(std::string(slot.name) + " has negative values, which the unsigned format " +
              spec->format + " cannot hold");
+    if (slot.is_slow) spec = slow_mean_spec(*spec, full_precision);
     if (full_precision && spec->coded()) spec = StateSpec{"float32"};
     const int format = find_state(spec->format);
     const StateInfo state = state_info(format);
     const std::string key =
         spec->format == "float32" ? slot.name : std::string(slot.name) + "_" + spec->format;
-    slots_.push_back({format, static_cast<int>(spec->block)});
+    slots_.push_back({format, static_cast<int>(spec->block), spec->rounding == "stochastic"});
     if (!state.scaled) {
       tensors_.push_back({key, state.dtype, shape});
       continue;
@@ -151,6 +152,7 @@ void ParamState::step(const ParamStep& s, const RunParts& run) const {
     StateSlot& slot = job.state[k];
     slot.format = slots_[k].format, slot.block = slots_[k].block;
     slot.kind = slot.block > 0 ? kBlock : kNoScale;
+    slot.stochastic = slots_[k].stochastic;
     slot.values = s.state[at++];
     if (slot.block > 0) slot.scales = s.state[at++];
     job.tile = std::max(job.tile, slot.block);

@@ -54,4 +54,10 @@ std::optional<StateSpec> state_spec(const std::string& state_format, bool is_sig
   return spec;
 }
 
+StateSpec slow_mean_spec(const StateSpec& said, bool full_precision) {
+  if (said.format == "float32" || (full_precision && (said.coded() || said.factored())))
+    return StateSpec{"float32"};
+  return *state_spec(kSlowMean, true);
+}
+
 }  // namespace lowbit

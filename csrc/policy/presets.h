@@ -26,6 +26,10 @@ struct Preset {
 
 std::span<const Preset> presets();
 
+/// The preset of a mean over thousands of steps (`Slot::is_slow`), whatever preset the other states
+/// have: the smallest format that keeps it.
+inline constexpr const char* kSlowMean = "bfloat16_stochastic";
+
 /// How one state of a parameter is stored, in full.
 struct StateSpec {
   std::string format;                // of the catalog, or kFactored
@@ -41,5 +45,9 @@ struct StateSpec {
 /// What a preset, or a format of the catalog by its own name, means for a state with (`is_signed`)
 /// or without negative values. Nothing where the catalog has no such format.
 std::optional<StateSpec> state_spec(const std::string& state_format, bool is_signed);
+
+/// What `said`, a preset's or a format's meaning, becomes for a mean over thousands of steps: kSlowMean,
+/// but float32 where it was said, or where a parameter in full precision would not have codes.
+StateSpec slow_mean_spec(const StateSpec& said, bool full_precision);
 
 }  // namespace lowbit

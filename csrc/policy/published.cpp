@@ -34,6 +34,7 @@ json::Fields policy_fields() {
           {"thresholds", json::object({{"min_dims", std::to_string(kMinDims)},
                                        {"min_numel", std::to_string(kMinNumel)},
                                        {"min_cols", std::to_string(kMinCols)}})},
+          {"slow_mean", json::text(kSlowMean)},
           {"blocks", json::array(blocks)},
           {"wrapper_prefixes", json::array(prefixes)},
           {"plan", plan_json()},

@@ -5,9 +5,9 @@
 
 namespace lowbit {
 
-/// "presets": [{"name", "signed", "unsigned"}, ...], "thresholds": {...}, "blocks": [...],
-/// "wrapper_prefixes": [...], "plan": {...}, "workspace": {...}. What a preset leaves to the format is
-/// left out.
+/// "presets": [{"name", "signed", "unsigned"}, ...], "thresholds": {...}, "slow_mean": "...",
+/// "blocks": [...], "wrapper_prefixes": [...], "plan": {...}, "workspace": {...}. What a preset leaves
+/// to the format is left out.
 json::Fields policy_fields();
 
 }  // namespace lowbit

@@ -73,7 +73,7 @@ class Adagrad8bit(_BitsandbytesName, Adagrad):
 
 
 class AdEMAMix8bit(_BitsandbytesName, AdEMAMix):
-    """`AdEMAMix` with 8-bit state, under bitsandbytes' name."""
+    """`AdEMAMix` with 8-bit state, under bitsandbytes' name; the slow average is bfloat16, as `AdEMAMix` says."""
 
 
 class LAMB8bit(_BitsandbytesName, LAMB):

@@ -187,6 +187,23 @@ def slot_formats(
     return made
 
 
+def is_named(state_format: str | Mapping[str, Any], slot: str) -> bool:
+    """Whether `state_format` says something of the state of that name alone."""
+    return _by_name(state_format) and slot in state_format
+
+
+def slow_mean(spec: Mapping[str, Any], full_precision: bool) -> dict[str, Any]:
+    """What the format of all states becomes for a mean over thousands of steps (csrc/policy/presets.h).
+
+    Args:
+        spec: the `scaled(...)` of all states, or {"format": "factored"}.
+        full_precision: whether codes become float32.
+    """
+    if spec["format"] == "float32" or (full_precision and spec.get("scale") != "none"):
+        return scaled("float32")
+    return choice(ops.policy("slow_mean"), signed=True)
+
+
 def formats_named(state_format: str | Mapping[str, Any]) -> Iterator[str]:
     """Every format that `state_format` may select, under any rule."""
     for said in state_format.values() if _by_name(state_format) else [state_format]:  # type: ignore[union-attr]
@@ -225,6 +242,8 @@ def catalog() -> dict[str, Any]:
             none), `compensation_bytes`, and `random`: whether it rounds at random.
         `thresholds`: parameters of fewer dimensions (`min_dims`), elements (`min_numel`) or elements per row
             (`min_cols`) keep full-precision state.
+        `slow_mean`: the preset of a mean over thousands of steps (`slow` in a rule's `slots`), unless `state_format`
+            names the state or is "float32".
         `blocks`: the lengths that a block may have.
         `wrapper_prefixes`: the prefixes that `clean_name` removes from a parameter's name.
         `isas`: instruction sets that this processor runs, best last.

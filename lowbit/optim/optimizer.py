@@ -13,7 +13,7 @@ from lowbit.optim import docs
 from lowbit.optim.report import Stats
 from lowbit.optim.stats import collect
 from lowbit.optim.stepping import SteppingOptimizer
-from lowbit.optim.warn import warn_of_nearest
+from lowbit.optim.warn import warn_of_nearest, warn_of_slow_means
 from lowbit.state import choose
 from lowbit.state.load import restore
 
@@ -36,6 +36,7 @@ class LowbitOptimizer(SteppingOptimizer):
         made = sum(map(bool, self.state.values())) > before
         if made and not torch.compiler.is_compiling():
             warn_of_nearest(self)
+            warn_of_slow_means(self)
 
     init_state.__doc__ = SteppingOptimizer.init_state.__doc__
 

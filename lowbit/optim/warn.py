@@ -10,6 +10,7 @@ from torch import Tensor
 from lowbit import ops
 from lowbit.config.hints import warn_once
 from lowbit.optim.report import Stats, percent
+from lowbit.state.slot import Slot
 from lowbit.state.stateful import StatefulOptimizer
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ UPDATES_OF_LR = frozenset(
     ("adam", "adamw", "adam_amsgrad", "adamw_amsgrad", "adam_factored", "adamw_factored", "adagrad", "lion")
 )  # fmt: skip
 LOST = 0.1  # warn if parameters rounded to nearest lose this share of their updates,
+SLOW = 0.995  # a mean with this decay or more is lost in codes
 OUT_OF_REACH = 0.5  # or if updates as large as the learning rate cannot change this share of them
 
 
@@ -61,6 +63,36 @@ def warn_of_nearest(opt: StatefulOptimizer) -> None:
         f"of less than half the distance to the next {dtype} value is lost{above}. Omit param_format to get stochastic rounding, or use "
         f"'{dtype}_kahan' or '{dtype}_split16'",
     )
+
+
+def loses_slow_mean(slot: Slot, beta: float) -> bool:
+    """Whether a mean with this decay is lost in a slot: whether codes, or bfloat16 to the nearest, swallow its steps.
+
+    A step moves the mean by 1 - beta of its distance from the gradient. docs/drift.md has the errors.
+    """
+    if slot.format == "float32" or (not slot.coded and slot.stochastic):
+        return False
+    return beta >= SLOW
+
+
+def warn_of_slow_means(opt: StatefulOptimizer) -> None:
+    """Warns, after state was created, of a mean over thousands of steps in a format that `state_format` names for it."""
+    if "slow" in opt._warned:
+        return
+    for group, p, lay in opt._laid_out():
+        slow = {slot["name"] for slot in ops.rule(lay.rule)["slots"] if slot["slow"]}
+        if not slow or not getattr(p, "requires_grad", True):
+            continue
+        for slot in lay.slots:
+            beta = float(group["betas"][2])
+            if slot.name in slow and loses_slow_mean(slot, beta):
+                warn_once(
+                    opt._warned,
+                    "slow",
+                    f"{slot.name} in {slot.format} loses a mean with a decay of {beta:g}: a step moves it by {1 - beta:.2g} of the gradient, which is less "
+                    f"than the format tells apart. Leave it out of state_format to keep it in {ops.policy('slow_mean')}, or name 'float32'",
+                )
+                return
 
 
 def warn_of_loss(opt: SteppingOptimizer, stats: Stats) -> None:

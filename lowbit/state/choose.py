@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowbit import ops, sharding
 from lowbit.config.overrides import clean_name
-from lowbit.config.presets import FACTORED, scaled, slot_formats
+from lowbit.config.presets import FACTORED, is_named, scaled, slot_formats, slow_mean
 from lowbit.state.slot import Slot
 
 
@@ -47,7 +47,8 @@ def chosen_of(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bool]]:  # fmt: skip
     """The format of each state of a rule by a parameter's options, and whether the state stays in full precision.
 
-    A copy of weights has at least the precision of `param_format`, and float32 for parameters in full precision.
+    A copy of weights has at least the precision of `param_format`, and float32 for parameters in full precision. A mean
+    over thousands of steps has what `slow_mean` says. Both only where `state_format` does not name the state.
     """
     own = options["min_numel"]
     narrow = param_format.removesuffix("_stochastic") == "bfloat16"
@@ -65,6 +66,10 @@ def chosen_of(
         )
         for slot, spec in chosen.items()
     }
+    for slot in ops.rule(rule)["slots"]:
+        name = slot["name"]
+        if slot["slow"] and not is_named(options["state_format"], name):
+            chosen[name] = slow_mean(chosen[name], full_precision[name])
     return chosen, full_precision
 
 

@@ -18,7 +18,7 @@ template <bool kRoot>
 struct HalfScale {
   using Stored = uint16_t;
   static constexpr int kStored = 1;
-  static constexpr bool kNeedsMin = false;
+  static constexpr bool kNeedsMin = false, kCurved = kRoot;
   float scale, divisor;
   bool coded;
 

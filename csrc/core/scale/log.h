@@ -31,6 +31,7 @@ struct FixedLogScale {
   static constexpr int kStored = 1;
   static constexpr bool kNeedsMin = false;
   static constexpr int kSteps = 255;
+  static constexpr bool kCurved = true;
   float range, step, inverse;
   bool coded;
 
@@ -57,7 +58,7 @@ template <int kSteps, bool kWithSign, int kRange>
 struct AdaptiveLogScale {
   using Stored = float;
   static constexpr int kStored = 2;
-  static constexpr bool kNeedsMin = true;
+  static constexpr bool kNeedsMin = true, kCurved = true;
   float range, lowest;
   // lowest = whole + part, separate so that differences of logarithms keep their precision.
   float whole, part;

@@ -24,7 +24,7 @@ struct Ademamix {
   static constexpr const char* kName = "ademamix";
   static constexpr int kSlots = 3;
   static constexpr Slot kSlot[3] = {
-      {"exp_avg", true}, {"exp_avg_slow", true}, {"exp_avg_sq", false}};
+      {"exp_avg", true}, {"exp_avg_slow", true, false, true}, {"exp_avg_sq", false}};
   static constexpr int kHypers = 9;
   static constexpr const char* kHyper[kHypers] = {
       "lr", "beta1", "beta2", "beta3", "alpha", "t_alpha", "t_beta3", "eps", "weight_decay"};

@@ -36,6 +36,9 @@ struct Slot {
   bool is_signed = false;  // false: never negative, so formats without negative codes suffice
   // A copy of weights, which takes their precision: presets do not quantize it.
   bool is_weight = false;
+  // A mean over thousands of steps. One step changes it by less than codes can tell apart, so presets
+  // keep it in kSlowMean (policy/presets.h).
+  bool is_slow = false;
 };
 
 template <class U>

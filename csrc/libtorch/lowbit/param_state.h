@@ -56,6 +56,7 @@ class ParamState {
  private:
   struct Slot {
     int format, block;  // block: 0 where values have no scales
+    bool stochastic;
   };
   int rule_, param_format_;
   int64_t rows_, cols_, numel_;

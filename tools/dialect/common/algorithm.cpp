@@ -219,21 +219,29 @@ const std::set<std::string>& library_settings() {
   return all;
 }
 
+/// The states of all update rules of which a flag is set.
+std::set<std::string> states_with(bool lowbit::Slot::* flag) {
+  std::set<std::string> made;
+  for (int r = 0; r < rule_count(); ++r) {
+    const RuleInfo rule = rule_info(r);
+    for (int k = 0; k < rule.slots; ++k) {
+      if (rule.slot[k].*flag) made.insert(rule.slot[k].name);
+    }
+  }
+  return made;
+}
+
 }  // namespace
 
 bool is_moment(const std::string& name) { return moments().contains(name); }
 
 bool is_weight_state(const std::string& name) {
-  static const std::set<std::string> all = [] {
-    std::set<std::string> made;
-    for (int r = 0; r < rule_count(); ++r) {
-      const RuleInfo rule = rule_info(r);
-      for (int k = 0; k < rule.slots; ++k) {
-        if (rule.slot[k].is_weight) made.insert(rule.slot[k].name);
-      }
-    }
-    return made;
-  }();
+  static const std::set<std::string> all = states_with(&lowbit::Slot::is_weight);
+  return all.contains(name);
+}
+
+bool is_slow_state(const std::string& name) {
+  static const std::set<std::string> all = states_with(&lowbit::Slot::is_slow);
   return all.contains(name);
 }
 

@@ -104,6 +104,7 @@ class LowbitWriter {
     if (is_wide(p, group)) {
       if (keeps_formats_) return StateSpec{"float32"};
       ASSIGN_OR_RETURN(wide, spec_of(wanted_.state_format, s.is_signed, wanted_.block));
+      if (is_slow_state(s.name)) return slow_mean_spec(wide, true);
       return wide.coded() || wide.factored() ? StateSpec{"float32"} : wide;
     }
     if (keeps_formats_ && wanted_.block == 0) {
@@ -117,6 +118,7 @@ class LowbitWriter {
       return StateSpec{s.stored_as == "bfloat16" ? "bfloat16" : "float32"};
     ASSIGN_OR_RETURN(
         spec, spec_of(keeps_formats_ ? "8bit" : wanted_.state_format, s.is_signed, wanted_.block));
+    if (is_slow_state(s.name)) return slow_mean_spec(spec, false);
     if (spec.factored() && p.shape.size() < 2) return StateSpec{"float32"};
     return spec;
   }
