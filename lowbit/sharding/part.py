@@ -55,6 +55,11 @@ class Part:
         return self.offset[1] * math.prod(self.shape[2:]) if len(self.shape) > 1 else 0
 
     @property
+    def deep(self) -> int | None:
+        """The first dimension beyond the second that is split, or None."""
+        return next((dim for dim in sorted(dim for dim, _ in self.cuts) if dim > 1), None)
+
+    @property
     def whole_rows(self) -> bool:
         return self.local[1:] == self.shape[1:]
 

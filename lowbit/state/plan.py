@@ -23,13 +23,18 @@ def row(part: sharding.Part, slots: Sequence[Slot], factored: bool, param_format
     if part.whole_rows and flat:  # one long row: nothing but the element index counts
         rows, cols = 1, rows * cols
         global_cols = max(cols, part.global_rows * global_cols)
+    first = part.row_offset * part.global_cols + part.col_offset
+    if part.deep is not None:  # as a matrix whose columns begin there; layout.check_deep
+        rows, cols = math.prod(part.local[: part.deep]), math.prod(part.local[part.deep :])
+        global_cols = math.prod(part.shape[part.deep :])
+        first += part.offset[part.deep] * math.prod(part.shape[part.deep + 1 :])
     inner_rows, inner_cols = _pair(part.local)
     global_inner_rows, global_inner_cols = _pair(part.shape)
     values = {
         "rows": rows,
         "cols": cols,
         "global_cols": global_cols,
-        "first": part.row_offset * part.global_cols + part.col_offset,
+        "first": first,
         "param_format": ops.param_format(param_format)["index"],
         "numel": math.prod(part.shape),
         "batches": math.prod(part.local[:-2]),
