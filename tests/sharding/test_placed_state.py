@@ -217,6 +217,10 @@ def test_every_placement_gives_the_bits_of_one_process(pool, ranks):
     print(f"{ranks} ranks: {served} cases, {len(refused)} refused")
 
 
+def test_quantized_state_loads_where_a_dimension_beyond_the_second_is_cut(pool):
+    assert pool.run(2, "placed_worker", "load_quantized") == [[], []]
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_experts_in_flat_shards_give_the_bits_of_one_process(pool, ranks):
     for wrong in pool.run(ranks, "placed_worker", "compare_flat"):

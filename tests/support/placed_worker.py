@@ -139,3 +139,25 @@ def compare_flat() -> list[str]:
         if not same(got.reshape(shape), p.detach()):
             wrong.append(name)
     return wrong
+
+
+def load_quantized() -> list[str]:
+    """State of 8 bits, loaded into full precision where dimension 2 is cut; what differs from one process that loads it."""
+    shape, wrong = (4, 24, 32), []
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    place = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(2)], src_data_rank=None)  # fmt: skip
+    p = nn.Parameter(value_of(shape, 0))
+    source = lowbit.AdamW([("w", p)], min_numel=1)
+    p.grad = value_of(shape, 1)
+    source.step()
+    made = []
+    for put in (place, lambda t: t):
+        q = nn.Parameter(put(value_of(shape, 0)))
+        opt = lowbit.AdamW([("w", q)], full_precision=True)
+        opt.load_state_dict(source.state_dict())
+        made.append(opt.state[q])
+    for key, want in made[1].items():
+        if not same(made[0][key], want):
+            wrong.append(key)
+    assert made[1]["exp_avg"].any()
+    return wrong
