@@ -18,16 +18,11 @@ def row(part: sharding.Part, slots: Sequence[Slot], factored: bool, param_format
     Args:
         factored: some moment is kept as row and column means.
     """
-    rows, cols, global_cols = part.rows, part.cols, part.global_cols
+    rows, cols, global_cols, first = part.place
     flat = not any(slot.coded for slot in slots) and not factored
     if part.whole_rows and flat:  # one long row: nothing but the element index counts
         rows, cols = 1, rows * cols
         global_cols = max(cols, part.global_rows * global_cols)
-    first = part.row_offset * part.global_cols + part.col_offset
-    if part.deep is not None:  # as a matrix whose columns begin there; layout.check_deep
-        rows, cols = math.prod(part.local[: part.deep]), math.prod(part.local[part.deep :])
-        global_cols = math.prod(part.shape[part.deep :])
-        first += part.offset[part.deep] * math.prod(part.shape[part.deep + 1 :])
     inner_rows, inner_cols = _pair(part.local)
     global_inner_rows, global_inner_cols = _pair(part.shape)
     values = {

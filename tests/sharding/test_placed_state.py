@@ -202,6 +202,29 @@ def test_dimensions_beyond_the_second_are_served_in_full_precision_alone():
     assert "this one is cut on dimensions [1, 2]" in why
 
 
+@pytest.mark.parametrize(
+    "shape, dims",
+    [((4, 6, 8), (2,)), ((4, 6, 8), (0, 2)), ((4, 6, 8), (2, 0)), ((3, 5, 7, 4), (3,)), ((3, 4, 5, 2), (0, 2)), ((5, 6, 7), (0, 1)), ((5, 7), (1,))],
+)  # fmt: skip
+def test_a_part_is_the_matrix_of_its_elements(shape, dims):
+    """Whose random bits go by their index in the whole tensor."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    elements = torch.arange(functools.reduce(int.__mul__, shape)).reshape(shape)
+    for rank in range(2 ** len(dims)):
+        with rank_of(rank, 2 ** len(dims)):
+            mesh = init_device_mesh("cpu", (2,) * len(dims))
+            p, opt = built(CASES["AdamW full precision"], shape, mesh, [Shard(dim) for dim in dims])
+            part = opt._layouts[p].part
+            rows, cols, global_cols, first = part.place
+            mine = elements
+            for dim, (begin, length) in enumerate(zip(part.offset, part.local, strict=True)):
+                mine = mine.narrow(dim, begin, length)
+            said = first + global_cols * torch.arange(rows)[:, None] + torch.arange(cols)
+            assert torch.equal(said.reshape(-1), mine.reshape(-1))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_placement_gives_the_bits_of_one_process(pool, ranks):
     for served, wrong, refused in pool.run(ranks, "placed_worker", "compare"):
