@@ -31,7 +31,7 @@ from toy import batch, make_model
 
 import lowbit
 
-STEPS, DEPTH, MICRO_BATCHES = 30, 4, 4
+STEPS, DEPTH, MICRO_BATCHES = 40, 4, 4
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -154,12 +154,15 @@ def main() -> None:
     opt = lowbit.AdamW(groups_of(part), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
     begin = load(part, opt, args.folder) if (args.folder / ".metadata").exists() else 0
+    recent: list[float] = []
     for step in range(begin, begin + STEPS):
         loss = train_step(schedule, part, batch(step).to(device))
         opt.step()
         opt.zero_grad()
-        if loss is not None and (step % 10 == 0 or step == begin + STEPS - 1):
-            print(f"step {step}, loss {loss:.3f}", flush=True)
+        if loss is not None:
+            recent = [*recent[-9:], loss]
+            if step % 10 == 0 or step == begin + STEPS - 1:
+                print(f"step {step}, loss {sum(recent) / len(recent):.3f}", flush=True)
     save(part, opt, begin + STEPS, args.folder)
     gc.collect()
     dist.barrier()
