@@ -11,10 +11,10 @@ __all__ = ["batch", "loss_of", "make_model"]
 _text: Text | None = None
 
 
-def make_model(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+def make_model(dtype: torch.dtype = torch.bfloat16, depth: int = 2) -> nn.Module:
     torch.manual_seed(0)
     compute = compute_dtype(dtype, "cuda" if torch.cuda.is_available() else "cpu")
-    return GPT(width=64, depth=2, heads=4, context=64, compute=compute).to(dtype)
+    return GPT(width=64, depth=depth, heads=4, context=64, compute=compute).to(dtype)
 
 
 def batch(step: int, rank: int = 0, ranks: int = 1, size: int = 16) -> torch.Tensor:

@@ -68,7 +68,9 @@ def _place(p: Tensor, name: str) -> list[int]:
     if sharding.is_flat(p):  # its position is unknown, so the random bits depend on the rank
         return [1, p.numel(), p.numel(), sharding.rank() << 40]
     part = sharding.part(p, f"parameter {name!r}")
-    first = part.row_offset * part.global_cols + part.col_offset
-    if part.whole_rows:
-        return [1, part.rows * part.cols, part.rows * part.cols, first]
-    return [part.rows, part.cols, part.global_cols, first]
+    rows, cols, global_cols, first = part.place
+    return (
+        [1, rows * cols, rows * cols, first]
+        if part.whole_rows
+        else [rows, cols, global_cols, first]
+    )

@@ -55,6 +55,33 @@ class Part:
         return self.offset[1] * math.prod(self.shape[2:]) if len(self.shape) > 1 else 0
 
     @property
+    def deep(self) -> int | None:
+        """The first dimension beyond the second that is split, or None."""
+        return next((dim for dim in sorted(dim for dim, _ in self.cuts) if dim > 1), None)
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Rows, columns, global columns and the first element's index of the part as a matrix.
+
+        Columns begin at dimension 1, or at the dimension beyond the second that is split.
+
+        Raises:
+            ValueError: it is no matrix, because two dimensions beyond the first are split.
+        """
+        if self.deep is None:
+            first = self.row_offset * self.global_cols + self.col_offset
+            return self.rows, self.cols, self.global_cols, first
+        dims = sorted({dim for dim, _ in self.cuts})
+        if set(dims) - {0, self.deep}:
+            raise ValueError(
+                f"a tensor of shape {self.shape} is sharded on dimensions {dims}; state and accumulated gradients follow dimensions 0 and 1, or 0 and one other"
+            )
+        cols = math.prod(self.shape[self.deep :])
+        first = self.row_offset * self.global_cols
+        first += self.offset[self.deep] * math.prod(self.shape[self.deep + 1 :])
+        return math.prod(self.local[: self.deep]), math.prod(self.local[self.deep :]), cols, first
+
+    @property
     def whole_rows(self) -> bool:
         return self.local[1:] == self.shape[1:]
 

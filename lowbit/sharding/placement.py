@@ -35,14 +35,9 @@ def part(p: Any, what: str) -> Part:
     if not is_dtensor(p):
         return Part(shape, shape, (0,) * len(shape))
     for placement in p.placements:
-        dim = getattr(placement, "dim", None)
         if placement.is_partial():
             raise ValueError(
                 f"{what} has the placement {placement}; a parameter must be sharded or replicated"
-            )
-        if dim is not None and dim > 1:
-            raise ValueError(
-                f"{what} is sharded on dimension {dim}; state follows dimensions 0 and 1 only"
             )
     local_shape, offset, begins = list(shape), [0] * len(shape), ()
     for dim in {placement.dim for placement in p.placements if hasattr(placement, "dim")}:

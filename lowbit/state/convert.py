@@ -231,8 +231,8 @@ def _of(entry: StateTensor, made: Tensor) -> Tensor:
 
 
 def _whole_rows(part: sharding.Part) -> sharding.Part:
-    """The local rows with all of their columns, if blocks are split between columns."""
-    if part.cut != sharding.CUT_ALL:
+    """The local rows with all of their columns, if blocks are split between columns, or columns here are no run of a row."""
+    if part.cut != sharding.CUT_ALL and part.deep is None:
         return part
     return replace(
         part, local=(part.local[0], *part.shape[1:]), offset=(part.offset[0], *(0,) * (len(part.shape) - 1)),

@@ -171,6 +171,7 @@ def layout_of(
     chosen, full_precision = choose.chosen_of(rule, part, options, name, param_format)
     variant = choose.rule_of(rule, chosen, full_precision, len(part.shape))
     slots = choose.slots_of(variant, chosen, full_precision)
+    check_deep(variant, slots, part, what, name)
     for slot in slots:
         check_cut(slot, part, what, name)
     blocks = [slot.block for slot in slots if slot.scale == "block"]
@@ -181,6 +182,27 @@ def layout_of(
     for slot in slots:
         check_columns(slot, p, part, what, name)
     return Layout(variant, part, slots, param_format, stream_of(name, index))
+
+
+def check_deep(
+    rule: str, slots: tuple[Slot, ...], part: sharding.Part, what: str, name: str | None
+) -> None:
+    """Raises ValueError if a dimension beyond the second is split and state cannot follow: codes run over whole rows."""
+    if part.deep is None:
+        return
+    dims = {dim for dim, _ in part.cuts} - {0}
+    said = f"{what} of shape {part.shape} is sharded on dimension {part.deep}; state follows dimensions 0 and 1"
+    if len(dims) > 1:
+        raise ValueError(
+            f"{said}, or one other alone, but this one is cut on dimensions {sorted(dims)}; shard it on one of them"
+        )
+    if ops.rule(rule)["factors"]:
+        raise ValueError(f"{said} only if a moment is factored; shard it on dimension 0 or 1")
+    if any(slot.coded for slot in slots):
+        kept = "True" if name is None else f"[{name!r}]"
+        raise ValueError(
+            f"{said} only, where it is quantized: shard it on one of those, or keep its state in full precision with full_precision={kept}"
+        )
 
 
 def check_cut(slot: Slot, part: sharding.Part, what: str, name: str | None) -> None:
@@ -198,9 +220,10 @@ def check_cut(slot: Slot, part: sharding.Part, what: str, name: str | None) -> N
     bits = ops.state_format(slot.format)["bits"]
     if any(col * bits % 8 for col in part.begins):
         raise ValueError(f"{cut}, inside a byte of {bits}-bit codes; {advice}")
-    if slot.cross_tile and len(part.shape) > 2:
+    if slot.scale == "rank1" and len(part.shape) > 2:
+        # the scale of dimension 2 covers the whole of dimension 1, of which each rank has a part
         raise ValueError(
-            f"{cut}, and scale={slot.scale!r} follows only dimension 0 there; {advice}"
+            f"{cut}, and scale='rank1' of {len(part.shape)} dimensions follows only dimension 0; {advice}, or take scale='row' for it"
         )
 
 
@@ -209,6 +232,8 @@ def check_columns(slot: Slot, p: Tensor, part: sharding.Part, what: str, name: s
     widths = [slot.codes] if slot.coded else []
     if slot.scale == "block" and part.cut != sharding.CUT_ALL:
         widths.append(slot.scales)
+    if slot.scale == "column":
+        widths.append(lambda cols: cols)
     if all(sharding.follows_columns(p, width) for width in widths):
         return
     full_precision = "True" if name is None else f"[{name!r}]"

@@ -18,7 +18,7 @@ def row(part: sharding.Part, slots: Sequence[Slot], factored: bool, param_format
     Args:
         factored: some moment is kept as row and column means.
     """
-    rows, cols, global_cols = part.rows, part.cols, part.global_cols
+    rows, cols, global_cols, first = part.place
     flat = not any(slot.coded for slot in slots) and not factored
     if part.whole_rows and flat:  # one long row: nothing but the element index counts
         rows, cols = 1, rows * cols
@@ -29,7 +29,7 @@ def row(part: sharding.Part, slots: Sequence[Slot], factored: bool, param_format
         "rows": rows,
         "cols": cols,
         "global_cols": global_cols,
-        "first": part.row_offset * part.global_cols + part.col_offset,
+        "first": first,
         "param_format": ops.param_format(param_format)["index"],
         "numel": math.prod(part.shape),
         "batches": math.prod(part.local[:-2]),

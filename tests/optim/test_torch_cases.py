@@ -173,3 +173,20 @@ def test_float16_parameters_are_served(name):
             assert all(p.isfinite().all() for p in net.parameters()), options
             ends.append([p.detach().clone() for p in net.parameters()])
         assert all(torch.equal(p, q) for end in ends[1:] for p, q in zip(ends[0], end, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_requires_no_gradient_is_stepped_where_it_has_one(name):
+    ends = []
+    for library in (lowbit, torch.optim):
+        torch.manual_seed(0)
+        p = torch.randn(64, 80)
+        opt = getattr(library, name)([p], lr=1e-2)
+        for _ in range(2):
+            p.grad = torch.randn(64, 80)
+            opt.step()
+        ends.append(p)
+        assert library is torch.optim or opt.state[p]["step"] == 2
+    assert (ends[0] - ends[1]).abs().max() < 2e-3  # state in 8 bits
+    p = torch.randn(64, 80)
+    getattr(lowbit, name)([p]).step()  # without one it stays

@@ -45,6 +45,8 @@ def run(name, ranks, folder):
         ("fsdp1", 2, 1),
         ("ddp_accumulate", 2, None),
         ("hsdp_tp", 4, None),
+        ("expert_parallel", 4, 2),
+        ("pipeline", 2, 4),
         ("huggingface", 0, None),
         ("from_bitsandbytes", 0, None),
         ("float32_to_8bit", 0, None),

@@ -36,6 +36,7 @@ def rules():
     yield "SGD momentum", functools.partial(lowbit.SGD, momentum=0.9)
     yield "RMSprop centered", functools.partial(lowbit.RMSprop, centered=True, momentum=0.9)
     yield "Adafactor momentum", functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False)  # fmt: skip
+    yield "AdamW full precision", functools.partial(lowbit.AdamW, full_precision=True)
     yield "AdamW amsgrad", functools.partial(lowbit.AdamW, amsgrad=True)
     yield "APOLLO rank 4", functools.partial(lowbit.APOLLO, rank=4)
     yield "Fira rank 4", functools.partial(lowbit.Fira, rank=4)
@@ -139,7 +140,7 @@ def test_state_lies_where_its_placements_say():
         while functools.reduce(int.__mul__, shape) > 40_000:
             shape = (*shape[:-1], 1) if shape[-1] > 1 else (1, *shape[1:]) if shape[0] > 1 else shape[1:]  # fmt: skip
         mesh_shape = draw(meshes)
-        # state follows dimensions 0 and 1; the others are refused, and are drawn less often
+        # quantized state follows dimensions 0 and 1; the others are drawn less often
         dims = [d for d in (0, 0, 1, 1, 2, 3) if d < len(shape)]
         kinds = st.sampled_from([*[Shard(d) for d in dims], Replicate()])
         placements = [draw(kinds) for _ in mesh_shape]
@@ -186,17 +187,61 @@ def test_columns_that_torch_would_cut_elsewhere_are_refused(shape, ranks):
     assert check("AdamW 8bit", (4, 48, 64), (ranks,), [Shard(1)]) is None
 
 
+def test_dimensions_beyond_the_second_are_served_in_full_precision_alone():
+    from torch.distributed.tensor import Replicate, Shard
+
+    shape = (4, 24, 32)
+    for case in ("AdamW 8bit", "AdamW 4bit", "Adafactor", "CAME", "linear8 rank1"):
+        for at in ((2,), [Shard(2)]), ((2, 2), [Shard(0), Shard(2)]):
+            why = check(case, shape, *at)
+            assert "parameter 'w' of shape (4, 24, 32) is sharded on dimension 2; " in why
+            assert "dimension 0 or 1" in why or "full_precision=['w']" in why
+    for mesh, placements in ((3,), [Shard(2)]), ((2, 2), [Shard(0), Shard(2)]), ((2, 2), [Replicate(), Shard(2)]):  # fmt: skip
+        assert check("AdamW full precision", shape, mesh, placements) is None
+    why = check("AdamW full precision", shape, (2, 2), [Shard(1), Shard(2)])
+    assert "this one is cut on dimensions [1, 2]" in why
+
+
+@pytest.mark.parametrize(
+    "shape, dims",
+    [((4, 6, 8), (2,)), ((4, 6, 8), (0, 2)), ((4, 6, 8), (2, 0)), ((3, 5, 7, 4), (3,)), ((3, 4, 5, 2), (0, 2)), ((5, 6, 7), (0, 1)), ((5, 7), (1,))],
+)  # fmt: skip
+def test_a_part_is_the_matrix_of_its_elements(shape, dims):
+    """Whose random bits go by their index in the whole tensor."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    elements = torch.arange(functools.reduce(int.__mul__, shape)).reshape(shape)
+    for rank in range(2 ** len(dims)):
+        with rank_of(rank, 2 ** len(dims)):
+            mesh = init_device_mesh("cpu", (2,) * len(dims))
+            p, opt = built(CASES["AdamW full precision"], shape, mesh, [Shard(dim) for dim in dims])
+            part = opt._layouts[p].part
+            rows, cols, global_cols, first = part.place
+            mine = elements
+            for dim, (begin, length) in enumerate(zip(part.offset, part.local, strict=True)):
+                mine = mine.narrow(dim, begin, length)
+            said = first + global_cols * torch.arange(rows)[:, None] + torch.arange(cols)
+            assert torch.equal(said.reshape(-1), mine.reshape(-1))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_placement_gives_the_bits_of_one_process(pool, ranks):
     for served, wrong, refused in pool.run(ranks, "placed_worker", "compare"):
         assert wrong == []
         assert served > 50
-        columns = (" [1]", " [0, 1]", " [1, 0]")
+        columns = (" [1]", " [0, 1]", " [1, 0]", " [2]", " [0, 2]", " [1, 2]")
         assert all(what.endswith(columns) for what in refused), "only columns are refused"
-        coded = {what.partition(" [")[0] for what in refused}
+        deep = [what for what in refused if what.endswith((" [2]", " [0, 2]", " [1, 2]"))]
+        assert deep and not any("full precision" in what and "[1" not in what for what in deep)
+        coded = {what.partition(" [")[0] for what in refused if what not in deep}
         assert "AdamW 8bit (4, 47, 64)" in coded
         assert not any(what.startswith(("Adafactor (", "AdamW 8bit (40, 33)")) for what in coded)
     print(f"{ranks} ranks: {served} cases, {len(refused)} refused")
+
+
+def test_quantized_state_loads_where_a_dimension_beyond_the_second_is_cut(pool):
+    assert pool.run(2, "placed_worker", "load_quantized") == [[], []]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -25,6 +25,16 @@ MAKERS = {
     "Adafactor momentum": functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False),
     "CAME": lowbit.CAME,
     "LAMB": lowbit.LAMB,
+    **{
+        f"Lion {scale}s": functools.partial(
+            lowbit.Lion, state_format=lowbit.scaled("linear8", scale=scale)
+        )
+        for scale in ("row", "column", "tensor")
+    },
+    "AdamW full precision": functools.partial(lowbit.AdamW, full_precision=True),
+    "LAMB full precision, split8": functools.partial(
+        lowbit.LAMB, full_precision=True, param_format="bfloat16_split8"
+    ),
 }  # fmt: skip
 STEPS = 2
 
@@ -41,9 +51,10 @@ def placements(ranks: int) -> Iterator[tuple[DeviceMesh, list[Any]]]:
     yield mesh, [Shard(0)]
     if ranks < 4:
         yield mesh, [Shard(1)]
+        yield mesh, [Shard(2)]
     else:
         mesh = init_device_mesh("cpu", (2, 2))
-        for pair in ((0, 0), (0, 1), (1, 0)):
+        for pair in ((0, 0), (0, 1), (1, 0), (0, 2), (1, 2)):
             yield mesh, [Shard(dim) for dim in pair]
         yield mesh, [Replicate(), Shard(0)]
 
@@ -78,7 +89,8 @@ def compare() -> tuple[int, list[str], list[str]]:
     served, wrong, refused = 0, [], []
     for mesh, placed in placements(dist.get_world_size()):
         where = f"{[p.dim if isinstance(p, Shard) else 'replicated' for p in placed]}"
-        for shape in SHAPES:
+        dims = 1 + max(p.dim for p in placed if isinstance(p, Shard))
+        for shape in (shape for shape in SHAPES if len(shape) >= dims):
             for name in MAKERS:
                 what = f"{name} {shape} {where}"
                 place = functools.partial(distribute_tensor, device_mesh=mesh, placements=placed, src_data_rank=None)  # fmt: skip
@@ -126,4 +138,26 @@ def compare_flat() -> list[str]:
             wanted.step()
         if not same(got.reshape(shape), p.detach()):
             wrong.append(name)
+    return wrong
+
+
+def load_quantized() -> list[str]:
+    """State of 8 bits, loaded into full precision where dimension 2 is cut; what differs from one process that loads it."""
+    shape, wrong = (4, 24, 32), []
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    place = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(2)], src_data_rank=None)  # fmt: skip
+    p = nn.Parameter(value_of(shape, 0))
+    source = lowbit.AdamW([("w", p)], min_numel=1)
+    p.grad = value_of(shape, 1)
+    source.step()
+    made = []
+    for put in (place, lambda t: t):
+        q = nn.Parameter(put(value_of(shape, 0)))
+        opt = lowbit.AdamW([("w", q)], full_precision=True)
+        opt.load_state_dict(source.state_dict())
+        made.append(opt.state[q])
+    for key, want in made[1].items():
+        if not same(made[0][key], want):
+            wrong.append(key)
+    assert made[1]["exp_avg"].any()
     return wrong

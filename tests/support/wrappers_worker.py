@@ -13,7 +13,12 @@ import torch.distributed as dist
 from same_bytes import chunk, equal
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    FullyShardedDataParallel,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from wrapped_checkpoint import load, save, spoil
 
@@ -88,35 +93,59 @@ class Model(nn.Module):
 
 def build(wrapper: str, name: str, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **binding):
     """The model in a wrapper and its optimizer of the format `name`."""
-    model: nn.Module = Model(dtype, seed, REAL_UNITS if name == REAL else UNITS)
-    if wrapper == "DDP":
-        model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-    elif wrapper.startswith("FSDP1"):
-        options = {"use_orig_params": wrapper == "FSDP1 orig", "device_id": torch.device("cpu")}
-        for unit in UNITS:
-            setattr(model, unit, FullyShardedDataParallel(getattr(model, unit), **options))
-        model = FullyShardedDataParallel(model, **options)
-    elif wrapper != "single":
-        mesh, offload = mesh_of(wrapper), None
-        if wrapper.startswith("TP"):
-            for unit in model.children():
-                for key, p in list(unit.named_parameters()):
-                    placement = Shard(1 if wrapper.endswith("row") and key in ("square", "wide", "long") else 0)  # fmt: skip
-                    local = distribute_tensor(p.detach(), mesh["tp"], [placement])
-                    setattr(unit, key, nn.Parameter(local, requires_grad=p.requires_grad))
-                    if key == "tied":
-                        unit.tied_again = unit.tied
-            mesh = mesh["dp"]
-        if wrapper == "CPU offload":
-            offload = CPUOffloadPolicy(pin_memory=False)
-        options = {"mesh": mesh, **({"offload_policy": offload} if offload else {})}
-        for unit in model.children():
-            fully_shard(unit, **options)
-        fully_shard(model, **options)
+    model = wrapped(Model(dtype, seed, REAL_UNITS if name == REAL else UNITS), wrapper)
     opt = MAKE[name](model.named_parameters())
     if wrapper.startswith("FSDP1"):
         fsdp1.bind(model, opt, **binding)
     return model, opt
+
+
+BY_COLUMNS = ("square", "wide", "long", "up", "down")  # dimension 1 of these under "row"
+
+
+def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
+    """The model in a wrapper: one of WRAPPERS, or of those of the matrix."""
+    units = [name for name, _ in model.named_children()]
+    if wrapper == "DDP":
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    if wrapper.startswith("FSDP1"):
+        options = {"use_orig_params": wrapper == "FSDP1 orig", "device_id": torch.device("cpu")}
+        for unit in units:
+            setattr(model, unit, FullyShardedDataParallel(getattr(model, unit), **options))
+        return FullyShardedDataParallel(model, **options)
+    if wrapper == "single":
+        return model
+    if wrapper.startswith("pipeline"):  # a rank has every so many-th unit
+        for i, unit in enumerate(units):
+            if i % dist.get_world_size() != dist.get_rank():
+                delattr(model, unit)
+        return model
+    mesh, offload = mesh_of(wrapper), None
+    if wrapper.startswith(("TP", "EP")):
+        for unit in model.children():
+            for key, p in list(unit.named_parameters()):
+                if wrapper.startswith("EP") and key not in ("up", "down"):
+                    continue
+                columns = wrapper.endswith("row") and key in BY_COLUMNS
+                over = mesh["ep" if wrapper.startswith("EP") else "tp"]
+                local = distribute_tensor(p.detach(), over, [Shard(1 if columns else 0)])
+                setattr(unit, key, nn.Parameter(local, requires_grad=p.requires_grad))
+                if key == "tied":
+                    unit.tied_again = unit.tied
+        if wrapper == "EP":  # all else is on every rank
+            return model
+        if wrapper == "EP x FSDP 2x2":  # experts over 2 of the ranks, all else over 4
+            fully_shard(model.experts, mesh=mesh["dp"])
+            mesh = mesh._flatten("all")
+        else:
+            mesh = mesh["dp"]
+    if wrapper == "CPU offload":
+        offload = CPUOffloadPolicy(pin_memory=False)
+    options = {"mesh": mesh, **({"offload_policy": offload} if offload else {})}
+    for unit in model.children():
+        if not isinstance(unit, FSDPModule):
+            fully_shard(unit, **options)
+    return fully_shard(model, **options)
 
 
 def mesh_of(wrapper: str):
@@ -125,6 +154,8 @@ def mesh_of(wrapper: str):
         return init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
     if wrapper.startswith("TP"):
         return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    if wrapper.startswith("EP"):
+        return init_device_mesh("cpu", (ranks // 2, 2) if "FSDP" in wrapper else (1, ranks), mesh_dim_names=("dp", "ep"))  # fmt: skip
     return init_device_mesh("cpu", (ranks,))
 
 

@@ -1,0 +1,72 @@
+"""The matrix of docs/sharding.md: every rule and format under every wrapper, trained, saved and loaded, beside one process.
+
+A cell is "same bits" if 10 steps give the bytes of one process, and what the wrapper of the line above saved loads, with the bytes of one process, also
+after 2 more steps; the first line loads what one process saved, and one process what the last one saved. Else it has the refusal. `tests/sharding/matrix.json` is what this test found, and the page is written from it:
+
+    LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix.py    # writes both
+"""
+
+import json
+import os
+
+import matrix_worker
+import pytest
+from matrix_page import RESULTS, SAME, page_with, write_page
+
+RECORD = os.environ.get("LOWBIT_RECORD") == "1"
+
+
+def joined(several):
+    """What any rank found not to be equal, by case."""
+    return {name: sorted({each for found in several for each in found[name]}) for name in several[0]}  # fmt: skip
+
+
+def one_of(several):
+    """The refusals of all ranks, which agree on what is refused."""
+    assert all(said.keys() == several[0].keys() for said in several), several
+    return several[0]
+
+
+@pytest.fixture(scope="module")
+def found(pool):
+    """Wrapper -> case -> "same bits" or the words of the refusal."""
+    folder = pool.folder
+
+    def run(wrapper, function, *arguments):
+        ranks = matrix_worker.WRAPPERS.get(wrapper, 1)
+        return pool.run(ranks, "matrix_worker", function, wrapper, *arguments)
+
+    said, wrong = {}, {}
+    everyone = ["single", *matrix_worker.WRAPPERS]
+    for wrapper in everyone:
+        answers = run(wrapper, "train", folder)
+        said[wrapper] = one_of([refused for refused, _ in answers])
+        wrong[wrapper] = joined([each for _, each in answers])
+    assert not said["single"] and list(wrong["single"]) == list(matrix_worker.CASES)
+    for before, wrapper in zip([everyone[-1], *everyone], everyone, strict=False):
+        sources = {
+            before: [],
+            "single": [],
+        }  # what the wrapper before refuses comes from one process
+        for name in wrong[wrapper]:
+            sources[before if name in wrong[before] else "single"].append(name)
+        sources = {source: names for source, names in sources.items() if names}
+        for name, found in joined(run(wrapper, "resume", sources, folder)).items():
+            wrong[wrapper][name] += found
+    bad = {w: {k: v for k, v in by.items() if v} for w, by in wrong.items() if any(by.values())}
+    assert not bad, bad
+    return {
+        wrapper: {name: said[wrapper].get(name, SAME) for name in matrix_worker.CASES}
+        for wrapper in matrix_worker.WRAPPERS
+    }
+
+
+def test_every_cell_is_what_was_recorded(found):
+    if RECORD:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        write_page(page_with(found))
+    assert found == json.loads(RESULTS.read_text())
+
+
+def test_a_difference_is_seen(pool):
+    assert pool.run(1, "matrix_worker", "nothing_loaded")[0]
