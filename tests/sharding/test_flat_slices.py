@@ -70,7 +70,8 @@ def test_what_does_not_fit_is_refused(slices, message):
 
 def test_options_go_by_the_names_of_slices():
     vector = torch.zeros(2 * 4096, requires_grad=True)
-    opt = lowbit.AdamW([("vector", vector)], full_precision=["b"])
+    with pytest.warns(UserWarning, match="'b' matches the name of no parameter"):  # yet
+        opt = lowbit.AdamW([("vector", vector)], full_precision=["b"])
     slices = [FlatSlice(vector, n, (64, 64), 0, 4096, start=4096 * i) for i, n in enumerate("ab")]
     lowbit.flat.bind(opt, slices)
     assert "exp_avg_dynamic8" in opt.state[vector]["a"] and "exp_avg" in opt.state[vector]["b"]
@@ -83,3 +84,13 @@ def test_an_optimizer_that_was_stepped_is_refused():
     opt.step()
     with pytest.raises(RuntimeError, match="1 parameters became flat shards after the optimizer"):
         lowbit.flat.bind(opt, [FlatSlice(vector, "w", (64, 64), 0, 4096)])
+
+
+def test_steps_in_backward_are_refused():
+    model = torch.nn.Linear(64, 64, bias=False)
+    opt = lowbit.AdamW(model.named_parameters())
+    lowbit.flat.bind(opt, [FlatSlice(model.weight, "weight", (64, 64), 0, 4096)])
+    with pytest.raises(
+        ValueError, match=r"'weight' is a vector of parameters that lowbit.flat.bind bound"
+    ):
+        lowbit.step_in_backward(model, opt)
