@@ -26,6 +26,7 @@ class SteppingOptimizer(StatefulOptimizer):
     _step_supports_amp_scaling = (
         True  # GradScaler passes grad_scale and found_inf instead of unscaling
     )
+    _shown: list[Any] | None = None  # of the last step by parts: the tensors that stepped
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}
@@ -84,9 +85,9 @@ class SteppingOptimizer(StatefulOptimizer):
         if self._parts is None:
             self._step_shown(None, grad_scale)
         else:
-            shown = self._parts.shown(self)
+            self._shown = self._parts.shown(self)
             with self._parts.whole(self):
-                self._step_shown(shown, grad_scale)
+                self._step_shown(self._shown, grad_scale)
         return loss
 
     def _step_shown(self, shown: list[Any] | None, grad_scale: Tensor | float | None) -> None:
@@ -109,7 +110,7 @@ class SteppingOptimizer(StatefulOptimizer):
         ]
         if not with_grad:
             self._check_idle()
-        step_groups = self._update(with_grad, scale, found_inf, shown)
+        step_groups = self._update(with_grad, scale, found_inf)
         compiling = torch.compiler.is_compiling()
         if shown is None and not compiling and StepCache.serves(with_grad, step_groups):
             self._step_cache = StepCache(self.param_groups, self.state, step_groups)
@@ -187,11 +188,10 @@ class SteppingOptimizer(StatefulOptimizer):
         params: Iterable[tuple[int, Any]],
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
-        shown: list[Any] | None = None,
     ) -> list[StepGroup]:
         """Steps these parameters, each with the number of its group."""
         step_groups: dict[Any, StepGroup] = {}
-        reducer = self._agreed(shown)
+        reducer = self._agreed()
         if reducer:
             reducer.start()
         for number, p in params:
@@ -230,9 +230,9 @@ class SteppingOptimizer(StatefulOptimizer):
         member = next(member for member in self._members() if member.p is p)
         return str(member.number) if member.name is None else repr(member.name)
 
-    def _agreed(self, shown: list[Any] | None) -> FlatShardReducer | None:
+    def _agreed(self) -> FlatShardReducer | None:
         """What ranks agree on in a step about the flat shards that are shown; None where there are none."""
-        key = None if shown is None else tuple(map(id, shown))
+        key = None if self._shown is None else tuple(map(id, self._shown))
         if self._flat_shards and key not in self._flat_reducers:
             flat_shards = [
                 (p, lay)

@@ -66,7 +66,7 @@ def flat_slices_of(model: nn.Module, clean: Clean) -> Iterator[FlatSlice]:
         for owner, fqn, shape, (begin, _) in zip(owners, flat._fqns, flat._shapes, offsets, strict=True):  # fmt: skip
             tied = tuple(_original(path, name, clean) for name in also.get(fqn, ()))
             ranges = sections(begin, shape.numel(), size, ranks)
-            start = None if alone else max(begin - rank * size, 0)
+            start = None if alone else max(begin - rank * size, 0) if ranges[rank][1] else 0
             yield FlatSlice(
                 owner, _original(path, fqn, clean), shape, *ranges[rank], start, group, ranges, tied
             )
