@@ -71,7 +71,7 @@ test: programs
 endif
 
 # 220 MB of transformers, accelerate, lightning, torchtitan and torchtune; without them their tests say so and are skipped.
-frameworks: setup $(VENV)/tests $(VENV)/frameworks  ## the tests through transformers, lightning, torchtitan, torchtune
+frameworks: setup $(VENV)/tests $(VENV)/frameworks  ## the tests through transformers, lightning, torchtitan, torchtune, deepspeed
 	@LOWBIT_REQUIRE=frameworks $(PYTEST) tests/frameworks
 
 # The C++ tests and the C++ front end, beside the package.
@@ -238,9 +238,10 @@ $(VENV)/tests: pyproject.toml | $(VENV)/installed
 
 # Frameworks that tests train through, without those dependencies of torchtitan (it needs Python 3.11) and torchtune that their optimizers do not use.
 $(VENV)/frameworks: pyproject.toml | $(VENV)/installed
-	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune"
+	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune, deepspeed"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[frameworks]"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'" "torchtune==0.6.1"
+	@DS_BUILD_OPS=0 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation deepspeed==0.19.8 hjson msgpack py-cpuinfo
 	@touch $@
 
 # The site needs no torch and no package, but an interpreter: that of a .venv that is there, or a new one.

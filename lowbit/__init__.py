@@ -6,7 +6,7 @@ steps; docs/formats.md defines the bytes.
 
 from importlib.metadata import version as _version
 
-from lowbit import elastic, fsdp1
+from lowbit import elastic, flat, fsdp1
 from lowbit.checkpoint.full_precision import (
     get_fp32_model_state_dict,
     set_fp32_model_state_dict,
@@ -104,6 +104,7 @@ __all__ = [
     "clip_scale",
     "elastic",
     "estimate",
+    "flat",
     "fsdp1",
     "get_fp32_model_state_dict",
     "load_optimizer",

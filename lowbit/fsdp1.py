@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 
-from lowbit import ops, sharding
+from lowbit import flat, sharding
 from lowbit.config.overrides import clean_name
+from lowbit.flat import get_state_dict, set_state_dict
 from lowbit.optim.optimizer import LowbitOptimizer
-from lowbit.state.layout import Layout
-from lowbit.state.quantize import dequantize_slot, quantize_decoded
-from lowbit.state.slot import StateTensor
 
-# Optimizer -> the hooks of its float32 view.
-_views: weakref.WeakKeyDictionary[LowbitOptimizer, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+__all__ = ["bind", "get_state_dict", "set_state_dict"]
 
 
 def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -> None:
@@ -46,227 +38,22 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
         ValueError: some or all of the optimizer's parameters are not in `model`; or `export` cannot express the state.
         RuntimeError: the optimizer was stepped before its parameters became flat shards.
     """
-    if export not in (None, "fp32"):
-        raise ValueError(f"export must be 'fp32' or None, not {export!r}")
-    flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}
-    for flat_shard in sharding.flat_shards_of(model, clean_name):
-        flat_shards.setdefault(flat_shard.owner, []).append(flat_shard)
+    slices: dict[Tensor, list[sharding.FlatSlice]] = {}
+    for each in sharding.flat_slices_of(model, clean_name):
+        slices.setdefault(each.tensor, []).append(each)
     wanted = [p for group in opt.param_groups for p in group["params"]]
-    if flat_shards and not any(p in flat_shards for p in wanted):
+    if slices and not any(p in slices for p in wanted):
         raise ValueError(
             f"none of the optimizer's {len(wanted)} parameters is in this model; use_orig_params=False replaces them by flattened ones, so "
             "build the optimizer from the wrapped model"
         )
-    flat = [p for p in wanted if sharding.is_flat(p)]
-    if missing := sum(p not in flat_shards for p in flat):
+    flattened = [p for p in wanted if sharding.is_flat(p)]
+    if missing := sum(p not in slices for p in flattened):
         raise ValueError(
-            f"{missing} of the optimizer's {len(flat)} flat shards are not in this model: build the optimizer from the parameters of the "
+            f"{missing} of the optimizer's {len(flattened)} flat shards are not in this model: build the optimizer from the parameters of the "
             "wrapped model"
         )
-    for p, several in flat_shards.items():  # all of the model's: clipping may need every one
+    for p, several in slices.items():  # all of the model's: clipping may need every one
         sharding.flats[p] = several[0].flat
-    opt._bind_flat_shards({p: flat_shards[p] for p in wanted if p in flat_shards})
-    if export:
-        _check_exportable(opt)
-    for handle in _views.pop(opt, ()):  # of an earlier call
-        handle.remove()
-    if export:
-        _views[opt] = (
-            opt.register_state_dict_post_hook(_exported),
-            opt.register_load_state_dict_pre_hook(_imported),
-        )
-
-
-# Checkpoints
-
-
-def get_state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
-    """The optimizer's state by original parameter name, as DTensors sharded on dimension 0, like FSDP2's. A collective.
-
-    `torch.distributed.checkpoint.save` writes it to files that load under any wrapper.
-
-    Returns:
-        {"state": {name: {key: tensor}}, "param_groups": [...]}; the groups list names. State of flat shards is a
-        copy. All other state (of plain and DTensor parameters, and of parameters that one rank has whole) is the
-        optimizer's own, which the next step changes.
-    """
-    opt._check_saving()
-    state: dict[str, Any] = {}
-    names: list[list[str]] = [[] for _ in opt.param_groups]
-    layouts = {p: lay for _, p, lay in opt._laid_out()}
-    for number, p, name, index in opt._members():
-        own = p.name if isinstance(p, sharding.FlatShard) else name
-        own = str(index) if own is None else clean_name(own)
-        names[number].append(own)
-        kept = opt._state_of(p)
-        if not kept:
-            continue
-        if isinstance(p, sharding.FlatShard) and p.flat.ranks > 1:
-            entries = layouts[p].entries()
-            tensors = sharding.to_chunks(
-                p, [_spread(e, layouts[p]) for e in entries], [kept[e.key] for e in entries]
-            )
-            own_keys = layouts[p].keys
-            identity = {key: value.clone() for key, value in kept.items() if key not in own_keys}
-            state[own] = {**identity, **dict(zip((e.key for e in entries), tensors, strict=True))}
-        else:
-            state[own] = dict(kept)
-    groups = []
-    for group, own_names in zip(opt.param_groups, names, strict=True):
-        settings = {key: value for key, value in group.items() if key != "params"}
-        if "param_names" in group:
-            settings["param_names"] = own_names
-        groups.append({**settings, "params": own_names})
-    return {"state": state, "param_groups": groups}
-
-
-@torch.no_grad()
-def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
-    """Loads a `get_state_dict` that `torch.distributed.checkpoint.load` filled, saved under any wrapper. A collective.
-
-    Args:
-        opt: the optimizer, bound if its parameters are flat shards.
-        state_dict: state by the names of the original parameters, as DTensors or whole tensors.
-
-    Raises:
-        ValueError: the number of groups differs, a parameter has no state, or state has an unknown layout.
-    """
-    if len(state_dict["param_groups"]) != len(opt.param_groups):
-        raise ValueError(
-            f"the state dict has {len(state_dict['param_groups'])} parameter groups and the optimizer {len(opt.param_groups)}; build the optimizer with the "
-            "groups that were saved"
-        )
-    known = {clean_name(name): value for name, value in state_dict["state"].items()}
-    state: dict[int, Any] = {}
-    for _, p, name, index in opt._members():
-        own = clean_name(p.name if isinstance(p, sharding.FlatShard) else name or str(index))
-        if own not in known:
-            if p.requires_grad:
-                raise ValueError(
-                    f"the state dict has no parameter {own!r}; load a checkpoint of this model"
-                )
-            continue
-        if isinstance(p, sharding.FlatShard) and not p.alone:
-            state.setdefault(index, {})[p.name] = known[own]
-        else:
-            state[index] = known[own]
-    groups, at = [], 0
-    for group, saved in zip(opt.param_groups, state_dict["param_groups"], strict=True):
-        size = len(group["params"])
-        groups.append({**saved, "params": list(range(at, at + size))})
-        at += size
-    opt.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _spread(entry: StateTensor, lay: Layout) -> sharding.Spread:
-    """How a state tensor lies over the ranks that hold some of a parameter."""
-    if not entry.dims or entry.dims[0] != 0:
-        return sharding.Spread(entry.shape, entry.local, None, 0)
-    row = 1
-    for size in entry.local[1:]:
-        row *= size
-    coded = {slot.key: slot for slot in lay.slots}
-    bits = 0  # per element of the parameter; 0 if elements have no bits of their own
-    if entry.key in coded:
-        bits = ops.state_format(coded[entry.key].format)["bits"]
-    elif lay.compensation is not None and entry.key == lay.compensation.key:
-        bits = 8 * entry.dtype.itemsize * row // max(lay.part.cols, 1)
-    return sharding.Spread(entry.shape, entry.local, row * entry.dtype.itemsize, bits)
-
-
-# The float32 view
-
-
-def _check_exportable(opt: LowbitOptimizer) -> None:
-    for _, p, lay in opt._laid_out():
-        beside = lay.auxiliary or ([lay.compensation] if lay.compensation else [])
-        if isinstance(p, sharding.FlatShard) and beside:
-            raise ValueError(
-                f"export='fp32' cannot express {beside[0].key!r} of parameter {p.name!r}, which does not have one number per element: use "
-                "lowbit.fsdp1.get_state_dict and set_state_dict"
-            )
-
-
-def _exported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state dict with float32 moments in the shape of the flat shards."""
-    key_of = _keys(opt, state_dict)
-    state = dict(state_dict["state"])
-    made: dict[Any, dict[str, Any]] = {}
-    for _, p, lay in opt._laid_out():
-        kept = opt._state_of(p)
-        if not isinstance(p, sharding.FlatShard) or not kept:
-            continue
-        shown = made.setdefault(key_of[p.owner], {})
-        shown["step"] = kept["step"].clone()
-        for slot in lay.slots:
-            values = dequantize_slot([kept[e.key] for e in slot.entries(lay.part)], lay, slot)
-            here = p.part.without_room(values)
-            if slot.name not in shown:
-                shape = p.owner.shape  # one dimension, unless it is not sharded
-                shown[slot.name] = torch.zeros(shape, dtype=torch.float32, device=here.device)
-            p.here(shown[slot.name]).copy_(here)
-    return {**state_dict, "state": {**state, **made}}
-
-
-def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The inverse: all rows that are touched here, from all ranks that hold some of them, to be quantized again. A collective."""
-    saved = state_dict["state"]
-    if any("stream" in value or any(isinstance(v, dict) for v in value.values()) for value in saved.values()):  # fmt: skip
-        return state_dict  # of the optimizer itself, not exported
-    key_of = _keys(opt, state_dict)
-    flat_shards = [(p, lay) for _, p, lay in opt._laid_out() if isinstance(p, sharding.FlatShard)]
-    steps = _steps(
-        [p for p, _ in flat_shards], [saved.get(key_of[p.owner], {}) for p, _ in flat_shards]
-    )
-    state = dict(saved)
-    for p, _ in flat_shards:
-        state.pop(key_of[p.owner], None)
-    for (p, lay), step in zip(flat_shards, steps, strict=True):
-        if step < 0:
-            continue  # no rank has state
-        value = saved.get(key_of[p.owner], {})
-        flats = []
-        for slot in lay.slots:
-            if slot.name in value:
-                flats.append(p.here(value[slot.name]).to(torch.float32))
-            elif p.value.numel():
-                raise ValueError(
-                    f"the state of {p.name!r} has no {slot.name!r}; load a state dict of this optimizer"
-                )
-            else:
-                flats.append(torch.zeros(0))
-        whole = sharding.complete(p, flats)
-        loaded: dict[str, Any] = {"step": float(step)}
-        for slot, rows in zip(lay.slots, whole, strict=True):
-            if slot.scale == "block":  # the same codes, as far as the values determine them
-                tensors = quantize_decoded(rows.reshape(p.part.rows, p.cols), slot)
-                entries = slot.entries(lay.part)
-                loaded |= {e.key: t for e, t in zip(entries, tensors, strict=True)}
-            else:
-                loaded[slot.name] = rows
-        if p.alone:
-            state[key_of[p.owner]] = loaded
-        else:
-            state.setdefault(key_of[p.owner], {})[p.name] = loaded
-    return {**state_dict, "state": state}
-
-
-def _keys(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> dict[Tensor, Any]:
-    """The state dict's key for each of the optimizer's parameters."""
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-    params = [p for group in opt.param_groups for p in group["params"]]
-    return dict(zip(params, keys, strict=True))
-
-
-def _steps(flat_shards: list[sharding.FlatShard], saved: list[Mapping[str, Any]]) -> list[int]:
-    """The step of each flat shard, or -1 if no rank has one. torch may not give it to ranks without elements."""
-    steps = torch.tensor(
-        [int(value.get("step", -1)) for value in saved], dtype=torch.int64, device="cpu"
-    )
-    groups = {p.flat.group: p for p in flat_shards if p.flat.ranks > 1}
-    for group in groups:
-        at = [i for i, p in enumerate(flat_shards) if p.flat.group is group]
-        some = steps[at].to(flat_shards[at[0]].owner.device)
-        sharding.reduce_over([(some, group, "max")])
-        steps[at] = some.cpu()
-    return steps.tolist()
+    if slices:
+        flat.bind(opt, [each for p in wanted for each in slices.get(p, ())], export=export)

@@ -43,6 +43,10 @@ def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:
         )
     if what == "lowbit.accumulate" and accumulator_of(p) is not None:
         raise ValueError(f"{name!r} has an accumulator already; `remove()` that one first")
+    if hooks and p in sharding.flats and not sharding.is_flat(p):
+        raise ValueError(
+            f"{name!r} is a vector of parameters that lowbit.flat.bind bound, which steps as a whole: step after the backward pass"
+        )
     if hooks and sharding.is_flat(p):
         instead = (
             "use lowbit.accumulate(model, hooks=False) and call accumulator.add() after each backward pass"

@@ -48,7 +48,7 @@ class Muon(OrthogonalOptimizer):
 
     Raises:
         ValueError: an argument is out of range, the messages are torch's; a parameter is no matrix and no batch of
-            them, lies in flat shards of FSDP1, is sharded where state cannot follow, or cannot be split so.
+            them, lies in flat shards, is sharded where state cannot follow, or cannot be split so.
     """
 
     @arguments.lists(MuonOptions, DEFAULTS)

@@ -26,10 +26,11 @@ class SteppingOptimizer(StatefulOptimizer):
     _step_supports_amp_scaling = (
         True  # GradScaler passes grad_scale and found_inf instead of unscaling
     )
+    _shown: list[Any] | None = None  # of the last step by parts: the tensors that stepped
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}
-        self._flat_reducer: FlatShardReducer | None = None
+        self._flat_reducers: dict[Any, FlatShardReducer] = {}  # by the tensors that step together
         self._step_cache: StepCache | None = None
         self._presence: Presence | None = None
         self._asked = False  # whether ranks have agreed on the gradients of this step
@@ -42,13 +43,13 @@ class SteppingOptimizer(StatefulOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._plans, self._flat_reducer, self._step_cache, self._presence = {}, None, None, None
+        self._plans, self._flat_reducers, self._step_cache, self._presence = {}, {}, None, None
         self.__dict__.setdefault("_stepped_early", False)
 
     def _lay_out_again(self) -> None:
         super()._lay_out_again()
         self._plans.clear()
-        self._flat_reducer = self._step_cache = self._presence = None
+        self._flat_reducers, self._step_cache, self._presence = {}, None, None
 
     # The step
 
@@ -81,11 +82,21 @@ class SteppingOptimizer(StatefulOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._parts is None:
+            self._step_shown(None, grad_scale)
+        else:
+            self._shown = self._parts.shown(self)
+            with self._parts.whole(self):
+                self._step_shown(self._shown, grad_scale)
+        return loss
+
+    def _step_shown(self, shown: list[Any] | None, grad_scale: Tensor | float | None) -> None:
+        """Steps the tensors that are shown, or all if that is None."""
         self._check_structure()
         scale, found_inf = self._divisor(grad_scale), getattr(self, "found_inf", None)
         self._asked = False
         if self._step_again(scale, found_inf) or not self._prepare():
-            return loss
+            return
         if not self._asked:
             self._give_zeros(self._lacking())
         flat_shards = self._flat_shards
@@ -93,15 +104,16 @@ class SteppingOptimizer(StatefulOptimizer):
             (number, p)
             for number, group in enumerate(self.param_groups)
             for whole in group["params"]
+            if shown is None or any(whole is p for p in shown)
             for p in (flat_shards.get(whole, (whole,)) if flat_shards else (whole,))
             if p.grad is not None
         ]
         if not with_grad:
             self._check_idle()
         step_groups = self._update(with_grad, scale, found_inf)
-        if not torch.compiler.is_compiling() and StepCache.serves(with_grad, step_groups):
+        compiling = torch.compiler.is_compiling()
+        if shown is None and not compiling and StepCache.serves(with_grad, step_groups):
             self._step_cache = StepCache(self.param_groups, self.state, step_groups)
-        return loss
 
     def _check_idle(self) -> None:
         """Warns that no parameter has a gradient, unless hooks have stepped parameters already."""
@@ -219,13 +231,16 @@ class SteppingOptimizer(StatefulOptimizer):
         return str(member.number) if member.name is None else repr(member.name)
 
     def _agreed(self) -> FlatShardReducer | None:
-        """What ranks agree on in a step about their flat shards; None where there are none."""
-        if self._flat_shards and self._flat_reducer is None:
+        """What ranks agree on in a step about the flat shards that are shown; None where there are none."""
+        key = None if self._shown is None else tuple(map(id, self._shown))
+        if self._flat_shards and key not in self._flat_reducers:
             flat_shards = [
-                (p, lay) for _, p, lay in self._laid_out() if isinstance(p, sharding.FlatShard)
+                (p, lay)
+                for _, p, lay in self._laid_out()
+                if isinstance(p, sharding.FlatShard) and (key is None or id(p.owner) in key)
             ]
-            self._flat_reducer = FlatShardReducer(flat_shards)
-        return self._flat_reducer
+            self._flat_reducers[key] = FlatShardReducer(flat_shards)
+        return self._flat_reducers.get(key)
 
     def _bind(
         self,

@@ -5,7 +5,8 @@ from lowbit.sharding.chunks import Spread, complete, to_chunks
 from lowbit.sharding.collective import average_over, host_device, rank, reduce_over
 from lowbit.sharding.exchange import Matrices, Whole, from_owners, owners, to_owners
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
-from lowbit.sharding.fsdp1 import flat_shards_of, flattened_weights
+from lowbit.sharding.flat_slice import FlatSlice, flat_shards, section, sections
+from lowbit.sharding.fsdp1 import flat_shards_of, flat_slices_of, flattened_weights
 from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
 from lowbit.sharding.placement import (
     follows_columns,
@@ -39,6 +40,7 @@ __all__ = [
     "Boxes",
     "Flat",
     "FlatShard",
+    "FlatSlice",
     "Matrices",
     "Part",
     "Spread",
@@ -48,7 +50,9 @@ __all__ = [
     "by_columns",
     "complete",
     "dense_gradient",
+    "flat_shards",
     "flat_shards_of",
+    "flat_slices_of",
     "flats",
     "flattened_weights",
     "follows_columns",
@@ -72,6 +76,8 @@ __all__ = [
     "reset_reducer",
     "row_range",
     "row_shards",
+    "section",
+    "sections",
     "take",
     "to_chunks",
     "to_owners",

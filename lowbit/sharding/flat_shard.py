@@ -1,4 +1,4 @@
-"""Flat shards: the parts of original parameters in what FSDP1 (FullyShardedDataParallel) flattens."""
+"""Flat shards: the parts of original parameters in vectors that a wrapper flattened them into, such as FSDP1's."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from lowbit.sharding.part import Part
 
 
 class Flat:
-    """The sharding of one flattened parameter of FSDP1: rank r of `group` has elements [r * size, (r + 1) * size)."""
+    """The process group whose ranks together hold a flattened parameter once, and this rank's number in it."""
 
-    def __init__(self, group: Any, rank: int, ranks: int, size: int) -> None:
-        self.group, self.rank, self.ranks, self.size = group, rank, ranks, size
+    def __init__(self, group: Any, rank: int, ranks: int) -> None:
+        self.group, self.rank, self.ranks = group, rank, ranks
 
 
-def flat_of(group: Any, size: int) -> Flat:
-    """The sharding of a flattened parameter over a process group, `size` elements on each rank."""
+def flat_of(group: Any) -> Flat:
+    """This rank's place in a process group; None is that of all ranks."""
     import torch.distributed as dist
 
-    return Flat(group, dist.get_rank(group), dist.get_world_size(group), size)
+    group = dist.group.WORLD if group is None else group
+    return Flat(group, dist.get_rank(group), dist.get_world_size(group))
 
 
-# Flat shard -> its Flat, set by lowbit.fsdp1.bind.
+# Flat shard -> its Flat, set by lowbit.flat.bind and lowbit.fsdp1.bind.
 flats: Any = WeakIdKeyDictionary()
 
 
@@ -46,24 +47,29 @@ class FlatShard:
         name: str,
         shape: Sequence[int],
         flat: Flat,
-        begin: int,
+        ranges: Sequence[tuple[int, int]],
+        start: int,
         alone: bool,
         also: Sequence[str] = (),
     ) -> None:
         """
         Args:
             owner: the tensor the optimizer was given: this parameter (`alone`) or the flattened one.
-            begin: the index of the parameter's first element in the flattened one.
+            ranges: the parameter's elements on each rank of the group, [begin, end).
+            start: the index in the owner of the first element here.
             also: further names of a tied parameter.
         """
-        self.owner, self.name, self.flat, self.begin, self.alone = owner, name, flat, begin, alone
+        self.owner, self.name, self.flat, self.start, self.alone = owner, name, flat, start, alone
         self.also = tuple(also)
         self.shape = torch.Size(shape)
         self.numel, self.cols = math.prod(shape), math.prod(shape[1:])
+        self.ranges = [(begin, end) if end > begin else (0, 0) for begin, end in ranges]
         self.rows = [self.rows_of(rank) for rank in range(flat.ranks)]
         own, end = self.elements(flat.rank)
         first, last = self.rows[flat.rank]
         front, back = (own - first * self.cols, last * self.cols - end) if end > own else (0, 0)
+        if not shape and end == own:
+            front = 1  # state has room for the number, which another rank has
         one = (last - first, *shape[1:]) if shape else ()
         self.part = Part(
             tuple(shape), one, (first, *(0,) * (len(shape) - 1)) if shape else (),
@@ -72,9 +78,7 @@ class FlatShard:
 
     def elements(self, rank: int) -> tuple[int, int]:
         """The parameter's elements on a rank, [begin, end)."""
-        at = rank * self.flat.size - self.begin
-        begin = min(max(at, 0), self.numel)
-        return begin, min(max(at + self.flat.size, begin), self.numel)
+        return self.ranges[rank]
 
     def rows_of(self, rank: int) -> tuple[int, int]:
         """The rows of which a rank has elements, [first, last); empty if it has none."""
@@ -100,8 +104,7 @@ class FlatShard:
         if self.alone:
             return whole
         begin, end = self.elements(self.flat.rank)
-        at = self.begin - self.flat.rank * self.flat.size
-        return whole[max(at + begin, 0) : max(at + end, 0)]
+        return whole[self.start : self.start + end - begin]
 
     @property
     def value(self) -> Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from lowbit.sharding.flat_shard import Flat, FlatShard, flat_of
+from lowbit.sharding.flat_shard import FlatShard
+from lowbit.sharding.flat_slice import FlatSlice, sections
 
 Clean = Callable[[str], str]  # a name without what wrappers put into it
 
@@ -43,15 +44,17 @@ def _original(path: str, fqn: str, clean: Clean) -> str:
     return clean(f"{path}.{fqn}".removeprefix("."))
 
 
-def flat_shards_of(model: nn.Module, clean: Clean) -> Iterator[FlatShard]:
-    """The flat shards of all FSDP1 modules, one for each original parameter; tied parameters under their first name."""
+def flat_slices_of(model: nn.Module, clean: Clean) -> Iterator[FlatSlice]:
+    """The flat slices of all FSDP1 modules, one for each original parameter; tied parameters under their first name."""
+    import torch.distributed as dist
+
     for path, handle, flat in _handles(model):
         alone = bool(handle._use_orig_params)
         if handle.uses_sharded_strategy:
-            size = flat._sharded_size.numel()
-            place = flat_of(handle.process_group, size)
+            group, size = handle.process_group, flat._sharded_size.numel()
+            rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         else:
-            place = Flat(None, 0, 1, flat._unpadded_unsharded_size.numel())
+            group, size, rank, ranks = None, flat._unpadded_unsharded_size.numel(), 0, 1
         runs = zip(handle._get_flat_param_offsets(), flat._is_padding_mask, strict=True)
         offsets = [run for run, padding in runs if not padding]
         owners = flat._params if alone else [flat] * len(flat._fqns)
@@ -61,5 +64,14 @@ def flat_shards_of(model: nn.Module, clean: Clean) -> Iterator[FlatShard]:
             name = f"{info.module_name}.{info.param_name}".removeprefix(".")
             also.setdefault(first, []).append(name)
         for owner, fqn, shape, (begin, _) in zip(owners, flat._fqns, flat._shapes, offsets, strict=True):  # fmt: skip
-            tied = [_original(path, name, clean) for name in also.get(fqn, ())]
-            yield FlatShard(owner, _original(path, fqn, clean), shape, place, begin, alone, tied)
+            tied = tuple(_original(path, name, clean) for name in also.get(fqn, ()))
+            ranges = sections(begin, shape.numel(), size, ranks)
+            start = None if alone else max(begin - rank * size, 0) if ranges[rank][1] else 0
+            yield FlatSlice(
+                owner, _original(path, fqn, clean), shape, *ranges[rank], start, group, ranges, tied
+            )
+
+
+def flat_shards_of(model: nn.Module, clean: Clean) -> Iterator[FlatShard]:
+    """The flat shards of all FSDP1 modules, as `flat_slices_of` has them."""
+    return (each.shard(each.ranges or ()) for each in flat_slices_of(model, clean))

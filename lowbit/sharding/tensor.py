@@ -102,14 +102,14 @@ def process_groups(t: Tensor) -> tuple[Any, ...]:
     Raises:
         ValueError: t is a flat shard of FSDP1 that was not bound.
     """
-    if is_flat(t):
-        flat = flats.get(t)
-        if flat is None:
-            raise ValueError(
-                "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), which does not know the other ranks' shards: call "
-                "lowbit.fsdp1.bind(model, opt) first, or use the wrapped model's own clip_grad_norm_"
-            )
+    flat = flats.get(t)
+    if flat is not None:
         return (flat.group,) if flat.ranks > 1 else ()
+    if is_flat(t):
+        raise ValueError(
+            "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), which does not know the other ranks' shards: call "
+            "lowbit.fsdp1.bind(model, opt) first, or use the wrapped model's own clip_grad_norm_"
+        )
     if not is_dtensor(t):
         return ()
     return tuple(

@@ -123,7 +123,7 @@ def layout_of(
     own, options = sharding.part(p, what), effective(group, name, index)
     if isinstance(p, sharding.FlatShard):
         raise ValueError(
-            f"{what} lies in flat shards of FSDP1, and rank {rank} of it needs whole rows; use fully_shard, or step it without a subspace by "
+            f"{what} lies in flat shards, and rank {rank} of it needs whole rows; use fully_shard, or step it without a subspace by "
             f"full_precision=[{name!r}] or a group with rank=None"
         )
     if not own.whole_rows or any(dim != 0 for dim, _ in own.cuts):

@@ -107,7 +107,7 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     what = f"parameter {name!r}" if name else f"parameter {index}"
     if isinstance(p, sharding.FlatShard):
         raise ValueError(
-            f"{what} lies in flat shards of FSDP1, and Muon needs whole matrices; use fully_shard, or AdamW for it"
+            f"{what} lies in flat shards, and Muon needs whole matrices; use fully_shard, or AdamW for it"
         )
     if p.dim() not in (2, 3):
         raise ValueError(

@@ -14,8 +14,10 @@ from lowbit.config import overrides
 from lowbit.config.arguments import STRUCTURE, check_group, check_params, warn_of_typos
 from lowbit.state import layout, memory
 from lowbit.state.layout import Layout, check_stream
+from lowbit.state.parts import GroupParts
 from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
+from lowbit.state.replaced import replaced
 
 
 class Member(NamedTuple):
@@ -37,7 +39,8 @@ class StatefulOptimizer(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._layouts: dict[Any, Layout] = {}
-        self._flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # of flat shards: fsdp1.bind
+        self._flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # lowbit.flat.bind
+        self._parts: GroupParts | None = None  # if something steps parts of the groups
         self._numbered_groups: list[
             list[str]
         ] = []  # names as another program groups and numbers them
@@ -92,6 +95,8 @@ class StatefulOptimizer(Optimizer):
         self._layouts = {}
         self._laid_out_for, self._structure = self._decided(), {}
         self.__dict__.setdefault("_flat_shards", {})
+        if self.__dict__.setdefault("_parts", None) is not None:
+            self._parts = GroupParts(self)
         self.__dict__.setdefault("_numbered_groups", [])
         self.__dict__.setdefault("_part_names", {})
         self.__dict__.setdefault("_warned", {"nearest"})  # the original of a copy has said it
@@ -209,20 +214,7 @@ class StatefulOptimizer(Optimizer):
     def _drop_replaced(self) -> None:
         """Drops parameters that were replaced after construction, as Accelerate does when it shards."""
         here = {p for group in self.param_groups for p in group["params"]}
-        gone = [p for p in self.state if isinstance(p, Tensor) and p not in here]
-        if not any(p.requires_grad and not self.state.get(p) for p in here):
-            gone = []  # not replaced: their group was removed and keeps its state
-        for p in gone:
-            if _steps(self.state[p]) > 0:
-                if all(_is_vector(q) for q in {*gone, *here}):
-                    raise RuntimeError(
-                        "the optimizer's groups hold flat partitions one at a time, as DeepSpeed's ZeRO (stages 1, 2 and 3) sets them: float32 vectors of "
-                        "many parameters each, which hide the shapes and names that the layout of state needs; use stage 0 of DeepSpeed, or FSDP2 (fully_shard)"
-                    )
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups after it had been stepped, and its state cannot "
-                    "follow; wrap or shard the model first, then load the checkpoint"
-                )
+        for p in replaced(self, here):
             del self.state[p]
         owners = (p.owner if isinstance(p, sharding.FlatShard) else p for p in self._layouts)
         if any(p not in here for p in owners):
@@ -279,18 +271,21 @@ class StatefulOptimizer(Optimizer):
                     sharding.local(state[entry.key]).copy_(tensor)
         return state
 
-    def _bind_flat_shards(self, flat_shards: dict[Tensor, list[sharding.FlatShard]]) -> None:
+    def _bind_flat_shards(
+        self, flat_shards: dict[Tensor, list[sharding.FlatShard]], by_parts: bool = False
+    ) -> None:
         """Binds flat shards to the original parameters; drops state with another layout."""
         late = [p for p in flat_shards if p not in self._flat_shards]
         for p in late:
             if float(self.state.get(p, {}).get("step", 0.0)) > 0:
                 raise RuntimeError(
-                    f"{sum(len(flat_shards[p]) for p in late)} parameters became flat shards of FSDP1 after the optimizer had been stepped, and its state cannot "
+                    f"{sum(len(flat_shards[p]) for p in late)} parameters became flat shards after the optimizer had been stepped, and its state cannot "
                     "follow; wrap the model first, then load the checkpoint"
                 )
         for p in late:
             self.state.pop(p, None)
         self._flat_shards = flat_shards
+        self._parts = GroupParts(self) if by_parts else None
         self._lay_out_again()
         bound = [
             {**group, "param_names": [m.name for m in self._members() if m.group == number and m.name] or None}
@@ -337,13 +332,3 @@ class StatefulOptimizer(Optimizer):
                     return group, names[i] if names else None, index
                 index += 1
         raise ValueError(f"{what!r} of the module is no parameter of this optimizer")
-
-
-def _is_vector(p: Tensor) -> bool:
-    return p.dim() == 1 and not sharding.is_sharded(p)
-
-
-def _steps(state: Mapping[str, Any]) -> float:
-    """The step count of a parameter, or the largest of the original ones in a flattened one."""
-    inside = [_steps(values) for values in state.values() if isinstance(values, dict)]
-    return max([float(state.get("step", 0.0)), *inside])

@@ -15,7 +15,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 # The floors of each tree, lowest first. A room may use itself and the rooms of lower floors. "*" is any folder that no other floor names.
 FLOORS = {
     "lowbit": [
-        ("ops",), ("config",), ("sharding",), ("state",), ("step",), ("optim",), ("gradients",), ("checkpoint",),
+        ("ops",), ("config",), ("sharding",), ("state",), ("step",), ("optim",), ("gradients",), ("checkpoint",), ("flat",),
         ("compat", "elastic", "fsdp1", "planning"), ("__init__",), ("integrations", "__main__"),
     ],
     "csrc": [("core",), ("catalog",), ("policy",), ("cpu", "cuda"), ("ops", "libtorch")],
@@ -159,7 +159,7 @@ def one_file(tree, room):
     """A path of a file in a room."""
     room = room.replace("*", "some")
     if tree == "lowbit":
-        alone = room in ("elastic", "fsdp1", "__init__", "__main__")
+        alone = room in ("elastic", "flat", "fsdp1", "__init__", "__main__")
         return f"lowbit/{room}.py" if alone else f"lowbit/{room}/some.py"
     return f"{tree}/{room}/some.h"
 

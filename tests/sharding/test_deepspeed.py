@@ -1,9 +1,12 @@
-"""What DeepSpeed's ZeRO does to an optimizer's groups is refused in words that name it; a stand-in does the same without the package."""
+"""What DeepSpeed's ZeRO does to an optimizer's groups is refused in the first step where nothing was bound; a stand-in does the same without the package."""
 
 import pytest
 import torch
 
 import lowbit
+from lowbit.flat import FlatSlice
+
+UNBOUND = r"flat partitions.*DeepSpeed.*lowbit\.integrations\.deepspeed\.bind\(engine\).*lowbit\.flat\.bind"
 
 
 def parameters():
@@ -22,21 +25,52 @@ def test_stages_1_and_2_step_one_group_of_flat_partitions_at_a_time():
     opt = lowbit.AdamW([{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}])
     for group in opt.param_groups:
         group["params"] = [flat(group["params"])]
-    every = opt.param_groups
-    with pytest.raises(RuntimeError, match=r"flat partitions.*DeepSpeed.*ZeRO.*stage 0.*FSDP2"):
-        for group in every:
-            opt.param_groups = [group]
-            opt.step()
+    opt.param_groups = opt.param_groups[:1]
+    with pytest.raises(RuntimeError, match=UNBOUND):
+        opt.step()
 
 
 def test_stage_3_steps_one_flat_partition_after_another_in_the_same_group():
     weight, bias = parameters()
     opt = lowbit.AdamW([weight, bias])
-    with pytest.raises(RuntimeError, match=r"flat partitions.*DeepSpeed.*ZeRO.*stage 0.*FSDP2"):
-        for p in (weight, bias):
-            opt.param_groups[0]["params"] = [flat([p])]
-            opt.step()
-            opt.param_groups[0]["params"] = []
+    opt.param_groups[0]["params"] = [flat([weight])]
+    with pytest.raises(RuntimeError, match=UNBOUND):
+        opt.step()
+
+
+def test_one_group_is_refused_too():
+    opt = lowbit.AdamW(parameters())
+    opt.param_groups[0]["params"] = [flat(opt.param_groups[0]["params"])]
+    with pytest.raises(RuntimeError, match=UNBOUND):
+        opt.step()
+
+
+def test_bound_partitions_step():
+    weight, bias = parameters()
+    opt, alone = lowbit.AdamW([weight, bias]), [p.detach().clone() for p in (weight, bias)]
+    opt.param_groups[0]["params"] = [vector := flat([weight, bias])]
+    slices = [
+        FlatSlice(vector, "weight", (64, 64), 0, 4096, start=0),
+        FlatSlice(vector, "bias", (64,), 0, 64, start=4096),
+    ]
+    lowbit.flat.bind(opt, slices)
+    opt.step()
+    for p in alone:
+        p.grad = torch.ones_like(p)
+    lowbit.AdamW([("weight", alone[0]), ("bias", alone[1])]).step()
+    assert torch.equal(vector.detach(), torch.cat([p.reshape(-1) for p in alone]))
+
+
+def test_groups_that_were_never_bound_are_refused_by_name():
+    vector = torch.zeros(4096, requires_grad=True)
+    opt = lowbit.AdamW([vector])
+    lowbit.flat.bind(opt, [FlatSlice(vector, "weight", (64, 64), 0, 4096)], by_parts=True)
+    opt.param_groups = [dict(opt.param_groups[0])]
+    vector.grad = torch.ones_like(vector)
+    with pytest.raises(
+        RuntimeError, match="1 of the 1 parameter groups are none of those that were bound"
+    ):
+        opt.step()
 
 
 def test_other_replacements_are_not_called_so():

@@ -59,7 +59,7 @@ def test_what_bind_refuses(pool):
         assert "are not in this model: build the optimizer" in found["another model"]
         assert "cannot express 'exp_avg_sq_row'" in found["factored"] or "variance_row" in found["factored"]  # fmt: skip
         for rule in ("APOLLO", "Fira"):
-            assert "'weight' lies in flat shards of FSDP1, and rank 8 of it needs whole rows; use fully_shard" in found[rule]  # fmt: skip
+            assert "'weight' lies in flat shards, and rank 8 of it needs whole rows; use fully_shard" in found[rule]  # fmt: skip
         assert found["APOLLO without"] == found["APOLLO, wide"] == "nothing was refused"
 
 

@@ -52,7 +52,9 @@ def test_binding_again_takes_the_place_of_the_call_before(pool):
 def test_what_holders_agree_on_lies_where_the_parameters_do():
     """NCCL reduces nothing on the CPU."""
     owner = torch.empty(8, device="meta")
-    piece = sharding.FlatShard(owner, "weight", (2, 4), sharding.Flat("group", 0, 2, 8), 0, False)
+    piece = sharding.FlatShard(
+        owner, "weight", (2, 4), sharding.Flat("group", 0, 2), [(0, 8), (0, 0)], 0, False
+    )
     reducer = FlatShardReducer([(piece, None)])
     shared = reducer.begin(0)
     assert [(v.device.type, op) for v, _, op in shared.wanted()] == [("meta", "max")]
@@ -60,7 +62,7 @@ def test_what_holders_agree_on_lies_where_the_parameters_do():
 
 def test_a_step_that_raised_is_no_part_of_the_next():
     piece = sharding.FlatShard(
-        torch.empty(8), "weight", (2, 4), sharding.Flat("group", 0, 2, 8), 0, False
+        torch.empty(8), "weight", (2, 4), sharding.Flat("group", 0, 2), [(0, 8), (0, 0)], 0, False
     )
     reducer = FlatShardReducer([(piece, None)])
     reducer.steps(piece)

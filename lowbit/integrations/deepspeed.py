@@ -1,0 +1,123 @@
+"""DeepSpeed: ZeRO's stages 1, 2 and 3 with a lowbit optimizer as the client optimizer.
+
+    engine, *_ = deepspeed.initialize(model=model, optimizer=lowbit.AdamW(lowbit.param_groups(model)), config=config)
+    lowbit.integrations.deepspeed.bind(engine)
+
+The configuration needs `"zero_allow_untested_optimizer": true`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lowbit import flat, sharding
+from lowbit.flat import FlatSlice
+from lowbit.optim.optimizer import LowbitOptimizer
+
+
+def bind(engine: Any, *, export: str | None = None) -> None:
+    """Binds the engine's optimizer to the parameters that ZeRO has cut into flat partitions.
+
+    Call it on every rank after `deepspeed.initialize`, before the first step or load. State then follows the parameters'
+    names and shapes; weights and state are the bits of one process that steps float32 weights with the same gradients.
+    `engine.save_checkpoint` and `load_checkpoint` work with the same number of ranks, `lowbit.flat.get_state_dict`
+    and `torch.distributed.checkpoint` with any. Without ZeRO's partitions, as in stage 0, there is nothing to do.
+
+    Args:
+        engine: what `deepspeed.initialize` returned.
+        export: "fp32" makes checkpoints hold float32 moments in the shape of the partitions, as
+            those of torch's AdamW do. None (default) keeps the quantized state.
+
+    Raises:
+        TypeError: the engine's optimizer is none of lowbit's.
+        ValueError: what is configured cannot be served, such as NVMe offload; or the rule needs whole matrices.
+        RuntimeError: the optimizer was stepped before.
+    """
+    zero = engine.optimizer
+    opt = getattr(zero, "optimizer", zero)
+    if not isinstance(opt, LowbitOptimizer):
+        raise TypeError(
+            f"the engine's optimizer is {type(opt).__name__}; pass one of lowbit's to deepspeed.initialize(optimizer=...)"
+        )
+    slices = list(_slices(zero))
+    if not slices:
+        return
+    if refused := _refused(zero):
+        raise ValueError(f"lowbit does not serve DeepSpeed's {refused}")
+    held = _groups(zero, opt)
+    shown = [group["params"] for group in opt.param_groups]
+    names = [group.pop("param_names", None) for group in opt.param_groups]  # slices have them
+    for group, tensors in zip(opt.param_groups, held, strict=True):
+        group["params"] = tensors
+    try:
+        flat.bind(opt, slices, export=export, by_parts=True)
+    except BaseException:
+        for group, known in zip(opt.param_groups, names, strict=True):
+            group |= {} if known is None else {"param_names": known}
+        raise
+    finally:
+        for group, tensors in zip(opt.param_groups, shown, strict=True):
+            group["params"] = tensors
+
+
+def _slices(zero: Any) -> Iterator[FlatSlice]:
+    """The flat slices of ZeRO's partitions, by its own records; none of any other optimizer."""
+    if hasattr(zero, "single_partition_of_fp32_groups"):  # stages 1 and 2
+        partitions = zero.single_partition_of_fp32_groups
+        for i, tensor in enumerate(partitions):
+            group, size = zero.real_dp_process_group[i], int(zero.partition_size[i])
+            members = zip(
+                zero.round_robin_bit16_groups[i], zero.round_robin_bit16_offsets[i], strict=True
+            )
+            for p, begin in members:
+                yield _section(zero, tensor, p, p.shape, begin, size, group)
+    elif hasattr(zero, "fp32_groups_flat_partition"):  # stage 1 of bfloat16 with float32 gradients
+        for i, tensor in enumerate(zero.fp32_groups_flat_partition):
+            begin = 0
+            for p in zero.bf16_groups[i]:
+                group = zero.real_dp_process_group[i]
+                yield _section(zero, tensor, p, p.shape, begin, tensor.numel(), group)
+                begin += p.numel()
+    elif hasattr(zero, "fp32_partitioned_groups_flat"):  # stage 3
+        for i, tensor in enumerate(zero.fp32_partitioned_groups_flat):
+            at = 0
+            for p in zero.fp16_groups[i]:
+                size = p.partition_numel()
+                group = zero.sub_group_process_groups[i]
+                yield _section(zero, tensor, p, p.ds_shape, 0, size, group, at)
+                at += size
+
+
+def _section(
+    zero: Any, tensor: Any, p: Any, shape: Any, begin: int, size: int, group: Any, at: int = 0
+) -> FlatSlice:
+    return sharding.section(tensor, zero.param_names[p], tuple(shape), begin, size, group, at)
+
+
+def _groups(zero: Any, opt: LowbitOptimizer) -> list[list[Any]]:
+    """The partitions in each of the optimizer's groups."""
+    if not hasattr(zero, "fp32_partitioned_groups_flat"):
+        return [list(group["params"]) for group in opt.param_groups]
+    held: list[list[Any]] = [[] for _ in opt.param_groups]  # stage 3 empties the groups
+    for i, tensor in enumerate(zero.fp32_partitioned_groups_flat):
+        held[zero.sub_group_to_group_id[i]].append(tensor)
+    return held
+
+
+def _refused(zero: Any) -> str | None:
+    """What of ZeRO cannot be served, and what to use instead."""
+    if getattr(zero, "swap_optimizer", False):
+        return "NVMe offload of optimizer state, which moves the float32 state of its own optimizers: offload to the CPU, or use no offload"
+    if getattr(zero, "zenflow", False) or type(zero).__name__.startswith("SuperOffload"):
+        return "ZenFlow and SuperOffload, which step by optimizers of their own: turn them off"
+    if getattr(zero, "backup_optimizer", None) is not None:
+        return "partial offload, which steps a part by an Adam of its own: set offload_optimizer.ratio to 1"
+    if getattr(zero, "elastic_checkpoint", False):
+        return "elastic checkpoints, which cut state like weights: set elastic_checkpoint to false, and change the number of ranks by lowbit.flat.get_state_dict"
+    if getattr(zero, "has_moe_layers", False):
+        return "mixture-of-experts layers, whose experts have the same names on different ranks: use FSDP2 (fully_shard) with expert parallelism"
+    mpu = getattr(zero, "mpu", None)
+    if mpu is not None and getattr(zero, "model_parallel_world_size", 1) > 1:
+        return "tensor parallelism under ZeRO, whose parts have the same names on different ranks: use FSDP2 over DTensors"
+    return None

@@ -1,0 +1,88 @@
+"""DeepSpeed's ZeRO with lowbit as the client optimizer, by the real package: the bits of one process, trained, stopped and resumed on 2 ranks."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from paths import SUPPORT
+from require import need
+
+import lowbit
+from lowbit.integrations import deepspeed as integration
+
+WORKER = SUPPORT / "deepspeed_worker.py"
+CASES = ["1", "1 bf16", "2", "2 bf16", "2 offload", "3", "3 bf16"]
+
+
+def launch(out, what):
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "DS_ACCELERATOR": "cpu",
+    }
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(WORKER)]
+    found = out / f"{what}.json"
+    done = subprocess.run(
+        [sys.executable, *command, str(found), str(out), what, *CASES],
+        capture_output=True, text=True, env=environment, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(found.read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("deepspeed")
+    return launch(out, "train"), launch(out, "resume")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bits_of_one_process_before_and_after_a_resume(case, request):
+    present = importlib.util.find_spec("deepspeed") is not None
+    need("frameworks", present, "deepspeed is not installed: see docs/frameworks.md")
+    trained, resumed = (run[case] for run in request.getfixturevalue("runs"))
+    assert "error" not in trained, trained["error"]
+    assert trained["plain"] == [trained["saved"], trained["end"]]
+    assert trained["saved"] != trained["end"]
+    assert "error" not in resumed, resumed["error"]
+    assert resumed == {"loaded": trained["saved"], "end": trained["end"]}
+
+
+# Without the package
+
+
+def test_an_engine_of_another_optimizer_is_refused():
+    engine = SimpleNamespace(optimizer=torch.optim.SGD([torch.zeros(1)]))
+    with pytest.raises(TypeError, match="the engine's optimizer is SGD"):
+        integration.bind(engine)
+
+
+def test_without_partitions_there_is_nothing_to_do():
+    opt = lowbit.AdamW([torch.zeros(64, 64, requires_grad=True)])
+    integration.bind(SimpleNamespace(optimizer=opt))
+    assert opt._flat_shards == {}
+
+
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        ({"swap_optimizer": True}, "NVMe offload.*offload to the CPU"),
+        ({"zenflow": True}, "ZenFlow and SuperOffload"),
+        ({"backup_optimizer": object()}, "partial offload.*ratio to 1"),
+        ({"elastic_checkpoint": True}, "elastic checkpoints.*lowbit.flat.get_state_dict"),
+        ({"has_moe_layers": True}, "mixture-of-experts.*FSDP2"),
+        ({"mpu": object(), "model_parallel_world_size": 2}, "tensor parallelism under ZeRO"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused_when_it_is_bound(what, message, monkeypatch):
+    opt = lowbit.AdamW([torch.zeros(64, 64, requires_grad=True)])
+    zero = SimpleNamespace(optimizer=opt, **what)
+    monkeypatch.setattr(integration, "_slices", lambda _: [object()])
+    with pytest.raises(ValueError, match=f"does not serve DeepSpeed's {message}"):
+        integration.bind(SimpleNamespace(optimizer=zero))
