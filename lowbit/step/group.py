@@ -61,10 +61,20 @@ class StepGroup:
             ops.step, self.rule, self.params, self.grads, self.state, self.steps, table, hyper, **options
         )  # fmt: skip
 
-    def prepare(self) -> int:
-        """Passes all but the gradients to the operator, for `bind_prepared`; returns the prepared step's number."""
+    def prepare(self, streams: list[Tensor]) -> int:
+        """Passes everything to the operator, for `bind_prepared`, and lets go of the gradients.
+
+        Args:
+            streams: those of its parameters whose values the operator is to watch.
+
+        Returns:
+            The number of the prepared step.
+        """
+        number = ops.step_prepare(
+            self.rule, self.params, self.grads, self.state, self.steps, streams, self.table
+        )
         self.grads.clear()
-        return ops.step_prepare(self.rule, self.params, self.state, self.steps, self.table)
+        return number
 
     def bind_prepared(self, number: int, hyper: list[float], **options: Any) -> None:
         """Like `bind`, for a prepared step with the gradients that `ops.step_take` got."""
