@@ -10,7 +10,7 @@ import torch
 from require import need
 
 import lowbit
-from lowbit.step import objects
+from lowbit.step import group, objects
 
 SHAPES = ((64, 96), (33, 300), (5,), (8, 20, 30))
 
@@ -339,6 +339,24 @@ def test_lets_go_of_gradients_and_old_state(name):
     del opt
     gc.collect()
     assert all(ref() is None for ref in kept)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_repeated_step_keeps_its_workspace_unless_it_is_large(kept, monkeypatch):
+    if not kept:
+        monkeypatch.setattr(group, "KEPT_WORKSPACE", 100)
+    a, mine, b, other = pair(MAKERS["Adafactor"])
+    places = []
+    for step in range(5):
+        for ps, opt in ((a, mine), (b, other)):
+            give_gradients(ps, step)
+            opt.step()
+        held = [each._workspace for each in mine._step_cache.step_groups]
+        places.append([h and [t.data_ptr() for t in h[1].values()] for h in held])
+    assert equal(contents(a, mine), contents(b, other))
+    # The first step prepares, the second one makes what stays.
+    assert places[1] == places[2] == places[3] == places[4]
+    assert any(place is not None for place in places[1]) == kept
 
 
 def test_sparse_gradient_is_refused_before_anything_is_written():
