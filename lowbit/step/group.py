@@ -94,18 +94,15 @@ class StepGroup:
         one; so has a step on another stream, because memory belongs to the stream that it was allocated on.
         """
         device = self.params[0].device
-        on_gpu = device.type == "cuda"
-        stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
-        if self._workspace is not None and self._workspace[0] == stream and not capturing(device):
+        if not self.prepared or capturing(device):
+            return ops.workspace(self.rule, self.table, device)
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        if self._workspace is not None and self._workspace[0] == stream:
             for tensor in self._workspace[1].values():
                 tensor.zero_()
             return self._workspace[1]
         made = ops.workspace(self.rule, self.table, device)
-        if (
-            self.prepared
-            and not capturing(device)
-            and sum(tensor.nbytes for tensor in made.values()) <= KEPT_WORKSPACE
-        ):
+        if sum(tensor.nbytes for tensor in made.values()) <= KEPT_WORKSPACE:
             self._workspace = stream, made
         return made
 
