@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/pair.h"
 #include "ops/workspace.h"
 
 namespace lowbit {
@@ -139,9 +140,7 @@ class StateReader {
                     i);
     const Tensor& t = state_[next_++];
     check_tensor(t, wanted, i, plan_.device, advice_);
-    void* const data = t.mutable_data_ptr();
-    plan_.seen.push_back({data, wanted.numel, wanted.dtype});
-    return data;
+    return t.mutable_data_ptr();
   }
   float* floats(const char* what, int64_t numel, size_t i) {
     return static_cast<float*>(take({what, ScalarType::Float, numel}, i));
@@ -198,10 +197,8 @@ void read_param(Job& job, const PlanRow& row, const Tensor& param, size_t i, con
   check_tensor(param, {"the value", dtype, here(job)}, i, device);
 }
 
-void set_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad, int grad_format) {
+void set_pair(Plan& plan, size_t i, void* data, const void* grad_data, int grad_format) {
   Job& job = plan.jobs[i];
-  void* const data = param.mutable_data_ptr();
-  const void* const grad_data = grad.const_data_ptr();
   // Kernels are chosen by the alignment of a gradient too.
   const auto low_bits = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16; };
   plan.moved |= data != job.param || grad_format != job.grad_format ||
@@ -244,7 +241,6 @@ Plan make_plan(const StepTensors& tensors) {
   plan.states.resize(n * kMaxSlots);
   plan.steps.resize(n);
   plan.grads.resize(n);
-  plan.seen.reserve(tensors.state.size());
   StateReader state(tensors.state, n, plan);
   for (size_t i = 0; i < n; ++i) {
     touch_ahead(tensors.params, i), touch_ahead(tensors.steps, i);
@@ -261,24 +257,16 @@ Plan make_plan(const StepTensors& tensors) {
   return plan;
 }
 
-bool is_current(const Plan& plan, const Tensors& state, const Tensors& steps) {
-  if (state.size() != plan.seen.size() || steps.size() != plan.steps.size()) return false;
-  // Asked for writing: memory that is shared until it is written gets a new address.
-  const auto same = [&](const Tensor& t, const SeenTensor& seen) {
-    const void* data = t.mutable_data_ptr();
-    // Null, of empty tensors, is the one address that two devices have.
-    return data == seen.data && t.numel() == seen.numel && t.scalar_type() == seen.dtype &&
-           t.is_contiguous() && (data != nullptr || plan.device.has(t));
-  };
-  for (size_t i = 0; i < state.size(); ++i) {
-    touch_ahead(state, i);
-    if (!same(state[i], plan.seen[i])) return false;
-  }
-  for (size_t i = 0; i < steps.size(); ++i) {
-    touch_ahead(steps, i);
-    if (!same(steps[i], {plan.steps[i], 1, ScalarType::Float})) return false;
-  }
-  return true;
+void bind_table(Plan& plan, const Tensor& table) {
+  STD_TORCH_CHECK(table.is_cpu() && table.scalar_type() == ScalarType::Long &&
+                      table.is_contiguous() && table.dim() == 2 &&
+                      table.size(0) == static_cast<int64_t>(plan.jobs.size()) &&
+                      table.size(1) == kPairColumns,
+                  kOp, ": the table of addresses must be an int64 CPU tensor [", plan.jobs.size(),
+                  ", ", kPairColumns, "]");
+  const auto* const rows = reinterpret_cast<const TensorPair*>(table.const_data_ptr<int64_t>());
+  for (size_t i = 0; i < plan.jobs.size(); ++i)
+    set_pair(plan, i, const_cast<void*>(rows[i].param), rows[i].grad, plan.jobs[i].grad_format);
 }
 
 bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {
@@ -290,7 +278,7 @@ bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {
       param.scalar_type() != scalar_type(param_info(job.param_format).dtype) ||
       !plan.device.has(param) || !plan.device.has(grad))
     return false;
-  set_pair(plan, i, param, grad, format);
+  set_pair(plan, i, param.mutable_data_ptr(), grad.const_data_ptr(), format);
   return true;
 }
 
@@ -304,7 +292,7 @@ void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads) {
                     " must be float32, bfloat16 or float16");
     check_tensor(grads[i], {"the gradient", grads[i].scalar_type(), here(plan.jobs[i])}, i,
                  plan.device);
-    set_pair(plan, i, params[i], grads[i], format);
+    set_pair(plan, i, params[i].mutable_data_ptr(), grads[i].const_data_ptr(), format);
   }
 }
 

@@ -16,13 +16,6 @@ struct StepTensors {
   const Tensor& plan;
 };
 
-/// What a tensor of state was when it was checked.
-struct SeenTensor {
-  const void* data;
-  int64_t numel;
-  torch::headeronly::ScalarType dtype;
-};
-
 /// The cross-tile scales of one slot as state keeps them.
 struct SlotState {
   std::vector<float*> absmax;  // one tensor for each kind but rank 1, which has one a dimension
@@ -39,7 +32,6 @@ struct Plan {
   std::vector<SlotState> states;   // kMaxSlots for each job
   std::vector<float*> steps;       // the count of steps of each job
   std::vector<const void*> grads;  // of each job, side by side
-  std::vector<SeenTensor> seen;    // tensors of state
   bool has_cross_tile_scales = false;
   bool moved = false;  // whether a job got more than another gradient, as aligned as the one before
   int phases = 0;      // before the update
@@ -52,9 +44,6 @@ struct Plan {
 /// numbers.
 Plan make_plan(const StepTensors& tensors);
 
-/// Whether the tensors of state are as they were when the plan was made.
-bool is_current(const Plan& plan, const Tensors& state, const Tensors& steps);
-
 /// Gives the jobs their parameters and gradients.
 ///
 /// Raises: a tensor that does not fit.
@@ -62,6 +51,9 @@ void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads);
 /// The same for job i. Returns false, and changes nothing, where a tensor does not fit or is not where
 /// the plan is.
 bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad);
+/// Gives the jobs the addresses that the rows of a table have: parameters and gradients that have
+/// not changed but for where they are.
+void bind_table(Plan& plan, const Tensor& table);
 
 /// Raises where the rule takes another number of hyperparameters.
 void check_hyper(const RuleInfo& rule, const std::vector<double>& hyper);

@@ -1,25 +1,27 @@
 // Steps over the same tensors again and again: the plan is made into jobs once, and a step hands over
-// parameters and gradients alone. A list of tensors costs about 0.1 microseconds for each of them to
-// hand over. Parameters are not referenced between steps, since torch swaps only those that nobody in C++
-// holds (torch.utils.swap_tensors).
+// parameters and gradients alone, or a table of where they are (core/pair.h): a list of tensors costs
+// about 0.1 microseconds for each of them to hand over. Parameters are not referenced between steps,
+// since torch swaps only those that nobody in C++ holds (torch.utils.swap_tensors).
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
+#include "ops/seen.h"
 #include "ops/step.h"
 
 namespace lowbit {
 namespace {
 
 struct PreparedStep {
-  PreparedStep(Plan made, Tensors of_state, Tensors of_steps)
-      : plan(std::move(made)), state(std::move(of_state)), steps(std::move(of_steps)) {}
+  explicit PreparedStep(Plan made) : plan(std::move(made)) {}
   Plan plan;
-  Tensors state, steps;
+  SeenTensors seen;
   RepeatedStep repeated;
-  Tensors params, grads;  // from step_take to the end of the step
-  void let_go() { params.clear(), grads.clear(); }
+  // From step_take to the end of the step. With a table the caller keeps the tensors.
+  Tensors params, grads;
+  bool taken = false;
+  void let_go() { params.clear(), grads.clear(), taken = false; }
 };
 
 /// Never destroyed: torch may be gone before static objects are.
@@ -42,12 +44,14 @@ std::shared_ptr<PreparedStep> find(int64_t id) {
 }
 
 /// Makes the jobs of `step`; the step's number.
-int64_t step_prepare(int64_t rule, Tensors params, Tensors state, Tensors steps, Tensor plan) {
+int64_t step_prepare(int64_t rule, Tensors params, Tensors grads, Tensors state, Tensors steps,
+                     Tensors streams, Tensor plan) {
   STD_TORCH_CHECK(!params.empty(), "lowbit::step_prepare: there are no parameters");
   Plan made =
       make_plan({.rule = rule, .params = params, .state = state, .steps = steps, .plan = plan});
-  auto prepared =
-      std::make_shared<PreparedStep>(std::move(made), std::move(state), std::move(steps));
+  bind_tensors(made, params, grads);
+  auto prepared = std::make_shared<PreparedStep>(std::move(made));
+  prepared->seen.see(state), prepared->seen.see(steps), prepared->seen.see_numbers(streams);
   Registry& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
   r.all.emplace(++r.last, std::move(prepared));
@@ -74,16 +78,26 @@ bool step_take(int64_t id, Tensors params, Tensors grads) {
     touch_ahead(params, i), touch_ahead(grads, i);
     if (!bind_pair(p->plan, i, params[i], grads[i])) return false;
   }
-  if (!is_current(p->plan, p->state, p->steps)) return false;
+  if (!p->seen.unchanged()) return false;
   p->params = std::move(params), p->grads = std::move(grads);
-  return true;
+  return p->taken = true;
+}
+
+/// The same with a table of addresses, in which all else was found as it was when the step was
+/// prepared.
+bool step_take_table(int64_t id, Tensor table) {
+  const std::shared_ptr<PreparedStep> p = find(id);
+  p->let_go();
+  if (!p->seen.unchanged()) return false;
+  bind_table(p->plan, table);
+  return p->taken = true;
 }
 
 void step_prepared(int64_t id, Tensors workspace, std::vector<double> hyper, MaybeTensor lr,
                    MaybeTensor grad_scale, MaybeTensor found_inf, bool maximize, int64_t seed,
                    int64_t phase, bool last) {
   const std::shared_ptr<PreparedStep> p = find(id);
-  STD_TORCH_CHECK(!p->params.empty(), "lowbit::step_prepared: step ", id,
+  STD_TORCH_CHECK(p->taken, "lowbit::step_prepared: step ", id,
                   " has no gradients; step_take gives it some");
   struct Release {  // neither outlives the step, even if it fails
     PreparedStep& of;
@@ -108,10 +122,11 @@ void step_prepared(int64_t id, Tensors workspace, std::vector<double> hyper, May
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
   m.def(
-      "step_prepare(int rule, Tensor[] params, Tensor[] state, Tensor[] steps, Tensor plan) -> "
-      "int");
+      "step_prepare(int rule, Tensor[] params, Tensor[] grads, Tensor[] state, Tensor[] steps, "
+      "Tensor[] streams, Tensor plan) -> int");
   m.def("step_discard(int id) -> ()");
   m.def("step_take(int id, Tensor[] params, Tensor[] grads) -> bool");
+  m.def("step_take_table(int id, Tensor table) -> bool");
   m.def(
       "step_prepared(int id, Tensor[] workspace, float[] hyper, *, Tensor? lr=None, Tensor? "
       "grad_scale=None, Tensor? found_inf=None, bool maximize=False, int seed=0, int phase=0, bool "
@@ -122,5 +137,6 @@ STABLE_TORCH_LIBRARY_IMPL(lowbit, CompositeExplicitAutograd, m) {
   m.impl("step_prepare", TORCH_BOX(&lowbit::step_prepare));
   m.impl("step_discard", TORCH_BOX(&lowbit::step_discard));
   m.impl("step_take", TORCH_BOX(&lowbit::step_take));
+  m.impl("step_take_table", TORCH_BOX(&lowbit::step_take_table));
   m.impl("step_prepared", TORCH_BOX(&lowbit::step_prepared));
 }

@@ -50,7 +50,7 @@ void run_step(const Plan& plan, std::vector<Job>& jobs, StepCall call) {
   check_hyper(rule_info(plan.rule), call.hyper);
   check_call(plan, bind_jobs(plan, jobs, call), call);
   if (plan.device.cpu) {
-    step_cpu(plan, jobs, call);
+    step_cpu(plan, jobs, call, false);
   } else {
     step_cuda(plan, jobs, call, nullptr);
   }
@@ -60,7 +60,7 @@ RepeatedStep::RepeatedStep() : tables_(std::make_unique<cuda::Tables>()) {}
 RepeatedStep::~RepeatedStep() = default;
 
 void RepeatedStep::run(Plan& plan, StepCall call) {
-  if (plan.device.cpu) {  // which computes in the jobs
+  if (plan.device.cpu && plan.phases > 0) {  // what is measured is computed in the jobs
     jobs_ = plan.jobs;
     run_step(plan, jobs_, std::move(call));
     return;
@@ -72,11 +72,17 @@ void RepeatedStep::run(Plan& plan, StepCall call) {
     tables_->clear();
     jobs_ = plan.jobs;
     sizes_ = bind_jobs(plan, jobs_, call);
+    if (plan.device.cpu) lengthen_tiles(jobs_);
     seed_ = call.seed, workspace_ = std::move(workspace);
     plan.moved = false;
   }
   check_call(plan, sizes_, call);
-  step_cuda(plan, jobs_, call, tables_.get());
+  if (plan.device.cpu) {
+    for (size_t i = 0; i < jobs_.size(); ++i) jobs_[i].grad = plan.grads[i];
+    step_cpu(plan, jobs_, call, true);
+  } else {
+    step_cuda(plan, jobs_, call, tables_.get());
+  }
 }
 
 namespace {

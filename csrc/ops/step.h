@@ -27,8 +27,8 @@ struct StepCall {
 /// jobs: the plan's, for this call to change.
 void run_step(const Plan& plan, std::vector<Job>& jobs, StepCall call);
 
-/// The jobs of steps over the same tensors, with what a call gives them. On a GPU they stay, as their
-/// table on the device does, until something but a gradient is elsewhere.
+/// The jobs of steps over the same tensors, with what a call gives them. They stay until something
+/// but a gradient is elsewhere, as their table on a GPU does; not on the CPU if anything is measured.
 class RepeatedStep {
  public:
   RepeatedStep();
@@ -44,7 +44,10 @@ class RepeatedStep {
   WorkspaceSizes sizes_{};
 };
 
-void step_cpu(const Plan& plan, std::vector<Job>& jobs, StepCall& call);
+/// long_tiles: whether the jobs have them (lengthen_tiles) from the step before.
+void step_cpu(const Plan& plan, std::vector<Job>& jobs, StepCall& call, bool long_tiles);
+/// The tiles that the update on the CPU walks.
+void lengthen_tiles(std::vector<Job>& jobs);
 /// tables: what steps over the same tensors leave on the device, or null.
 void step_cuda(const Plan& plan, const std::vector<Job>& jobs, StepCall& call,
                cuda::Tables* tables);

@@ -132,10 +132,11 @@ void measure_round(std::vector<Job>& jobs, int round, int factor, const cpu::Ker
   }
 }
 
-void update(const Plan& plan, std::vector<Job>& jobs, const cpu::Kernels& kernels) {
+void update(const Plan& plan, std::vector<Job>& jobs, bool long_tiles,
+            const cpu::Kernels& kernels) {
   each_cross_tile(plan, jobs, keep_scales);
   constexpr int64_t kGrain = 32;  // tiles, of 512 values where rows are long: 20 microseconds
-  for (Job& job : jobs) cpu::lengthen_tiles(job);
+  if (!long_tiles) lengthen_tiles(jobs);
   for_parts(
       jobs, kGrain, [](const Job& job) { return job.tiles(); },
       [&](const Job& job, int64_t begin, int64_t end) {
@@ -147,7 +148,7 @@ void update(const Plan& plan, std::vector<Job>& jobs, const cpu::Kernels& kernel
 }
 
 /// One phase: a measuring pass, or the update behind the last of them.
-void run_phase(const Plan& plan, std::vector<Job>& jobs, int phase) {
+void run_phase(const Plan& plan, std::vector<Job>& jobs, int phase, bool long_tiles) {
   const RuleInfo rule = rule_info(plan.rule);
   const cpu::Kernels& kernels = cpu::kernels();
   each_cross_tile(plan, jobs, [](Job& job, int k, const SlotState& state) {
@@ -160,7 +161,7 @@ void run_phase(const Plan& plan, std::vector<Job>& jobs, int phase) {
       cpu::measure_scales(job, begin, end, kernels);
     });
   } else {
-    update(plan, jobs, kernels);
+    update(plan, jobs, long_tiles, kernels);
   }
 }
 
@@ -168,12 +169,20 @@ void run_phase(const Plan& plan, std::vector<Job>& jobs, int phase) {
 void begin_phase(const Plan& plan, std::vector<Job>& jobs, const StepCall& call, double g_scale) {
   const RuleInfo rule = rule_info(plan.rule);
   const int phase = static_cast<int>(call.phase), rounds = std::min(phase, rule.rounds);
+  unsigned char coef[sizeof(Job::coef)];
+  int64_t last = -1;
   for (size_t i = 0; i < jobs.size(); ++i) {
     Job& job = jobs[i];
     float& step = *plan.steps[i];
     if (phase == 0) step += 1.0f;
     const int64_t t = std::llrint(step);
-    prepare(job, call.hyper.data(), t, g_scale);
+    if (t == last) {  // of the same rule and hyperparameters
+      std::memcpy(job.coef, coef, sizeof(coef));
+    } else {
+      prepare(job, call.hyper.data(), t, g_scale);
+      std::memcpy(coef, job.coef, sizeof(coef));
+      last = t;
+    }
     job.random.step = static_cast<uint32_t>(t);
     job.write_param = call.hyper[0] != 0.0;
     for (int r = 0; r < rounds; ++r) {
@@ -190,12 +199,16 @@ void begin_phase(const Plan& plan, std::vector<Job>& jobs, const StepCall& call,
 
 }  // namespace
 
-void step_cpu(const Plan& plan, std::vector<Job>& jobs, StepCall& call) {
+void lengthen_tiles(std::vector<Job>& jobs) {
+  for (Job& job : jobs) cpu::lengthen_tiles(job);
+}
+
+void step_cpu(const Plan& plan, std::vector<Job>& jobs, StepCall& call, bool long_tiles) {
   if (call.found_inf && number(*call.found_inf, "found_inf") != 0.0) return;
   if (call.lr) call.hyper[0] = number(*call.lr, "lr");
   const double scale = call.grad_scale ? number(*call.grad_scale, "grad_scale") : 1.0;
   begin_phase(plan, jobs, call, (call.maximize ? -1.0 : 1.0) / scale);
-  run_phase(plan, jobs, static_cast<int>(call.phase));
+  run_phase(plan, jobs, static_cast<int>(call.phase), long_tiles);
 }
 
 }  // namespace lowbit

@@ -35,7 +35,14 @@ from lowbit.ops.lowrank import (
     tensor_scale,
 )
 from lowbit.ops.muon import bfloat16_product, newton_schulz, normalize_rows
-from lowbit.ops.step import step, step_discard, step_prepare, step_prepared, step_take
+from lowbit.ops.step import (
+    step,
+    step_discard,
+    step_prepare,
+    step_prepared,
+    step_take,
+    step_take_table,
+)
 from lowbit.ops.values import (
     allocate,
     dequantize,
@@ -104,6 +111,7 @@ __all__ = [
     "step_prepare",
     "step_prepared",
     "step_take",
+    "step_take_table",
     "sum_words",
     "tensor_scale",
     "workspace",

@@ -53,12 +53,18 @@ def step(
 def step_prepare(
     rule: str,
     params: Sequence[Tensor],
+    grads: Sequence[Tensor],
     state: Sequence[Tensor],
     steps: Sequence[Tensor],
+    streams: Sequence[Tensor],
     plan: Tensor,
 ) -> int:
-    """Makes and keeps the jobs of `step`, but no parameter; returns the number of the prepared step."""
-    return operators.step_prepare(number("rules", rule), params, state, steps, plan)
+    """Makes and keeps the jobs of `step`, but neither parameters nor gradients; returns the number of the prepared step.
+
+    Args:
+        streams: the streams that the plan was made with, int64 on the CPU, so that a change of their values is seen.
+    """
+    return operators.step_prepare(number("rules", rule), params, grads, state, steps, streams, plan)
 
 
 step_discard = operators.step_discard  # (number)
@@ -67,6 +73,11 @@ step_discard = operators.step_discard  # (number)
 step_take = (
     operators.step_take
 )  # (number, params, grads) -> False, storing nothing, if a tensor has changed
+
+
+step_take_table = (
+    operators.step_take_table
+)  # (number, table) -> the same of the addresses in a table of lowbit._tensors.take
 
 
 def step_prepared(
@@ -78,6 +89,6 @@ def step_prepared(
     workspace: Mapping[str, Tensor] = MappingProxyType({}),
     **options: Any,
 ) -> None:
-    """`step` of a prepared step with the gradients that `step_take` got; its last phase releases them."""
+    """`step` of a prepared step with the gradients that `step_take` or `step_take_table` got; its last phase releases them."""
     tensors = list(workspace.values())
     operators.step_prepared(number, tensors, hyper, phase=phase, last=phase >= phases, **options)

@@ -10,18 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
-from lowbit import ops, sharding
+from lowbit import ops
+from lowbit.step import objects
 from lowbit.step.group import StepGroup
 
 _version = operator.attrgetter("_version")
-_group_params = operator.itemgetter("params")
 
 
 class StepCache:
     """The step groups of a step, ready to run again.
 
     Inspecting a parameter (gradient, state, row of the plan) takes Python some 20 microseconds, more than a GPU needs
-    for tensors below a few megabytes. The cache compares identities in C functions instead, a small fraction of a
+    for tensors below a few megabytes. The cache compares identities and addresses in C, a small fraction of a
     microsecond per parameter. Any changed object makes the step inspect everything again. Until then the cache keeps
     the state alive, even if `opt.state` is emptied.
     """
@@ -33,15 +33,23 @@ class StepCache:
         step_groups: Sequence[StepGroup],
     ) -> None:
         self.groups = [(group, len(group["params"])) for group in groups]
-        self.params = _params_of(groups)
+        self.params = list(chain.from_iterable(_params_of(groups)))
         self.idle = [p for p in self.params if p.grad is None]
         self.keys, self.kept = list(state), list(state.values())
         self.dicts = [values for values in self.kept if isinstance(values, dict)]
-        self.values = _values(self.dicts)
-        self.streams = [stream for step_group in step_groups for _, stream in step_group.rows]
-        self.versions = list(map(_version, self.streams))
+        self.values: list[Any] = list(chain.from_iterable(map(dict.values, self.dicts)))
         self.step_groups = step_groups
-        self.ids = [step_group.prepare() for step_group in step_groups]
+        self.gradients = list(map(objects.Gradients, step_groups))
+        # Of streams elsewhere, Python compares versions instead of values.
+        self.streams: list[Tensor] = []
+        self.ids = []
+        for step_group in step_groups:
+            streams = [stream for _, stream in step_group.rows]
+            if not all(stream.is_cpu for stream in streams):
+                self.streams += streams
+                streams = []
+            self.ids.append(step_group.prepare(streams))
+        self.versions = list(map(_version, self.streams))
         self._finalizer = weakref.finalize(self, _discard, self.ids)
 
     @staticmethod
@@ -62,13 +70,13 @@ class StepCache:
                 group is before and len(group["params"]) == count
                 for group, (before, count) in zip(groups, self.groups, strict=True)
             )
-            and _same(_params_of(groups), self.params)
-            and _same(list(state), self.keys)
-            and _same(list(state.values()), self.kept)
-            and _same(_values(self.dicts), self.values)
+            and objects.same(self.params, _params_of(groups))
+            and objects.same(self.keys, [list(state)])
+            and objects.same(self.kept, [list(state.values())])
+            and objects.same(self.values, self.dicts)
             and list(map(_version, self.streams)) == self.versions
             and all(p.grad is None for p in self.idle)
-            and all(map(_take, self.step_groups, self.ids))
+            and all(map(objects.Gradients.take, self.gradients, self.ids))
         )
 
     def bind(self, options: Callable[[StepGroup], tuple[list[float], dict[str, Any]]]) -> None:
@@ -82,23 +90,10 @@ class StepCache:
         self._finalizer()
 
 
-def _take(step_group: StepGroup, number: int) -> bool:
-    grads = sharding.plain_gradients(step_group.members, step_group.params)
-    return grads is not None and ops.step_take(number, step_group.params, grads)
-
-
 def _discard(ids: Iterable[int]) -> None:
     for number in ids:
         ops.step_discard(number)
 
 
-def _params_of(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
-    return list(chain.from_iterable(map(_group_params, groups)))
-
-
-def _values(kept: Iterable[dict[str, Tensor]]) -> list[Any]:
-    return list(chain.from_iterable(map(dict.values, kept)))
-
-
-def _same(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    return len(now) == len(before) and all(map(operator.is_, now, before))
+def _params_of(groups: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
+    return [list(group["params"]) for group in groups]

@@ -6,12 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.plan import plan_tensor
 from lowbit.state.reduce_groups import reduce_groups
+
+# A prepared step keeps a workspace up to this size. Beside a larger one, writing the table of jobs again takes no time.
+KEPT_WORKSPACE = 128 << 20  # bytes
 
 
 class StepGroup:
@@ -32,6 +36,8 @@ class StepGroup:
         self.members: list[Any] = []  # as groups have them
         self.table: Tensor  # the operator's plan
         self.call: Callable[..., None]
+        self.prepared = False
+        self._workspace: tuple[int, dict[str, Tensor]] | None = None  # with its stream
 
     def add(self, p: Any, value: Tensor, lay: Layout, state: dict[str, Tensor]) -> None:
         grad = sharding.dense_gradient(p)
@@ -61,14 +67,44 @@ class StepGroup:
             ops.step, self.rule, self.params, self.grads, self.state, self.steps, table, hyper, **options
         )  # fmt: skip
 
-    def prepare(self) -> int:
-        """Passes all but the gradients to the operator, for `bind_prepared`; returns the prepared step's number."""
+    def prepare(self, streams: list[Tensor]) -> int:
+        """Passes everything to the operator, for `bind_prepared`, and lets go of the gradients.
+
+        Args:
+            streams: those of its parameters whose values the operator is to watch.
+
+        Returns:
+            The number of the prepared step.
+        """
+        number = ops.step_prepare(
+            self.rule, self.params, self.grads, self.state, self.steps, streams, self.table
+        )
         self.grads.clear()
-        return ops.step_prepare(self.rule, self.params, self.state, self.steps, self.table)
+        self.prepared = True
+        return number
 
     def bind_prepared(self, number: int, hyper: list[float], **options: Any) -> None:
         """Like `bind`, for a prepared step with the gradients that `ops.step_take` got."""
         self.call = functools.partial(ops.step_prepared, number, hyper, self.phases, **options)
+
+    def workspace(self) -> dict[str, Tensor]:
+        """The zeroed workspace of a step. A prepared step keeps it, so that the table of jobs, which points to it, stays as it is.
+
+        A step in a CUDA graph has one of its own, because its replays may come when the optimizer has let go of this
+        one; so has a step on another stream, because memory belongs to the stream that it was allocated on.
+        """
+        device = self.params[0].device
+        if not self.prepared or capturing(device):
+            return ops.workspace(self.rule, self.table, device)
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        if self._workspace is not None and self._workspace[0] == stream:
+            for tensor in self._workspace[1].values():
+                tensor.zero_()
+            return self._workspace[1]
+        made = ops.workspace(self.rule, self.table, device)
+        if sum(tensor.nbytes for tensor in made.values()) <= KEPT_WORKSPACE:
+            self._workspace = stream, made
+        return made
 
     def write_back(self) -> None:
         for value, copy in self.copies:
@@ -89,6 +125,11 @@ class StepGroup:
             for name, tensor in parts.items()
             for group in getattr(self.reduce_groups, name)
         ]
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on the device."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_overlap(value: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lowbit import ops, sharding
+from lowbit import sharding
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
 
@@ -30,9 +30,7 @@ def run_phases(step_groups: Sequence[StepGroup], reducer: FlatShardReducer | Non
                 step_group.call()
             else:
                 if phase == 0:
-                    workspaces[i] = ops.workspace(
-                        step_group.rule, step_group.table, step_group.params[0].device
-                    )
+                    workspaces[i] = step_group.workspace()
                 step_group.call(phase=phase, workspace=workspaces[i])
             if phase >= step_group.phases:
                 step_group.write_back()

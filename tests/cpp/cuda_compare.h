@@ -266,6 +266,7 @@ int served[cuda::kFastCount + 1];
 int compare(const std::vector<Spec>& list, const Options& options, int steps, bool report = true) {
   const std::vector<Spec> specs = sample.of_list(list);
   if (specs.empty()) return 0;
+  steps = sample.steps(steps);
   std::mt19937 random(5);
   std::vector<Memory> memory[2];
   Batched all[2];
@@ -330,6 +331,7 @@ int compare(const std::vector<Spec>& list, const Options& options, int steps, bo
     differ += !where[i].empty();
     if (report) check(where[i].empty(), specs[i].name() + ": " + where[i]);
   }
+  sample.report(specs.size(), differ, specs[0].name());
   return differ;
 }
 

@@ -226,6 +226,28 @@ void test_graphs() {
   check(there.empty(), "nothing is left");
 }
 
+/// Rules that measure: with a workspace that stays, each phase of a repeated step prepares in one
+/// launch.
+void test_sums() {
+  std::vector<Spec> specs = many(600, 3, 40);
+  for (Spec& spec : specs) spec.rule = find_rule("adafactor");
+  Model model(specs);
+  cuda::Tables tables;
+  emulator::calls.launches_run = false;
+  const auto step = [&] {
+    emulator::calls.launches = 0;
+    for (int phase = 0; phase <= phases_of(model.all); ++phase)
+      step_cuda(model.all, {}, phase, &tables);
+    return emulator::calls.launches;
+  };
+  const int64_t phases = phases_of(model.all) + 1, first = step(), repeated = step();
+  check(first - repeated >= 2 * phases, "a table of 600 jobs takes 3 launches or more to write");
+  check(repeated == step(), "and stays");
+  std::printf("Adafactor, 600 tensors: %lld launches, then %lld\n", static_cast<long long>(first),
+              static_cast<long long>(repeated));
+  emulator::calls.launches_run = true;
+}
+
 void test_mistakes() {
   Model model(some());
   Call made(model, {});
@@ -255,6 +277,7 @@ int main() {
   lowbit::test_found_inf();
   lowbit::test_streams();
   lowbit::test_graphs();
+  lowbit::test_sums();
   lowbit::test_mistakes();
   return finish();
 }

@@ -2,12 +2,15 @@
 
 import copy
 import gc
+import sys
 import weakref
 
 import pytest
 import torch
+from require import need
 
 import lowbit
+from lowbit.step import group, objects
 
 SHAPES = ((64, 96), (33, 300), (5,), (8, 20, 30))
 
@@ -69,8 +72,17 @@ MAKERS = {
 }
 
 
+@pytest.fixture(params=["in C", "in Python"])
+def compared(request, monkeypatch):
+    """Objects are compared by lowbit._tensors, or in Python where it was not built."""
+    if request.param == "in C":
+        need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
+    else:
+        monkeypatch.setattr(objects, "compiled", None)
+
+
 @pytest.mark.parametrize("name", MAKERS)
-def test_same_bits(name):
+def test_same_bits(name, compared):
     a, mine, b, other = pair(MAKERS[name])
     schedule = torch.optim.lr_scheduler.StepLR(mine, 2), torch.optim.lr_scheduler.StepLR(other, 2)
     for step in range(6):
@@ -168,7 +180,45 @@ def a_note_in_the_state(ps, opt):
     opt.state["note"] = 1
 
 
+def weight_decay(ps, opt):
+    opt.param_groups[0]["weight_decay"] = 0.5
+
+
+def state_memory(ps, opt):
+    """The same tensor over other memory, as libraries offload state."""
+    t = opt.state[ps[0]][tensor_key(opt.state[ps[0]])]
+    t.data = torch.zeros_like(t)
+
+
+def step_memory(ps, opt):
+    t = opt.state[ps[0]]["step"]
+    t.data = t.data + 5
+
+
+def swapped_parameter(ps, opt):
+    torch.utils.swap_tensors(ps[0], torch.nn.Parameter(ps[0].detach() * 2))
+    ps[0].grad = torch.ones_like(ps[0])
+
+
+def replaced_parameter(ps, opt):
+    new = torch.nn.Parameter(ps[0].detach().clone())
+    new.grad = ps[0].grad
+    opt.state.pop(ps[0])
+    opt.param_groups[0]["params"][0] = ps[0] = new
+
+
+def gradient_memory(ps, opt):
+    ps[0].grad.data = ps[0].grad.data * 3
+
+
+def hook(ps, opt):
+    opt.register_step_pre_hook(
+        lambda *_: [setattr(p, "grad", p.grad * 0.5) for p in ps if p.grad is not None] and None
+    )
+
+
 CHANGES = [
+    weight_decay, state_memory, step_memory, swapped_parameter, replaced_parameter, gradient_memory, hook,
     no_gradient, another_gradient_dtype, transposed_gradient, other_memory, strided_memory, stream, state_tensor, state_in_place, loaded,
     seed, maximize, zero_lr, tensor_lr,
 ]  # fmt: skip
@@ -181,7 +231,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, change", CASES, ids=lambda x: getattr(x, "__name__", x))
-def test_notices(name, change):
+def test_notices(name, change, compared):
     a, mine, b, other = pair(MAKERS[name])
     for step in range(5):
         for ps, opt in ((a, mine), (b, other)):
@@ -190,6 +240,59 @@ def test_notices(name, change):
                 change(ps, opt)
             opt.step()
     assert equal(contents(a, mine), contents(b, other))
+
+
+def calls_of_a_repeated_step(count):
+    ps = [torch.nn.Parameter(torch.ones(4, 64)) for _ in range(count)]
+    opt = lowbit.AdamW(ps, min_numel=0)
+    for _ in range(3):
+        for p in ps:
+            p.grad = torch.ones_like(p)
+        opt.step()
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    seen = []
+    sys.setprofile(lambda frame, event, arg: seen.append(event))
+    try:
+        opt.step()
+    finally:
+        sys.setprofile(None)
+    return sum(event in ("call", "c_call") for event in seen)
+
+
+def test_python_calls_nothing_for_each_parameter():
+    need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
+    few, many = calls_of_a_repeated_step(10), calls_of_a_repeated_step(300)
+    assert few == many < 200
+
+
+def test_the_compiled_comparison():
+    need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
+    a, b, c = object(), object(), object()
+    same = objects.compiled.same
+    assert same([a, b, c], [[a], {"x": b, "y": c}, []]) and same([], [])
+    for containers in ([[a, b]], [[a, b, c], [a]], [{"x": a, "y": c, "z": b}], [[a, b, a]]):
+        assert not same([a, b, c], containers)
+    with pytest.raises(TypeError, match="lists and dicts"):
+        same([a], [(a,)])
+    p = torch.nn.Parameter(torch.ones(4, 3))
+    record, take = objects.compiled.record, objects.compiled.take
+    table = torch.zeros(1, objects.compiled.COLUMNS, dtype=torch.int64)
+    assert not record([p], None, table)  # no gradient
+    p.grad = torch.ones(4, 3)
+    assert record([p], None, table) and table[0, :3].tolist() == [p.data_ptr(), p.grad.data_ptr(), 12]  # fmt: skip
+    p.grad = torch.full((4, 3), 2.0)
+    assert take([p], None, table) and table[0, 1] == p.grad.data_ptr()
+    assert take([p], [p.grad], table)
+    others = (torch.ones(4, 3).bfloat16(), torch.ones(3, 4).t(), torch.ones(4, 3).to_sparse(), torch.ones(4, 4), None)  # fmt: skip
+    for grad in others:
+        assert not take([p], [grad], table)
+    assert not take([p.detach()], [p.grad], table)  # another class
+    for wrong in (table[:, 1:], table.int(), torch.zeros(2, *table.shape[1:], dtype=torch.int64)):
+        with pytest.raises(ValueError, match="int64 CPU tensor"):
+            take([p], None, wrong)
+    with pytest.raises(ValueError, match="as long as params"):
+        take([p], [], table)
 
 
 def test_notices_new_parameters():
@@ -236,6 +339,24 @@ def test_lets_go_of_gradients_and_old_state(name):
     del opt
     gc.collect()
     assert all(ref() is None for ref in kept)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_repeated_step_keeps_its_workspace_unless_it_is_large(kept, monkeypatch):
+    if not kept:
+        monkeypatch.setattr(group, "KEPT_WORKSPACE", 100)
+    a, mine, b, other = pair(MAKERS["Adafactor"])
+    places = []
+    for step in range(5):
+        for ps, opt in ((a, mine), (b, other)):
+            give_gradients(ps, step)
+            opt.step()
+        held = [each._workspace for each in mine._step_cache.step_groups]
+        places.append([h and [t.data_ptr() for t in h[1].values()] for h in held])
+    assert equal(contents(a, mine), contents(b, other))
+    # The first step prepares, the second one makes what stays.
+    assert places[1] == places[2] == places[3] == places[4]
+    assert any(place is not None for place in places[1]) == kept
 
 
 def test_sparse_gradient_is_refused_before_anything_is_written():

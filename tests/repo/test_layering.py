@@ -18,13 +18,17 @@ FLOORS = {
         ("ops",), ("config",), ("sharding",), ("state",), ("step",), ("optim",), ("gradients",), ("checkpoint",), ("flat",),
         ("compat", "elastic", "fsdp1", "planning"), ("__init__",), ("integrations", "__main__"),
     ],
-    "csrc": [("core",), ("catalog",), ("policy",), ("cpu", "cuda"), ("ops", "libtorch")],
+    "csrc": [("core",), ("catalog",), ("policy",), ("cpu", "cuda"), ("ops", "libtorch", "python")],
     "tools": [
         ("io",), ("pickle",), ("container/common",), ("container/*",), ("dialect/common",), ("dialect/*",), ("pipeline",),
         ("command", "python", "fuzz"), ("lowbit_ckpt",),
     ],
 }  # fmt: skip
-COMPILED = ("lowbit._ops", "lowbit._checkpoint")  # modules of C++ inside the package
+COMPILED = (
+    "lowbit._ops",
+    "lowbit._tensors",
+    "lowbit._checkpoint",
+)  # modules of C++ inside the package
 INCLUDED_FROM = {
     "csrc": ("csrc", "csrc/libtorch"),
     "tools": ("tools", "csrc"),

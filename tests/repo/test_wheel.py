@@ -7,20 +7,23 @@ import subprocess
 import sys
 import time
 
+import pytest
 from paths import ROOT
 from require import need
 
 from lowbit.checkpoint import reader
+from lowbit.step import objects
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
-def test_the_checkpoint_module_is_of_the_stable_abi():
-    need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module")
+@pytest.mark.parametrize("module", [reader._checkpoint, objects.compiled], ids=["_checkpoint", "_tensors"])  # fmt: skip
+def test_modules_are_of_the_stable_abi(module):
+    need("ckpt", module is not None, "lowbit was built without this module")
     audit = pathlib.Path(sys.executable).parent / "abi3audit"
     need("abi3", audit.exists(), "abi3audit is not installed: pip install abi3audit")
-    assert reader._checkpoint.__file__.endswith(".abi3.so")
-    command = [audit, "--strict", "--assume-minimum-abi3", "3.10", reader._checkpoint.__file__]
+    assert module.__file__.endswith(".abi3.so")
+    command = [audit, "--strict", "--assume-minimum-abi3", "3.10", module.__file__]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
