@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 import torch.distributed as dist
@@ -91,3 +92,10 @@ def largest_buffers(plan_ranks, sizes, buffer):
     most = max(max(sum(map(size, side.values())) for side in (r.send, r.receive)) for s in shares for r in s.rounds)  # fmt: skip
     read = [sum(math.prod(box.shape) for box in s.read) for s in shares]
     return most, read, {len(s.rounds) for s in shares}
+
+
+def reshard_part(folder, source):
+    """A part of a reshard for each rank, as a script under torchrun has it."""
+    os.chdir(folder)
+    part = (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return checkpoint.reshard(source, "out", world_size=4, part=part)
