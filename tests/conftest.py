@@ -39,7 +39,8 @@ SLOW = (
     "test_convert_weights", "test_cuda", "test_cuda_memory", "test_fsdp1", "test_hostile", "test_kinds", "test_migrate", "test_operator_leak", "test_presence", "test_state_memory", "test_threads", "test_torch_cases", "test_zero_redundancy", "test_compile_sharded",
     "test_friendly", "test_opaque", "test_float64", "test_verify_lowbit", "test_muon", "test_muon_grid", "test_muon_options", "test_muon_sharding",
     "test_ckpt_misuse", "test_docs", "test_help", "test_param", "test_help_and_pages", "test_estimate",
-    "test_deepspeed_zero", "test_flat_slices", "test_slow_mean", "test_torchtune", "test_two_gpus", "test_update", "test_waiting",
+    "test_deepspeed_zero", "test_flat_slices", "test_large_metadata", "test_parts", "test_shared_reads", "test_slow_mean", "test_torchtune", "test_two_gpus",
+    "test_update", "test_waiting",
 )  # fmt: skip
 
 

@@ -133,8 +133,8 @@ def convert(
 def reshard(
     source: Path, target: Path, *, world_size: int | None = None,
     mesh: Mapping[int, int] | None = None, requantize: bool = False, include: Sequence[str] = (),
-    exclude: Sequence[str] = (), dry_run: bool = False, force: bool = False, manifest: bool = True,
-    threads: int = 1, memory_limit: int = 64 << 20, progress: Progress | bool | None = None,
+    exclude: Sequence[str] = (), dry_run: bool = False, part: tuple[int, int] | None = None, force: bool = False,
+    manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20, progress: Progress | bool | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Writes a checkpoint for another number of ranks; values stay as they are.
 
@@ -144,13 +144,15 @@ def reshard(
         mesh: instead, parts along each tensor dimension, such as `{0: 4, 1: 2}` for FSDP over 4 and tensor parallelism over 2.
         requantize: make new codes where a cut falls inside a block of torchao's quantized state; otherwise that is an error.
         dry_run: only the plan.
+        part: (i, n) writes part i of n, from 0. All n run in any order, on machines that share a file system, under torchrun
+            `part=(rank, world_size)`; the last one publishes the target. A part that was killed is run again. Parts replace no target.
         force: replace the target where it exists.
         manifest: leave digests of what was written, for `verify`.
         threads, memory_limit: that read and write, and their buffers in bytes, all together.
         include, exclude, progress: as for `inspect`.
 
     Returns:
-        The report of `lowbit-ckpt reshard --json`.
+        The report of `lowbit-ckpt reshard --json`; of a part also whether it "published" the target, and the parts that are "missing".
 
     Raises:
         CheckpointError: the source is not sound, or the target cannot be written.
@@ -160,7 +162,7 @@ def reshard(
     with _Shown(progress, "reshard") as told:
         options = _options(
             include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run), requantize=bool(requantize),
-            **_writing(world_size, mesh, force, manifest, threads, memory_limit),
+            part=[] if part is None else _part(part), **_writing(world_size, mesh, force, manifest, threads, memory_limit),
         )  # fmt: skip
         text = module().reshard(bytes_of(source), bytes_of(target), options, told)
     return json.loads(text)
@@ -225,6 +227,13 @@ def _options(**fields: Any) -> str:
 
 def _names(names: Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
+
+
+def _part(part: tuple[int, int]) -> list[int]:
+    number, count = map(operator.index, part)
+    if not 0 <= number < count:
+        raise ValueError(f"part=(i, n) has i from 0 to n - 1, not {number} and {count}")
+    return [number, count]
 
 
 def _writing(

@@ -15,13 +15,15 @@ from lowbit.checkpoint.commands import CheckpointError
 from lowbit.checkpoint.reader import module
 
 OWNER = ".owner"  # in the folder while it is written; its writer holds a lock on it
+_LOCKS: set[int] = set()  # files that this process has a lock on
 _OPEN: weakref.WeakValueDictionary[str, PartialFolder] = weakref.WeakValueDictionary()
 
 
 def partial_path(path: str) -> str:
     """The name of the folder until it is complete: the same on every rank."""
     parent, name = os.path.split(path.rstrip("/"))
-    return os.path.join(parent, f".{name}.partial-saving")
+    stem = os.fsdecode(module().partial_stem(os.fsencode(name)))
+    return os.path.join(parent, f"{stem}saving")
 
 
 class PartialFolder:
@@ -35,8 +37,8 @@ class PartialFolder:
 
     thread: threading.Thread  # that makes it
 
-    def __init__(self, path: str, overwrite: bool) -> None:
-        self.path, self.overwrite = path, overwrite
+    def __init__(self, path: str, overwrite: bool, sync: bool = True) -> None:
+        self.path, self.overwrite, self.sync = path, overwrite, sync
         parent, name = os.path.split(partial_path(path))
         os.makedirs(parent or ".", exist_ok=True)
         self.temporary = os.path.join(os.path.realpath(parent or "."), name)
@@ -53,6 +55,7 @@ class PartialFolder:
             self._lock = os.open(
                 owner, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
             )
+            _LOCKS.add(self._lock)
             # Also where the save failed, the writer is dropped, or the program ends.
             self._remove = weakref.finalize(self, _remove, self.temporary, self._lock, os.getpid())
             locked = _locked(self._lock)
@@ -63,7 +66,7 @@ class PartialFolder:
             ) from error
         if not locked:
             self._remove.detach()
-            os.close(self._lock)
+            _close(self._lock)
         self._check_owner(locked)
         self.thread = threading.current_thread()
         _OPEN[self.temporary] = self
@@ -100,11 +103,13 @@ class PartialFolder:
     def publish(self) -> None:
         """Gives the folder its name in one step; an old checkpoint of that name goes then."""
         self._check_owner()
-        module().publish(os.fsencode(self.temporary), os.fsencode(self.path), self.overwrite)
+        module().publish(
+            os.fsencode(self.temporary), os.fsencode(self.path), self.overwrite, self.sync
+        )
         self._remove.detach()
         with contextlib.suppress(OSError):  # until now it kept others from the folder
             os.unlink(os.path.join(self.path, OWNER))
-        os.close(self._lock)
+        _close(self._lock)
 
     def drop(self) -> None:
         """Removes the folder, if it was not published."""
@@ -122,6 +127,22 @@ def _locked(file: int) -> bool:
     return True
 
 
+def _close(lock: int) -> None:
+    _LOCKS.discard(lock)
+    os.close(lock)
+
+
+def _close_in_child() -> None:
+    """A fork shares the locks of its parent, and would keep them when the parent has ended: a worker of a data loader, say."""
+    for lock in _LOCKS:
+        with contextlib.suppress(OSError):
+            os.close(lock)
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 def _owns(lock: int, folder: str) -> bool:
     """Whether the lock's file is still the one in the folder."""
     try:
@@ -134,6 +155,6 @@ def _remove(temporary: str, lock: int, process: int) -> None:
     if os.getpid() != process:  # a fork has the finalizers of its parent
         return
     mine = _owns(lock, temporary)
-    os.close(lock)
+    _close(lock)
     if mine:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -19,7 +22,19 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from lowbit.checkpoint.commands import CheckpointError
 from lowbit.checkpoint.reader import Path, bytes_of, module
+from lowbit.checkpoint.shared_reads import (
+    Box,
+    Piece,
+    Round,
+    Share,
+    box_of,
+    exchange,
+    place_in,
+    share,
+    size_of,
+)
 from lowbit.checkpoint.storage import Storage
 
 COPIED = 256 << 20  # bytes that are read at a time for tensors which cannot be read into
@@ -38,13 +53,20 @@ class Reader(Storage, StorageReader):
     Values that are no tensors are parsed as plain data and written anew for torch's planner, which unpickles them: nothing of the file
     reaches it. What is no plain data, or a tuple with tensors in it, is refused by name, if the state dict asks for it.
 
+    What several ranks need, a replicated tensor or a shard of HSDP, one of them reads, and the others receive it from there: each byte leaves
+    the storage once. The reads are dealt out by bytes.
+
     Args:
         path: the folder; `checkpoint_id=` of `dcp.load` replaces it.
         thread_count: threads of this rank that read; 1 by default.
         verify: False reads the bytes that are needed (short rows with what lies between), and verifies none of them; True by default.
+        share_reads: False has each rank read all that it needs by itself; True by default.
+        process_group: that `dcp.load` is given; None, as there, is the default one. Reads are shared where all of its ranks take part in the
+            load, and where it moves memory of the host, as gloo does. NCCL alone does not: use `init_process_group("cpu:gloo,cuda:nccl")`.
 
     Attributes:
         bytes_read: bytes of values that this object has read, without headers and what only checksums needed.
+        bytes_received: bytes of values that came from other ranks.
 
     Raises:
         CheckpointError: the directory is not sound, or its bytes are not those that were written.
@@ -53,10 +75,17 @@ class Reader(Storage, StorageReader):
     """
 
     def __init__(
-        self, path: Path | None = None, *, thread_count: int = 1, verify: bool = True
+        self,
+        path: Path | None = None,
+        *,
+        thread_count: int = 1,
+        verify: bool = True,
+        share_reads: bool = True,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(path, thread_count)
-        self.verify, self.bytes_read = verify, 0
+        self.verify, self.share_reads, self.process_group = verify, share_reads, process_group
+        self.bytes_read = self.bytes_received = 0
         self._reader: Any = None
         self._metadata: Metadata | None = None
 
@@ -96,45 +125,72 @@ class Reader(Storage, StorageReader):
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        place = place_in(self.process_group) if self.share_reads else None
+        return dataclasses.replace(plan, storage_data=place)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        shares = share(plans, self._nbytes)
+        return [
+            dataclasses.replace(plan, storage_data=shares[i] if shares else None)
+            for i, plan in enumerate(plans)
+        ]
+
+    def _nbytes(self, box: Box) -> int:
+        return size_of(box, self._dtype(box.name))
+
+    def _dtype(self, name: str) -> torch.dtype:
+        assert self._metadata is not None
+        about = self._metadata.state_dict_metadata[name]
+        assert isinstance(about, TensorStorageMetadata)
+        return about.properties.dtype
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        tensors = []
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                value = self._reader.value_item(item.storage_index.fqn)
-                planner.load_bytes(item, io.BytesIO(value))
-            else:
-                tensors.append(item)
-        batch: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
-        copied = 0
-        for item in tensors:
-            target = planner.resolve_tensor(item).detach()
-            into = self._into(item, target)
-            if into is not target:
-                copied += into.nbytes
-            batch.append((item, target, into))
-            if copied >= COPIED:
-                self._read(batch, planner)
-                batch, copied = [], 0
-        self._read(batch, planner)
+        shared = plan.storage_data if isinstance(plan.storage_data, Share) else Share([])
+        failure: BaseException | None = None
+        try:
+            self._read_own(plan, planner, shared)
+        except BaseException as error:  # the others wait for this rank: it tells them, then raises
+            if not shared.rounds:
+                raise
+            failure = error
+        if shared.rounds:
+            Exchange(self, plan, planner, shared, failure).run()
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
-    def _into(self, item: ReadItem, target: torch.Tensor) -> torch.Tensor:
-        """Where the values are read to: the target itself, or a tensor as the file has it."""
-        assert self._metadata is not None
-        about = self._metadata.state_dict_metadata[item.storage_index.fqn]
-        assert isinstance(about, TensorStorageMetadata)
+    def _read_own(self, plan: LoadPlan, planner: LoadPlanner, shared: Share) -> None:
+        """What this rank reads for itself alone."""
+        batch: list[Transfer] = []
+        copied = 0
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                value = self._reader.value_item(item.storage_index.fqn)
+                planner.load_bytes(item, io.BytesIO(value))
+                continue
+            box = box_of(item)
+            if box in shared.read or box in shared.received:
+                continue
+            one = self.transfer(item, box, planner)
+            copied += 0 if one.into is one.target else one.into.nbytes
+            batch.append(one)
+            if copied >= COPIED:
+                self.read(batch)
+                for one in batch:
+                    one.commit(planner)
+                batch, copied = [], 0
+        self.read(batch)
+        for one in batch:
+            one.commit(planner)
+
+    def transfer(self, item: ReadItem, box: Box, planner: LoadPlanner) -> Transfer:
+        """An item, and where its values are read to: the planner's tensor itself, or one as the file has it."""
+        target = planner.resolve_tensor(item).detach()
         if target.shape != item.lengths:
             raise ValueError(
-                f"{item.storage_index.fqn}: the planner gives a tensor of {tuple(target.shape)} for {tuple(item.lengths)} of the checkpoint"
+                f"{box.name}: the planner gives a tensor of {tuple(target.shape)} for {tuple(item.lengths)} of the checkpoint"
             )
-        dtype = about.properties.dtype
+        dtype = self._dtype(box.name)
         if (
             type(target) is torch.Tensor
             and target.is_cpu
@@ -142,19 +198,88 @@ class Reader(Storage, StorageReader):
             and target.is_contiguous()
             and not (target.is_conj() or target.is_neg())
         ):
-            return target
-        return torch.empty(tuple(item.lengths), dtype=dtype)
+            return Transfer(item, box, target, target)
+        return Transfer(item, box, target, torch.empty(box.shape, dtype=dtype))
 
-    def _read(
-        self, batch: list[tuple[ReadItem, torch.Tensor, torch.Tensor]], planner: LoadPlanner
-    ) -> None:
-        wanted = []
-        for item, _, into in batch:
-            start = item.storage_index.offset or (0,) * len(item.lengths)
-            offset = [a + b for a, b in zip(start, item.storage_offsets, strict=True)]
-            wanted.append((item.storage_index.fqn, offset, list(item.lengths), into.data_ptr(), into.nbytes))  # fmt: skip
+    def read(self, batch: Sequence[Transfer]) -> None:
+        """Reads and verifies."""
+        wanted = [
+            (one.box.name, list(one.box.offset), list(one.box.shape), one.into.data_ptr(), one.into.nbytes)
+            for one in batch
+        ]  # fmt: skip
         self.bytes_read += self._reader.read_into(wanted, self.thread_count, self.verify, None)
-        for item, target, into in batch:
-            if into is not target:
-                target.copy_(into)
-            planner.commit_tensor(item, target)
+
+
+class Transfer(NamedTuple):
+    """An item of a plan on its way: what is read, and the memory that it goes to."""
+
+    item: ReadItem
+    box: Box
+    target: torch.Tensor
+    into: torch.Tensor
+
+    def commit(self, planner: LoadPlanner) -> None:
+        if self.into is not self.target:
+            self.target.copy_(self.into)
+        planner.commit_tensor(self.item, self.target)
+
+
+class Exchange:
+    """The rounds of one rank: it reads what it sends, and takes what comes. A failure is told to whoever waits for it, and raised at the end."""
+
+    def __init__(
+        self, reader: Reader, plan: LoadPlan, planner: LoadPlanner, shared: Share, failure: BaseException | None
+    ) -> None:  # fmt: skip
+        self.reader, self.planner, self.shared, self.failure = reader, planner, shared, failure
+        self.items = {box_of(i): i for i in plan.items if i.type != LoadItemType.BYTE_IO}
+        self.open: dict[Box, Transfer] = {}
+        self.left: dict[Box, int] = {}  # bytes that are still to come, or to go
+        self.silent: set[int] = set()  # ranks that failed
+
+    def run(self) -> None:
+        for this in self.shared.rounds:
+            memory = None if self.failure else self._attempt(self._prepare, this)
+            came, silent = exchange(this, memory, self.reader.process_group)
+            self.silent |= silent
+            if self.failure is None and not self.silent:
+                self._attempt(self._take, this, came)
+        if self.failure is not None:
+            raise self.failure
+        if self.silent:
+            who = ", ".join(map(str, sorted(self.silent)))
+            raise CheckpointError(
+                f"{self.reader.checkpoint_id}: rank {who} could not read what this rank was to receive from it"
+            )
+
+    def _attempt(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return work(*arguments)
+        except BaseException as error:
+            self.failure = error
+            return None
+
+    def _begin(self, box: Box) -> Transfer:
+        one = self.open[box] = self.reader.transfer(self.items[box], box, self.planner)
+        self.left[box] = one.into.nbytes
+        return one
+
+    def _prepare(self, this: Round) -> dict[Box, torch.Tensor]:
+        """The bytes of all boxes of which this rank sends a part now; those that are new are read."""
+        boxes = dict.fromkeys(p.box for pieces in this.send.values() for p in pieces)
+        self.reader.read([self._begin(box) for box in boxes if box not in self.open])
+        return {box: _bytes(self.open[box].into) for box in boxes}
+
+    def _take(self, this: Round, came: list[tuple[Piece, torch.Tensor]]) -> None:
+        sent = {piece for pieces in this.send.values() for piece in pieces}
+        for piece, values in came:
+            one = self.open.get(piece.box) or self._begin(piece.box)
+            _bytes(one.into)[piece.begin : piece.end] = values
+            self.reader.bytes_received += len(values)
+        for piece in [*sent, *(piece for piece, _ in came)]:
+            self.left[piece.box] -= piece.end - piece.begin
+            if self.left[piece.box] == 0:
+                self.open.pop(piece.box).commit(self.planner)
+
+
+def _bytes(t: torch.Tensor) -> torch.Tensor:
+    return t.reshape(-1).view(torch.uint8)

@@ -148,7 +148,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         # Between the plans of all ranks and their first byte, so nobody is in the folder yet.
         self._drop()
-        self._save.folder = PartialFolder(self._save.path, self.overwrite)
+        self._save.folder = PartialFolder(self._save.path, self.overwrite, self.sync_files)
         # The name of a rank's file travels in torch's own words: a planner may keep plans, also for another writer.
         return [
             dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{rank}_"))
@@ -161,7 +161,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         try:
             if plan.items:
                 name = f"{plan.storage_data.prefix}0.distcp"
-                file = module().RankFile(bytes_of(partial_path(self._save.path)), name.encode())
+                file = module().RankFile(
+                    bytes_of(partial_path(self._save.path)), name.encode(), self.sync_files
+                )
                 for batch in self._batches(plan.items, planner, memory):
                     said = file.write([what for _, what in batch], self.thread_count, None)
                     for (item, what), (offset, length, digest, *tiles) in zip(

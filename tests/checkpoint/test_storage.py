@@ -129,6 +129,30 @@ def test_a_flipped_bit_is_found_by_the_rank_that_reads_it(pool, tmp_path, digest
         pool.run(3, "storage_worker", "load", "lowbit", str(path), 0)
 
 
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
+    """In values, headers, digests and metadata alike: what is loaded is what was saved, or the load is refused."""
+    chance = random.Random(1)
+    path = tmp_path / "run"
+    save(storage_worker.state(0), path)
+    found = {}
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for _ in range(25):
+            damaged = bytearray(whole)
+            damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+            file.write_bytes(damaged)
+            state = storage_worker.state(0, 3)
+            try:
+                load(state, path)
+            except dcp.api.CheckpointException:
+                found[file.name] = found.get(file.name, 0) + 1
+            else:
+                assert storage_worker.wrong(state) == [], file.name
+        file.write_bytes(whole)
+    # What no digest covers: padding, names of files that nobody opens, digests of cells that nobody reads, the id of a save.
+    assert all(found.get(file.name, 0) >= 10 for file in path.iterdir()), found
+
+
 def lied(path, change):
     """Changes what lowbit.json says of the tensor model.0.float32."""
     recorded = json.loads((path / "lowbit.json").read_text())
@@ -360,6 +384,48 @@ def test_a_fork_removes_nothing(tmp_path):
     assert os.listdir(folder.temporary) == [".owner"]
     folder.drop()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_fork_does_not_keep_the_lock(tmp_path):
+    """A worker of a data loader that outlives the program that saves."""
+    from lowbit.checkpoint.partial_folder import OWNER, PartialFolder
+
+    here, there = os.pipe()
+    told, tell = os.pipe()
+    saving = os.fork()
+    if saving == 0:
+        try:
+            folder = PartialFolder(str(tmp_path / "run"), True)
+            if os.fork() == 0:
+                os.write(there, b"1")
+                os.read(told, 1)  # it lives on
+            elif folder.temporary:
+                os.read(here, 1)
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.waitpid(saving, 0)
+    assert os.path.exists(tmp_path / ".run.partial-saving" / OWNER)
+    try:
+        save({"w": torch.ones(3)}, tmp_path / "run")
+    finally:
+        os.write(tell, b"1")
+    assert os.listdir(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("name", ["x" * 239, "y" * 240, "z" * 255, "ä" * 127, "日" * 85])
+def test_names_of_any_length(tmp_path, name):
+    """The longest names that a file system has leave no room for what is added while they are written."""
+    state = {"w": torch.arange(4.0)}
+    for _ in range(2):
+        save(state, tmp_path / name)
+        assert os.listdir(tmp_path) == [name]
+    got = {"w": torch.zeros(4)}
+    load(got, tmp_path / name)
+    assert torch.equal(got["w"], state["w"])
+    checkpoint.reshard(tmp_path / name, tmp_path / (name[:-1] + "2"), world_size=2)
+    checkpoint.convert(tmp_path / name, tmp_path / (name[:-1] + "3"), container="torch")
+    assert len(os.listdir(tmp_path)) == 3
 
 
 def test_paths_as_people_write_them(tmp_path, monkeypatch):

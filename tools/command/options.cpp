@@ -94,6 +94,19 @@ void add_selection(CLI::App& command, Selection& selection) {
       ->allow_extra_args(false);
 }
 
+Result<Part> parse_part(const std::string& text) {
+  Part part;
+  const size_t slash = text.find('/');
+  const char *end = text.data() + text.size(), *middle = text.data() + std::min(slash, text.size());
+  const auto first = std::from_chars(text.data(), middle, part.number);
+  if (slash == std::string::npos || first.ec != std::errc() || first.ptr != middle)
+    return usage(fmt::format("--part takes I/N, such as 0/8, not '{}'", printable(text)));
+  const auto second = std::from_chars(middle + 1, end, part.count);
+  if (second.ec != std::errc() || second.ptr != end)
+    return usage(fmt::format("--part takes I/N, such as 0/8, not '{}'", printable(text)));
+  return part;
+}
+
 void WriteArguments::add(CLI::App& command, WriteOptions& options) {
   command.add_option("--threads", threads, "Threads that read and write")
       ->check(CLI::Range(1, 256))

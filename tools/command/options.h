@@ -12,6 +12,8 @@ namespace lowbit::ckpt {
 Result<uint64_t> parse_size(const std::string& text);
 /// "4" or "2x2": ranks along each dimension of a mesh. `dims` is "0" or "0,1"; empty: 0, 1, ...
 Result<Mesh> parse_mesh(const std::string& parts, const std::string& dims);
+/// "3/8": part 3 of 8.
+Result<Part> parse_part(const std::string& text);
 /// "1.5 GiB".
 std::string size_text(uint64_t bytes);
 /// How many threads are used where nobody says: as many as the machine has, at most 8.

@@ -189,6 +189,11 @@ uint64_t FileSet::size(uint32_t number) const {
   return files_[number].identity.size;
 }
 
+FileIdentity FileSet::identity(uint32_t number) const {
+  const std::lock_guard held(lock_);
+  return files_[number].identity;
+}
+
 std::string FileSet::name(uint32_t number) const {
   const std::lock_guard held(lock_);
   return printable(files_[number].name);

@@ -109,6 +109,7 @@ class FileSet {
   uint32_t add_made(std::string name, Make make);
   size_t count() const;
   uint64_t size(uint32_t number) const;
+  FileIdentity identity(uint32_t number) const;
   /// Safe to print.
   std::string name(uint32_t number) const;
   Result<std::shared_ptr<const File>> open(uint32_t number);

@@ -162,11 +162,11 @@ Status NewDirectory::take_place() {
   return failed(what + ": " + reason());
 }
 
-Status NewDirectory::commit() {
-  RETURN_IF_ERROR(sync_folder(temporary_));
+Status NewDirectory::commit(bool sync) {
+  if (sync) RETURN_IF_ERROR(sync_folder(temporary_));
   RETURN_IF_ERROR(take_place());
   committed_ = true;
-  RETURN_IF_ERROR(sync_folder(parent_of(path_)));
+  if (sync) RETURN_IF_ERROR(sync_folder(parent_of(path_)));
   std::error_code ignored;
   if (!old_.empty()) std::filesystem::remove_all(old_, ignored);
   return fine();

@@ -85,7 +85,7 @@ Status OutputFile::write(uint64_t offset, const void* data, uint64_t bytes) {
 #ifdef SYNC_FILE_RANGE_WRITE
   // The disk begins now, while there is more to compute, and `sync` finds less to wait for. A hint:
   // what goes wrong shows in `sync`.
-  if (begun_ >= kBegin) {
+  if (eager_ && begun_ >= kBegin) {
     begun_ = 0;
     ::sync_file_range(handle->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
   }
@@ -123,7 +123,7 @@ Status Output::write(const void* data, uint64_t bytes) {
 
 Status Output::close() {
   RETURN_IF_ERROR(flush());
-  return file_->sync();
+  return file_ == nullptr ? fine() : file_->sync();
 }
 
 }  // namespace lowbit::ckpt

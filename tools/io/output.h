@@ -25,10 +25,13 @@ class OutputFile {
   Status write(uint64_t offset, const void* data, uint64_t bytes);
   /// Waits until all bytes are on the disk.
   Status sync();
+  /// `sync` will not be called: the disk is not told to begin while there is more to write.
+  void leave_to_system() { eager_ = false; }
 
  private:
   friend class NewDirectory;
   friend class NewFile;
+  friend class SharedDirectory;
   class Handle;
   /// The open files of one writer.
   struct Pool {
@@ -44,7 +47,7 @@ class OutputFile {
   std::shared_ptr<Pool> pool_;
   std::string path_;
   std::shared_ptr<Handle> handle_;  // null while closed
-  bool created_ = false;
+  bool created_ = false, eager_ = true;
   std::atomic<uint64_t> begun_ = 0;  // bytes written and not yet sent to the disk
 };
 

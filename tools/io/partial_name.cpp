@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "io/hash.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -36,8 +37,19 @@ Status sync_folder(const std::string& given) {
               : Status(failed("cannot sync " + printable(path) + ": " + std::strerror(why)));
 }
 
+std::string partial_stem(const std::string& name) {
+  constexpr size_t kMost = 255 - 1 - kPartial.size() - kUnique.size() - 4;  // ".old" may follow
+  if (name.size() <= kMost) return "." + name + std::string(kPartial);
+  // A beginning that ends between two characters, and what tells it from others that begin so.
+  size_t keep = kMost - 17;
+  while (keep > 0 && (static_cast<unsigned char>(name[keep]) & 0xc0) == 0x80) --keep;
+  Hash hash;
+  hash.add(name.data(), name.size());
+  return "." + name.substr(0, keep) + "~" + hash.hex().substr(0, 16) + std::string(kPartial);
+}
+
 std::string partial_name(const std::string& name) {
-  return "." + name + std::string(kPartial) + std::string(kUnique);
+  return partial_stem(name) + std::string(kUnique);
 }
 
 bool is_partial(const std::string& path) {
@@ -53,7 +65,7 @@ std::vector<std::string> leftovers_of(const std::string& given) {
   std::string path = given;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   const std::string parent = parent_of(path);
-  const std::string begin = "." + path.substr(parent.size()) + std::string(kPartial);
+  const std::string begin = partial_stem(path.substr(parent.size()));
   std::vector<std::string> out;
   std::error_code error;
   std::filesystem::directory_iterator entries(parent.empty() ? "." : parent, error);

@@ -13,6 +13,9 @@ std::string parent_of(const std::string& path);
 /// Waits until the folder's entries are on the disk; an empty path is the current folder.
 Status sync_folder(const std::string& path);
 
+/// What the temporary names for NAME begin with: .NAME.partial-. Of a NAME that is too long for that
+/// it has a beginning and a digest.
+std::string partial_stem(const std::string& name);
 /// The template of the temporary name for NAME: .NAME.partial-XXXXXX.
 std::string partial_name(const std::string& name);
 /// Whether the last name of a path is temporary: the program that wrote it was killed.

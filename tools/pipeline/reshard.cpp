@@ -24,6 +24,19 @@ Status check_mesh(const Document& document, const Mesh& mesh) {
   return fine();
 }
 
+Status check_part(const WriteOptions& options) {
+  constexpr uint64_t kMost = 65536;
+  const Part& part = *options.part;
+  if (part.count < 1 || part.count > kMost || part.number >= part.count)
+    return usage("a part is I/N, with I from 0 to N - 1 and N from 1 to 65536, not " +
+                 std::to_string(part.number) + "/" + std::to_string(part.count));
+  if (options.replace)
+    return usage(
+        "parts replace nothing, since none of them knows when the others begin: remove "
+        "the target first, and leave out --force");
+  return fine();
+}
+
 }  // namespace
 
 Result<Json> reshard(const std::string& source, const std::string& target,
@@ -41,7 +54,10 @@ Result<Json> reshard(const std::string& source, const std::string& target,
     ASSIGN_OR_RETURN(recut, torchao_recut(document, leaf));
     leaf.recut = std::move(recut);
   }
-  for (std::string& line : warn_of_leftovers(target)) warnings.push_back(std::move(line));
+  if (options.write.part) RETURN_IF_ERROR(check_part(options.write));
+  // Other parts write to the same folder, which is no leftover then.
+  if (!options.write.part)
+    for (std::string& line : warn_of_leftovers(target)) warnings.push_back(std::move(line));
   if (options.dry_run)
     RETURN_IF_ERROR(check_target(ContainerKind::kDcp, document, target, options.write));
   ASSIGN_OR_RETURN(report, options.dry_run ? plan_dcp(document, options.write)
@@ -53,21 +69,28 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   if (report.requantized > 0)
     warnings.push_back(std::to_string(report.requantized) +
                        " chunks were made anew, because a cut falls inside their blocks");
-  return Json{{"source", printable(source)},
-              {"target", printable(target)},
-              {"dry_run", options.dry_run},
-              {"ranks", options.write.mesh.ranks()},
-              {"mesh", options.write.mesh.parts},
-              {"dims", options.write.mesh.dims},
-              {"tensors", report.tensors},
-              {"recut", report.recut},
-              {"requantized", report.requantized},
-              {"values", report.values},
-              {"chunks", report.chunks},
-              {"copied", report.copied},
-              {"bytes", report.bytes},
-              {"unchecked", report.unchecked},
-              {"warnings", warnings}};
+  Json out{{"source", printable(source)},
+           {"target", printable(target)},
+           {"dry_run", options.dry_run},
+           {"ranks", options.write.mesh.ranks()},
+           {"mesh", options.write.mesh.parts},
+           {"dims", options.write.mesh.dims},
+           {"tensors", report.tensors},
+           {"recut", report.recut},
+           {"requantized", report.requantized},
+           {"values", report.values},
+           {"chunks", report.chunks},
+           {"copied", report.copied},
+           {"bytes", report.bytes},
+           {"unchecked", report.unchecked},
+           {"warnings", warnings}};
+  if (options.write.part) {
+    const Part& part = *options.write.part;
+    out["part"] = std::to_string(part.number) + "/" + std::to_string(part.count);
+    out["published"] = report.published && !options.dry_run;
+    out["missing"] = report.missing;
+  }
+  return out;
 }
 
 }  // namespace lowbit::ckpt

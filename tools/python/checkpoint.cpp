@@ -1,6 +1,7 @@
 // lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint/commands.py and
 // lowbit/checkpoint/reader.py document it and have the defaults.
 #include "io/new_directory.h"
+#include "io/partial_name.h"
 #include "python/options.h"
 #include "python/rank_file_type.h"
 #include "python/reader_type.h"
@@ -109,18 +110,28 @@ PyObject* call_check_target(PyObject*, PyObject* given) {
   });
 }
 
-/// (temporary, path, replace): gives a complete folder its final name, in one step.
+/// (temporary, path, replace, sync): gives a complete folder its final name, in one step.
 PyObject* call_publish(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject *temporary = nullptr, *path = nullptr;
-    int replace = 0;
-    if (PyArg_ParseTuple(given, "SSp:publish", &temporary, &path, &replace) == 0) throw Raised();
+    int replace = 0, sync = 1;
+    if (PyArg_ParseTuple(given, "SSpp:publish", &temporary, &path, &replace, &sync) == 0)
+      throw Raised();
     const std::string from = bytes_of(temporary), to = bytes_of(path);
     without_gil([&]() -> Status {
       ASSIGN_OR_RETURN(folder, NewDirectory::adopt(to, from, replace != 0));
-      return folder->commit();
+      return folder->commit(sync != 0);
     });
     return none();
+  });
+}
+
+/// (name): what the hidden names of a folder or file that is being written begin with.
+PyObject* call_partial_stem(PyObject*, PyObject* given) {
+  return guarded([&] {
+    PyObject* name = nullptr;
+    if (PyArg_ParseTuple(given, "S:partial_stem", &name) == 0) throw Raised();
+    return bytes(partial_stem(bytes_of(name)));
   });
 }
 
@@ -131,7 +142,8 @@ PyMethodDef kFunctions[] = {
     {"reshard", call_reshard, METH_VARARGS, "reshard(source, target, options, progress)"},
     {"diff", call_diff, METH_VARARGS, "diff(a, b, options, progress)"},
     {"check_target", call_check_target, METH_VARARGS, "check_target(path, replace)"},
-    {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace)"},
+    {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync)"},
+    {"partial_stem", call_partial_stem, METH_VARARGS, "partial_stem(name)"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -157,6 +157,9 @@ ReshardOptions reshard_options(const std::string& json) {
   fields.take("dry_run", out.dry_run);
   fields.take("requantize", out.requantize);
   fields.take(out.write);
+  std::vector<uint64_t> part;
+  fields.take("part", part);
+  if (part.size() == 2) out.write.part = Part{part[0], part[1]};
   fields.end();
   return out;
 }

@@ -17,8 +17,10 @@ RankFile& file_of(PyObject* self) { return **reinterpret_cast<FileInstance*>(sel
 PyObject* make_file(PyTypeObject* type, PyObject* arguments, PyObject*) {
   return guarded([&] {
     PyObject *folder = nullptr, *name = nullptr;
-    if (PyArg_ParseTuple(arguments, "SS:RankFile", &folder, &name) == 0) throw Raised();
-    auto made = RankFile::create(bytes_of(folder), bytes_of(name));
+    int will_sync = 1;
+    if (PyArg_ParseTuple(arguments, "SSp:RankFile", &folder, &name, &will_sync) == 0)
+      throw Raised();
+    auto made = RankFile::create(bytes_of(folder), bytes_of(name), will_sync != 0);
     if (!made.ok()) raise(made.error());
     Object self(PyType_GenericAlloc(type, 0));
     reinterpret_cast<FileInstance*>(self.get())->file =
@@ -99,7 +101,8 @@ PyMethodDef kFileMethods[] = {
 };
 
 PyType_Slot kFileSlots[] = {
-    {Py_tp_doc, const_cast<char*>("RankFile(folder: bytes, name: bytes): a new file of items")},
+    {Py_tp_doc,
+     const_cast<char*>("RankFile(folder: bytes, name: bytes, will_sync: bool): a new file")},
     {Py_tp_new, reinterpret_cast<void*>(make_file)},
     {Py_tp_dealloc, reinterpret_cast<void*>(drop_file)},
     {Py_tp_methods, kFileMethods},

@@ -234,7 +234,7 @@ Object Reader::read_into(const std::vector<Want>& wanted, int threads, bool veri
       }
       if (recorded_->has_value()) recorded = &**recorded_;
     }
-    VerifiedReader reader(manifest, recorded, verify);
+    VerifiedReader reader(manifest, recorded, verify, payloads_);
     RETURN_IF_ERROR(parallel(wanted.size(), std::clamp(threads, 1, 256), [&](size_t i) -> Status {
       const Want& want = wanted[i];
       const uint64_t n = volume(want.shape);

@@ -77,6 +77,7 @@ class Reader {
   std::unique_ptr<Model> model_;
   std::mutex recorded_lock_;
   std::optional<std::optional<Recorded>> recorded_;  // lowbit.json, once it was read
+  PayloadCache payloads_;
 };
 
 }  // namespace lowbit::ckpt::python

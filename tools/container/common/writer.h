@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,21 +28,29 @@ struct Mesh {
   }
 };
 
+/// One of the parts of a directory that several processes write, each some of the files.
+struct Part {
+  uint64_t number = 0, count = 1;  // numbers count from 0
+};
+
 struct WriteOptions {
-  bool replace = false;         // an existing target
-  int threads = 1;              // that read, convert and write
-  uint64_t memory = 64u << 20;  // bytes of buffers, all threads together
-  Mesh mesh = {};               // kDcp only
-  bool manifest = true;         // kDcp: leave digests of what was written (lowbit.json)
+  bool replace = false;           // an existing target
+  int threads = 1;                // that read, convert and write
+  uint64_t memory = 64u << 20;    // bytes of buffers, all threads together
+  Mesh mesh = {};                 // kDcp only
+  std::optional<Part> part = {};  // kDcp only: write that part; the last one publishes all
+  bool manifest = true;           // kDcp: leave digests of what was written (lowbit.json)
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };
 
 struct WriteReport {
   uint64_t tensors = 0, values = 0, chunks = 0, copied = 0;  // copied: items taken as they were
   uint64_t bytes = 0;                                        // of tensors
-  uint64_t recut = 0;        // tensors of which some chunk is not copied
-  uint64_t requantized = 0;  // chunks of `recut`
-  uint64_t unchecked = 0;    // source records that had no checksum
+  uint64_t recut = 0;                  // tensors of which some chunk is not copied
+  uint64_t requantized = 0;            // chunks of `recut`
+  uint64_t unchecked = 0;              // source records that had no checksum
+  bool published = true;               // false: parts are missing
+  std::vector<uint64_t> missing = {};  // their numbers
 };
 
 Result<WriteReport> write_dcp(const Document& document, const std::string& path,

@@ -10,13 +10,14 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 20;  // that stays in a core's cache between checksums and write
+constexpr uint64_t kPiece = 1u << 18;  // that stays in a core's cache between checksums and write
 
 }  // namespace
 
 Result<std::shared_ptr<RankFile>> RankFile::create(const std::string& folder,
-                                                   const std::string& name) {
+                                                   const std::string& name, bool will_sync) {
   ASSIGN_OR_RETURN(file, NewDirectory::part_of(folder, name));
+  if (!will_sync) file->leave_to_system();
   return std::shared_ptr<RankFile>(new RankFile(std::move(file)));
 }
 

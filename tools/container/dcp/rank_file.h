@@ -31,9 +31,10 @@ struct RankWritten {
 
 class RankFile {
  public:
-  /// A new file in `folder`, which another process gives its final name.
+  /// A new file in `folder`, which another process gives its final name. `will_sync`: the disk
+  /// begins to write while there is more to come.
   static Result<std::shared_ptr<RankFile>> create(const std::string& folder,
-                                                  const std::string& name);
+                                                  const std::string& name, bool will_sync);
   /// Appends items, on several threads. Each lies at a multiple of 64, and so does its data.
   Result<std::vector<RankWritten>> write(const std::vector<RankItem>& items, int threads,
                                          const Progress& progress);

@@ -79,26 +79,29 @@ void TileHasher::end_row() {
   }
 }
 
-bool tiles_hold(const TileGrid& grid, const std::string& digits, const TileRange& range,
-                const char* data, uint64_t width) {
-  const uint64_t pitch = range.cols * width;
-  for (uint64_t row = range.first_row; row < range.first_row + range.rows;
-       row += grid.cell_rows()) {
-    const uint64_t rows = std::min(grid.cell_rows(), grid.rows - row);
-    for (uint64_t col = range.first_col; col < range.first_col + range.cols;
-         col += grid.cell_cols()) {
-      const uint64_t cols = std::min(grid.cell_cols(), grid.cols - col);
-      Hash hash;
-      const char* at = data + (row - range.first_row) * pitch + (col - range.first_col) * width;
-      if (cols == range.cols) {
-        hash.add(at, rows * pitch);
-      } else {
-        for (uint64_t r = 0; r < rows; ++r) hash.add(at + r * pitch, cols * width);
-      }
-      const uint64_t cell = row / grid.cell_rows() * grid.across + col / grid.cell_cols();
-      if (digits.compare(cell * kTileDigits, kTileDigits, hash.hex(), 0, kTileDigits) != 0)
-        return false;
-    }
+CellHashes::CellHashes(const TileGrid& grid, const TileRange& band, uint64_t width)
+    : grid_(grid),
+      band_(band),
+      width_(width),
+      cells_((band.cols + grid.cell_cols() - 1) / grid.cell_cols()) {}
+
+void CellHashes::add(const char* data, uint64_t rows) {
+  const uint64_t pitch = band_.cols * width_, cell = grid_.cell_cols() * width_;
+  if (cells_.size() == 1) return cells_[0].add(data, rows * pitch);
+  for (uint64_t r = 0; r < rows; ++r) {
+    for (size_t i = 0; i < cells_.size(); ++i)
+      cells_[i].add(data + r * pitch + i * cell, std::min(cell, pitch - i * cell));
+  }
+}
+
+bool CellHashes::hold(const std::string& digits) const {
+  if (grid_.down * grid_.across == 1) return cells_.size() == 1 && digits == cells_[0].hex();
+  const uint64_t first =
+      band_.first_row / grid_.cell_rows() * grid_.across + band_.first_col / grid_.cell_cols();
+  for (size_t i = 0; i < cells_.size(); ++i) {
+    if (digits.compare((first + i) * kTileDigits, kTileDigits, cells_[i].hex(), 0, kTileDigits) !=
+        0)
+      return false;
   }
   return true;
 }

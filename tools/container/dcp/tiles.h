@@ -52,9 +52,21 @@ class TileHasher {
   std::string digits_;
 };
 
-/// Whether the cells of `range`, a rectangle of whole cells that lies row-major at `data`, have the
-/// digests that `digits` lists for the grid.
-bool tiles_hold(const TileGrid& grid, const std::string& digits, const TileRange& range,
-                const char* data, uint64_t width);
+/// The digests of a row of cells, or of a part of one, from rows that arrive from top to bottom.
+class CellHashes {
+ public:
+  /// `band`: whole cells, all of one row of the grid.
+  CellHashes(const TileGrid& grid, const TileRange& band, uint64_t width);
+  /// Rows of the band, row-major.
+  void add(const char* data, uint64_t rows);
+  /// After the last row: whether the cells have the digests that `digits` lists for the grid.
+  bool hold(const std::string& digits) const;
+
+ private:
+  TileGrid grid_;
+  TileRange band_;
+  uint64_t width_;
+  std::vector<Hash> cells_;
+};
 
 }  // namespace lowbit::ckpt

@@ -12,7 +12,9 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMinRowRead = 512;  // bytes of a row that is worth a read of its own
+constexpr size_t kMaxHeaders = 1u << 14;  // headers in the cache: some MB
+constexpr uint64_t kHashed = 1u << 18;    // that stays in a core's cache until it is hashed
+constexpr uint64_t kMinRowRead = 512;     // bytes of a row that is worth a read of its own
 
 bool is_dense(const Payload& p) {
   const Shape dense = row_major(p.shape);
@@ -70,32 +72,38 @@ Status VerifiedReader::read(const Tensor& tensor, const Box& box, char* out) {
   return left == 0 ? fine() : Status(bad(printable(tensor.name) + ": a part is missing"));
 }
 
+Result<Payload> PayloadCache::find(const Manifest& manifest, const Tensor& tensor,
+                                   const Chunk& chunk) {
+  {
+    const std::lock_guard held(lock_);
+    const auto known = known_.find(&chunk);
+    if (known != known_.end()) return known->second;
+  }
+  const auto place = [&](const Error& error) {
+    return error.at(printable(tensor.name), manifest.container->files().name(chunk.extent.file));
+  };
+  auto read = manifest.container->stored(tensor, chunk);
+  if (!read.ok()) return place(read.error());
+  if (!read.value().cls.empty())
+    return place(bad(printable(tensor.name) + " at " + shape_text(chunk.offset) + ": is a " +
+                     printable(read.value().cls) +
+                     ", a tensor subclass, which is not loaded here: convert it first (lowbit-ckpt "
+                     "convert), or load it with torch's FileSystemReader"));
+  const std::lock_guard held(lock_);
+  if (known_.size() >= kMaxHeaders) known_.clear();
+  return known_.emplace(&chunk, std::move(read.value().parts[0].second)).first->second;
+}
+
 Status VerifiedReader::read_part(const Part& part) {
   const Recorded::Entry* entry = nullptr;
   if (recorded_ != nullptr && verify_) {
     const auto known = recorded_->tensors.find(part.tensor.name);
     if (known != recorded_->tensors.end()) entry = &known->second;
   }
-  auto read = manifest_.container->stored(part.tensor, part.chunk);
+  ASSIGN_OR_RETURN(payload, cache_.find(manifest_, part.tensor, part.chunk));
   const std::string file = manifest_.container->files().name(part.chunk.extent.file);
-  if (!read.ok()) return read.error().at(printable(part.tensor.name), file);
-  if (!read.value().cls.empty())
-    return bad(part.what() + ": is a " + printable(read.value().cls) +
-               ", a tensor subclass, which is not loaded here: convert it first (lowbit-ckpt "
-               "convert), or load it with torch's FileSystemReader")
-        .at(printable(part.tensor.name), file);
-  const Payload& payload = read.value().parts[0].second;
   TileGrid grid = tile_grid(part.chunk.shape, part.width);
-  if (!is_dense(payload) || (verify_ && entry == nullptr)) {
-    // By the checksum of its record, once all of it was read.
-    TensorReader reader(manifest_);
-    bytes_ += volume(part.common.shape) * part.width;
-    if (part.common.shape == part.box.shape) return reader.read(part.tensor, part.box, part.out);
-    std::string values(volume(part.common.shape) * part.width, '\0');
-    RETURN_IF_ERROR(reader.read(part.tensor, part.common, values.data()));
-    put(part, part.common, row_major(part.common.shape), values.data());
-    return fine();
-  }
+  if (!is_dense(payload) || (verify_ && entry == nullptr)) return read_record(part, payload);
   if (!verify_) return read_tiles(part, payload, grid, nullptr);
   if (entry->dtype != part.tensor.dtype->name || entry->shape != part.tensor.shape)
     return bad(part.what() + ": lowbit.json describes " + printable(entry->dtype) + " " +
@@ -118,6 +126,23 @@ Status VerifiedReader::read_part(const Part& part) {
         .at(printable(part.tensor.name), file);
   grid.down = grid.across = 1;
   return read_tiles(part, payload, grid, &whole->second);
+}
+
+/// By the checksum of its record, once all of it was read.
+Status VerifiedReader::read_record(const Part& part, const Payload& payload) {
+  TensorReader reader(manifest_);
+  const uint64_t n = volume(part.common.shape) * part.width;
+  bytes_ += n;
+  const bool whole = part.common.shape == part.box.shape;
+  std::string values(whole ? 0 : n, '\0');
+  if (const Status done =
+          reader.read(payload, part.inner, whole ? part.out : values.data(), part.what());
+      !done.ok())
+    return done.error().at(printable(part.tensor.name),
+                           manifest_.container->files().name(payload.record.file),
+                           printable(payload.record.name));
+  if (!whole) put(part, part.common, row_major(part.common.shape), values.data());
+  return fine();
 }
 
 Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const TileRange& range,
@@ -154,25 +179,13 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
                                   const std::string* digits) {
   const uint64_t width = part.width;
   const TileRange range = tile_range(grid, part.chunk.shape, part.inner);
-  const auto check = [&](const TileRange& read, const char* data) -> Status {
-    if (digits == nullptr) return fine();
-    if (grid.down * grid.across > 1)
-      return tiles_hold(grid, *digits, read, data, width) ? fine() : Status(damaged(part));
-    Hash hash;
-    hash.add(data, read.rows * read.cols * width);
-    return hash.hex() == *digits ? fine() : Status(damaged(part));
-  };
   const TileRange all = digits == nullptr ? range : whole_tiles(grid, range);
   // What lies in `out` as it lies in the file, and is verified whole, is read to its place.
   const bool same_rows =
       std::equal(part.common.shape.begin() + !part.common.shape.empty(), part.common.shape.end(),
                  part.box.shape.begin() + !part.box.shape.empty());
-  if (same_rows && all.rows == range.rows && all.cols == range.cols &&
-      volume(part.common.shape) == all.rows * all.cols) {
-    char* to = part.place(part.common);
-    RETURN_IF_ERROR(fetch(payload, grid, all, to));
-    return check(all, to);
-  }
+  const bool in_place = same_rows && all.rows == range.rows && all.cols == range.cols &&
+                        volume(part.common.shape) == all.rows * all.cols;
   // A row of cells at a time.
   const Shape from = row_major(part.chunk.shape);
   std::string values;
@@ -180,26 +193,36 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
     const uint64_t end =
         std::min(all.first_row + all.rows, (row / grid.cell_rows() + 1) * grid.cell_rows());
     const TileRange band{row, end - row, all.first_col, all.cols};
-    values.resize(band.rows * band.cols * width);
-    RETURN_IF_ERROR(fetch(payload, grid, band, values.data()));
-    RETURN_IF_ERROR(check(band, values.data()));
+    const uint64_t pitch = band.cols * width;
+    if (!in_place) values.resize(band.rows * pitch);
+    char* to = in_place ? part.place(part.common) + (row - all.first_row) * pitch : values.data();
+    // Digests are taken of what is still in the core's cache.
+    CellHashes cells(grid, band, width);
+    const uint64_t at_once = std::max<uint64_t>(1, kHashed / std::max<uint64_t>(1, pitch));
+    for (uint64_t r = 0; r < band.rows; r += at_once) {
+      const TileRange rows{row + r, std::min(at_once, band.rows - r), band.first_col, band.cols};
+      RETURN_IF_ERROR(fetch(payload, grid, rows, to + r * pitch));
+      if (digits != nullptr) cells.add(to + r * pitch, rows.rows);
+    }
+    if (digits != nullptr && !cells.hold(*digits)) return damaged(part);
+    row = end;
+    if (in_place) continue;
     // The part of the box in this band.
     Box take = part.common;
     Shape stride = from;
     uint64_t first = 0;
     if (!take.shape.empty()) {
       const int64_t above = part.chunk.offset[0];
-      const auto low = std::max(take.offset[0], above + static_cast<int64_t>(row));
+      const auto low = std::max(take.offset[0], above + static_cast<int64_t>(band.first_row));
       const auto high = std::min(take.offset[0] + take.shape[0], above + static_cast<int64_t>(end));
       take.offset[0] = low;
       take.shape[0] = high - low;
       stride[0] = static_cast<int64_t>(band.cols);
       for (size_t d = 0; d < take.shape.size(); ++d)
         first += static_cast<uint64_t>((take.offset[d] - part.chunk.offset[d]) * stride[d]);
-      first -= row * band.cols + band.first_col;
+      first -= band.first_row * band.cols + band.first_col;
     }
     put(part, take, stride, values.data() + first * width);
-    row = end;
   }
   return fine();
 }

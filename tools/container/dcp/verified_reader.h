@@ -2,8 +2,9 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "container/common/box.h"
 #include "container/common/manifest.h"
@@ -11,6 +12,17 @@
 #include "container/dcp/tiles.h"
 
 namespace lowbit::ckpt {
+
+/// What the headers of items say, so that each is read once. Thread-safe.
+class PayloadCache {
+ public:
+  /// The values of a plain chunk, checked against the manifest. A subclass is an error.
+  Result<Payload> find(const Manifest& manifest, const Tensor& tensor, const Chunk& chunk);
+
+ private:
+  std::mutex lock_;
+  std::unordered_map<const Chunk*, Payload> known_;
+};
 
 /// All functions are thread-safe.
 ///
@@ -20,9 +32,10 @@ namespace lowbit::ckpt {
 class VerifiedReader {
  public:
   /// `verify`: false reads exactly the elements of a box, and verifies nothing.
-  /// `recorded`: null where the directory has no lowbit.json; must outlive this.
-  VerifiedReader(const Manifest& manifest, const Recorded* recorded, bool verify)
-      : manifest_(manifest), recorded_(recorded), verify_(verify) {}
+  /// `recorded`: null where the directory has no lowbit.json. It, and the cache, must outlive this.
+  VerifiedReader(const Manifest& manifest, const Recorded* recorded, bool verify,
+                 PayloadCache& cache)
+      : manifest_(manifest), recorded_(recorded), verify_(verify), cache_(cache) {}
   /// The elements of a box, row-major, into `out`.
   Status read(const Tensor& tensor, const Box& box, char* out);
   /// Reads and verifies what is left of records that have no digests; then no file has changed.
@@ -33,6 +46,7 @@ class VerifiedReader {
  private:
   struct Part;
   Status read_part(const Part& part);
+  Status read_record(const Part& part, const Payload& payload);
   /// `digits`: of the grid's cells, or the digest of a single one; null: none is verified.
   Status read_tiles(const Part& part, const Payload& payload, const TileGrid& grid,
                     const std::string* digits);
@@ -44,6 +58,7 @@ class VerifiedReader {
   const Manifest& manifest_;
   const Recorded* recorded_;
   bool verify_;
+  PayloadCache& cache_;
   std::atomic<uint64_t> bytes_ = 0;
 };
 

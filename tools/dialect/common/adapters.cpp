@@ -170,9 +170,9 @@ class Shared : public Source {
   const std::shared_ptr<Source> source_;
 };
 
-class Part : public Source {
+class SourcePart : public Source {
  public:
-  Part(std::shared_ptr<Source> source, uint64_t first)
+  SourcePart(std::shared_ptr<Source> source, uint64_t first)
       : source_(std::move(source)), first_(first) {}
   Status read(uint64_t first, uint64_t count, void* out) override {
     return source_->read(first_ + first, count, out);
@@ -243,7 +243,7 @@ std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source) {
 }
 
 std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t first) {
-  return std::make_shared<Part>(std::move(shared), first);
+  return std::make_shared<SourcePart>(std::move(shared), first);
 }
 
 std::shared_ptr<Source> shared_source(std::shared_ptr<Source> source) {

@@ -1,0 +1,176 @@
+"""One reshard by several processes, as on machines that share a file system: `lowbit-ckpt reshard --part I/N`, and the same from Python."""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from lowbit import checkpoint
+
+TOOL = shutil.which("lowbit-ckpt") or ""
+HIDDEN = ".out.partial-pieces"
+SHAPES = [(512, 300), (7, 40), (1000,), (), (64, 64, 9), (0, 4), (3, 5)]
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A directory of two ranks; the working folder is beside it."""
+    torch.manual_seed(0)
+    state = {f"t{i}": torch.randn(shape) for i, shape in enumerate(SHAPES)}
+    state["groups"] = [{"lr": 0.1, "betas": [0.9, 0.999]}]
+    dcp.save(state, storage_writer=checkpoint.Writer(tmp_path / "one"), no_dist=True)
+    checkpoint.reshard(tmp_path / "one", tmp_path / "source", world_size=2)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "whole").mkdir()
+    monkeypatch.chdir(tmp_path / "parts")
+    return "../source"
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
+
+
+def whole(monkeypatch, source, **options):
+    """What one process writes to the same relative path."""
+    with monkeypatch.context() as patched:
+        patched.chdir("../whole")
+        checkpoint.reshard(source, "out", **options)
+        return content("out")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"world_size": 5}, {"mesh": {0: 3, 1: 4}}, {"world_size": 2}, {"world_size": 1, "manifest": False}],
+)  # fmt: skip
+@pytest.mark.parametrize("parts", [1, 3, 8])
+def test_parts_in_any_order_write_the_bytes_of_one_process(source, monkeypatch, options, parts):
+    want = whole(monkeypatch, source, **options)
+    order = random.Random(parts).sample(range(parts), parts)
+    for done, i in enumerate(order, 1):
+        report = checkpoint.reshard(source, "out", part=(i, parts), **options)
+        assert report["part"] == f"{i}/{parts}" and report["published"] == (done == parts)
+        assert report["missing"] == sorted(set(range(parts)) - set(order[:done]))
+        assert os.path.exists("out") == (done == parts)
+    assert content("out") == want and os.listdir(".") == ["out"]
+
+
+def test_eight_parts_at_once(source, monkeypatch):
+    want = whole(monkeypatch, source, world_size=6)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        reports = list(pool.map(lambda i: checkpoint.reshard(source, "out", world_size=6, part=(i, 8)), range(8)))  # fmt: skip
+    assert any(report["published"] for report in reports)
+    assert content("out") == want and os.listdir(".") == ["out"]
+
+
+# Killed by the system when it writes a file's byte of that number.
+KILLED = """
+import resource, signal, sys
+from lowbit import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+checkpoint.reshard("../source", "out", world_size=6, part=(int(sys.argv[1]), 8))
+"""
+
+
+def test_killed_parts_are_run_again(source, monkeypatch):
+    want = whole(monkeypatch, source, world_size=6)
+    sizes = {name: len(bytes_) for name, bytes_ in want.items() if name.endswith(".distcp")}
+    killed = 0
+    for i in (0, 3):
+        ended = subprocess.run([sys.executable, "-c", KILLED, str(i), str(max(sizes.values()) // 3)], check=False)  # fmt: skip
+        killed += ended.returncode < 0
+    assert killed == 2
+    assert [name for name in os.listdir(HIDDEN) if name.startswith("__")]  # what they left
+    for i in (5, 3, 1, 0, 7, 6, 2, 4):
+        assert not os.path.exists("out")
+        if i == 1:  # one that is complete may run again, too
+            checkpoint.reshard(source, "out", world_size=6, part=(5, 8))
+        report = checkpoint.reshard(source, "out", world_size=6, part=(i, 8))
+    assert report["published"] and content("out") == want and os.listdir(".") == ["out"]
+
+
+def test_a_part_that_was_killed_after_it_published_cleans_up(source):
+    for i in range(3):
+        checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
+    shutil.copytree(HIDDEN, "kept")
+    checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
+    shutil.rmtree("kept/checkpoint")
+    os.rename("kept", HIDDEN)
+    before = content("out")
+    assert checkpoint.reshard(source, "out", world_size=6, part=(3, 4))["published"]
+    assert os.listdir(".") == ["out"] and content("out") == before
+
+
+def test_parts_of_different_reshards_do_not_mix(source, tmp_path):
+    checkpoint.reshard(source, "out", world_size=6, part=(0, 4))
+    for change in ({"world_size": 5}, {"include": ["t0"]}, {"part": (1, 5)}, {"manifest": False}):
+        options = {"world_size": 6, "part": (1, 4), **change}
+        with pytest.raises(checkpoint.CheckpointError, match="another plan"):
+            checkpoint.reshard(source, "out", **options)
+    file = next((tmp_path / "source").glob("*.distcp"))
+    os.utime(file, (1, 1))  # the source was written anew meanwhile
+    with pytest.raises(checkpoint.CheckpointError, match="the source has changed"):
+        checkpoint.reshard(source, "out", world_size=6, part=(1, 4))
+    with pytest.raises(checkpoint.CheckpointError, match="killed"):
+        checkpoint.verify(HIDDEN)
+    shutil.rmtree(HIDDEN)
+    for i in range(4):
+        checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
+    checkpoint.verify("out")
+    with pytest.raises(checkpoint.CheckpointError, match="parts replace nothing"):
+        checkpoint.reshard(source, "out", world_size=6, part=(0, 4))
+    with pytest.raises(checkpoint.CheckpointError, match="leave out --force"):
+        checkpoint.reshard(source, "out", world_size=6, part=(0, 4), force=True)
+    for bad in ((4, 4), (-1, 4), (0, 0)):
+        with pytest.raises(ValueError, match="from 0 to n - 1"):
+            checkpoint.reshard(source, "other", world_size=6, part=bad)
+
+
+def test_a_damaged_source_is_found_by_a_part(source, tmp_path):
+    file = max((tmp_path / "source").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    file.write_bytes(damaged)
+    failed = 0
+    for i in range(4):
+        try:
+            checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
+        except checkpoint.CheckpointError as error:
+            failed += 1
+            assert file.name in str(error)
+    assert failed and not os.path.exists("out")
+
+
+def test_ranks_of_torchrun(source, pool, monkeypatch):
+    want = whole(monkeypatch, source, world_size=4)
+    reports = pool.run(2, "shared_reads_worker", "reshard_part", os.getcwd(), source)
+    assert any(report["published"] for report in reports)
+    assert content("out") == want
+
+
+def test_from_the_command_line(source, monkeypatch):
+    def run(*arguments):
+        return subprocess.run([TOOL, "reshard", source, "out", "--world-size", "4", *arguments], capture_output=True, text=True, check=False)  # fmt: skip
+
+    first = run("--part", "1/2")
+    assert first.returncode == 0 and "part 1/2 is written; still to come: 0" in first.stdout
+    last = run("--part", "0/2", "--json")
+    assert json.loads(last.stdout)["published"] and os.listdir(".") == ["out"]
+    for bad in (
+        "2/2",
+        "1",
+        "a/2",
+        "1/2/3",
+        "/",
+    ):
+        ended = run("--part", bad)
+        assert ended.returncode == 2 and ("I/N" in ended.stderr), (bad, ended.stderr)

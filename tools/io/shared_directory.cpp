@@ -1,0 +1,199 @@
+#include "io/shared_directory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "io/file.h"
+#include "io/new_directory.h"
+#include "io/partial_name.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kMaxPart = 1ull << 30;  // bytes that a part says of itself
+
+bool there(const std::string& path) {
+  struct stat info;
+  return ::lstat(path.c_str(), &info) == 0;
+}
+
+/// Makes a folder, where there is none.
+Status make_folder(const std::string& path) {
+  struct stat info;
+  if (::mkdir(path.c_str(), 0777) == 0) return fine();
+  if (errno == ENOSPC || errno == EDQUOT) return unwritten(path);
+  const std::string why = reason();
+  if (::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return fine();
+  return failed("cannot make " + printable(path) + ": " + why);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
+    const std::string& given, const std::string& plan, const std::vector<std::string>& sources) {
+  std::string path = given;
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  const std::string parent = parent_of(path);
+  std::shared_ptr<SharedDirectory> out(
+      new SharedDirectory(path, parent + partial_stem(path.substr(parent.size())) + "pieces"));
+  // Between its name and the end of the program that gave it, a part that is late finds both.
+  if (there(path) && there(out->folder_ + "/plan") && !there(out->checkpoint_)) {
+    RETURN_IF_ERROR(out->check_plan(plan));
+    out->published_ = true;
+    return out;
+  }
+  if (there(path))
+    return usage(printable(path) + " exists, and parts replace nothing: remove it first");
+  RETURN_IF_ERROR(NewDirectory::check(path, false, sources));
+  RETURN_IF_ERROR(out->begin(plan, sources));
+  return out;
+}
+
+Status SharedDirectory::begin(const std::string& plan, const std::vector<std::string>& sources) {
+  RETURN_IF_ERROR(make_folder(folder_));
+  if (!there(folder_ + "/plan")) {
+    RETURN_IF_ERROR(make_folder(checkpoint_));
+    const mode_t mask = ::umask(0);
+    ::umask(mask);
+    if (::chmod(checkpoint_.c_str(), 0777 & ~mask & mode_of(sources)) != 0)
+      return failed("cannot set the mode of " + printable(checkpoint_) + ": " + reason());
+    RETURN_IF_ERROR(put("plan", plan, false));
+  }
+  return check_plan(plan);
+}
+
+Status SharedDirectory::check_plan(const std::string& plan) const {
+  ASSIGN_OR_RETURN(folder, Directory::open(folder_));
+  ASSIGN_OR_RETURN(known, folder->content("plan", kMaxPart));
+  if (known == plan) return fine();
+  return usage(
+      printable(folder_) +
+      ": its parts are of another plan: another source, mesh, selection, number of parts or "
+      "version of lowbit-ckpt, or the source has changed. Give all parts the same "
+      "arguments, or remove that folder and start every part again");
+}
+
+SharedDirectory::~SharedDirectory() {
+  pool_->close_all();
+  for (const NewPart& part : files_) ::unlink(part.temporary.c_str());
+}
+
+bool SharedDirectory::see_published() {
+  published_ = published_ || (!there(checkpoint_) && there(path_));
+  return published_;
+}
+
+Result<std::optional<std::string>> SharedDirectory::part(uint64_t number) {
+  const std::string name = "part-" + std::to_string(number);
+  if (!there(folder_ + "/" + name)) {
+    see_published();
+    return std::optional<std::string>();
+  }
+  const auto folder = Directory::open(folder_);
+  const auto said = folder.ok() ? folder.value()->content(name, kMaxPart) : folder.error();
+  if (said.ok()) return std::optional<std::string>(said.value());
+  if (see_published()) return std::optional<std::string>();
+  return said.error();
+}
+
+Result<SharedDirectory::NewPart> SharedDirectory::make(const std::string& name) {
+  NewPart part{name, folder_ + "/" + name + ".XXXXXX", nullptr};
+  const int fd = ::mkostemp(part.temporary.data(), O_CLOEXEC);
+  if (fd < 0)
+    return errno == ENOSPC || errno == EDQUOT
+               ? unwritten(path_)
+               : failed("cannot make a file in " + printable(folder_) + ": " + reason());
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  const bool opened = ::fchmod(fd, 0666 & ~mask) == 0;
+  ::close(fd);
+  if (!opened) return failed("cannot set the mode of " + printable(part.temporary));
+  part.file.reset(new OutputFile(pool_, part.temporary));
+  part.file->created_ = true;
+  return part;
+}
+
+Result<std::shared_ptr<OutputFile>> SharedDirectory::file(const std::string& name) {
+  ASSIGN_OR_RETURN(part, make(name));
+  files_.push_back(part);
+  return part.file;
+}
+
+Status SharedDirectory::put(const std::string& name, const std::string& content, bool replace) {
+  ASSIGN_OR_RETURN(part, make(name.substr(name.rfind('/') + 1)));
+  RETURN_IF_ERROR(part.file->write(0, content.data(), content.size()));
+  RETURN_IF_ERROR(part.file->sync());
+  const std::string target = folder_ + "/" + name;
+  const bool done = replace ? ::rename(part.temporary.c_str(), target.c_str()) == 0
+                            : ::link(part.temporary.c_str(), target.c_str()) == 0;
+  const int why = errno;
+  if (!replace || !done) ::unlink(part.temporary.c_str());
+  if (done || (!replace && why == EEXIST)) return fine();
+  errno = why;
+  return failed("cannot write " + printable(target) + ": " + reason());
+}
+
+Status SharedDirectory::complete(uint64_t number, const std::string& said) {
+  for (const NewPart& part : files_) RETURN_IF_ERROR(part.file->sync());
+  pool_->close_all();
+  while (!files_.empty()) {
+    const NewPart& part = files_.back();
+    if (::rename(part.temporary.c_str(), (checkpoint_ + "/" + part.name).c_str()) != 0) {
+      // The same part has run twice, and the other run was faster.
+      const std::string why = reason();
+      if (see_published()) return fine();
+      return failed("cannot rename " + printable(part.temporary) + ": " + why);
+    }
+    files_.pop_back();
+  }
+  RETURN_IF_ERROR(sync_folder(checkpoint_));
+  RETURN_IF_ERROR(put("part-" + std::to_string(number), said, true));
+  return sync_folder(folder_);
+}
+
+Status SharedDirectory::add(const std::string& name, const std::function<Status(Output&)>& write) {
+  std::string content;
+  Output out(&content);
+  RETURN_IF_ERROR(write(out));
+  if (published_) return fine();
+  const Status done = put("checkpoint/" + name, content, true);
+  return !done.ok() && see_published() ? fine() : done;
+}
+
+Status SharedDirectory::publish() {
+  if (!published_) {
+    const Status synced = sync_folder(checkpoint_);
+    // Never over anything: rename() itself replaces no folder that has something in it.
+    int done =
+        ::renameat2(AT_FDCWD, checkpoint_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE);
+    if (done != 0 && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP))
+      done = ::rename(checkpoint_.c_str(), path_.c_str());
+    if (done != 0) {
+      const int why = errno;
+      if (why == EEXIST || why == ENOTEMPTY)
+        return usage(printable(path_) + " came into being meanwhile; the parts lie in " +
+                     printable(folder_));
+      if (why != ENOENT || !there(path_)) {
+        errno = why;
+        return failed("cannot rename " + printable(checkpoint_) + " to " + printable(path_) + ": " +
+                      reason());
+      }
+    } else {
+      RETURN_IF_ERROR(synced);
+      RETURN_IF_ERROR(sync_folder(parent_of(path_)));
+    }
+    published_ = true;
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+  return fine();
+}
+
+}  // namespace lowbit::ckpt
