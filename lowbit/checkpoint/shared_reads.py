@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 BUFFER = 64 << 20  # bytes that a rank sends in one round, and that it receives
+OPEN = 256 << 20  # bytes of the boxes that are under way at a time, or one box
 
 
 class Box(NamedTuple):
@@ -98,34 +100,59 @@ def share(plans: Sequence[LoadPlan], nbytes: Callable[[Box], int]) -> list[Share
     shares = {rank: Share([]) for rank in ranks}
     at = dict.fromkeys(ranks, 0)  # the round that each rank fills
     sent, received = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    queues: dict[int, list[Box]] = {rank: [] for rank in ranks}
     for box in sorted(shared, key=lambda box: (-nbytes(box), box)):
-        total, who = nbytes(box), shared[box]
-        source = min(who, key=lambda rank: (load[rank], rank))
-        load[source] += total
-        others = [rank for rank in who if rank != source]
+        source = min(shared[box], key=lambda rank: (load[rank], rank))
+        load[source] += nbytes(box)
+        queues[source].append(box)
         shares[source].read.add(box)
+        for rank in shared[box]:
+            if rank != source:
+                shares[rank].received.add(box)
+    for source, piece in _turns(queues, shared, nbytes):
+        others = [rank for rank in shared[piece.box] if rank != source]
+        size = piece.end - piece.begin
+        number = max(at[rank] for rank in shared[piece.box])
+        full = at[source] == number and sent[source] + size * len(others) > BUFFER
+        if full or any(at[r] == number and received[r] + size > BUFFER for r in others):
+            number += 1
+        for rank in shared[piece.box]:
+            if at[rank] < number:
+                at[rank], sent[rank], received[rank] = number, 0, 0
+        sent[source] += size * len(others)
         for rank in others:
-            shares[rank].received.add(box)
-        step = max(1, BUFFER // len(others))
-        for begin in range(0, total, step):
-            piece = Piece(box, begin, min(begin + step, total))
-            size = piece.end - begin
-            number = max(at[rank] for rank in who)
-            full = at[source] == number and sent[source] + size * len(others) > BUFFER
-            if full or any(at[r] == number and received[r] + size > BUFFER for r in others):
-                number += 1
-            for rank in who:
-                if at[rank] < number:
-                    at[rank], sent[rank], received[rank] = number, 0, 0
-            sent[source] += size * len(others)
-            for rank in others:
-                received[rank] += size
-                _round(shares[source], number).send[rank].append(piece)
-                _round(shares[rank], number).receive[source].append(piece)
+            received[rank] += size
+            _round(shares[source], number).send[rank].append(piece)
+            _round(shares[rank], number).receive[source].append(piece)
     last = max(at.values())  # all ranks take part in every round
     for one in shares.values():
         _round(one, last)
     return [shares[rank] for rank in ranks]
+
+
+def _turns(
+    queues: dict[int, list[Box]], shared: Mapping[Box, list[int]], nbytes: Callable[[Box], int]
+) -> Iterator[tuple[int, Piece]]:
+    """Pieces with the ranks that send them, one rank after the other, so that all send in the same rounds.
+
+    A box that does not lie in its tensor as the file has it is whole in memory while it is under way, so OPEN limits these too.
+    """
+    queues = {rank: queue[::-1] for rank, queue in queues.items()}
+    while any(queues.values()):
+        turn: dict[int, Box] = {}
+        under_way = 0
+        for rank, queue in queues.items():
+            if queue and (not turn or under_way + nbytes(queue[-1]) <= OPEN):
+                under_way += nbytes(queue[-1])
+                turn[rank] = queue.pop()
+        for pieces in itertools.zip_longest(*(_pieces(box, nbytes(box), len(shared[box]) - 1) for box in turn.values())):  # fmt: skip
+            yield from ((rank, piece) for rank, piece in zip(turn, pieces, strict=True) if piece)
+
+
+def _pieces(box: Box, total: int, others: int) -> Iterator[Piece]:
+    """A box in pieces of which all others receive one in the same round."""
+    step = max(1, BUFFER // others)
+    return (Piece(box, begin, min(begin + step, total)) for begin in range(0, total, step))
 
 
 def _holders(

@@ -60,7 +60,8 @@ class Reader(Storage, StorageReader):
         path: the folder; `checkpoint_id=` of `dcp.load` replaces it.
         thread_count: threads of this rank that read; 1 by default.
         verify: False reads the bytes that are needed (short rows with what lies between), and verifies none of them; True by default.
-        share_reads: False has each rank read all that it needs by itself; True by default.
+        share_reads: False has each rank read all that it needs by itself; True by default. A planner of your own whose `finish_plan` may raise
+            on one rank wants False: the others would wait for that rank's bytes until their group's time is up.
         process_group: that `dcp.load` is given; None, as there, is the default one. Reads are shared where all of its ranks take part in the
             load, and where it moves memory of the host, as gloo does. NCCL alone does not: use `init_process_group("cpu:gloo,cuda:nccl")`.
 

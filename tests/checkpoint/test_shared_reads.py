@@ -48,6 +48,14 @@ def test_buffers_are_bounded_and_reads_are_dealt_out_evenly():
         assert max(read) <= max(1_000_003, 1.2 * sum(sizes) / ranks)
 
 
+@pytest.mark.parametrize("ranks", [8, 32])
+def test_all_ranks_send_in_the_same_rounds(ranks):
+    """One rank at a time would take as many rounds as there are ranks and more: some 30 times these."""
+    sizes, buffer = [320_000] * 64, 640_000
+    _, _, (rounds,) = worker.largest_buffers(ranks, sizes, buffer)
+    assert rounds <= 1.3 * sum(sizes) / buffer + 2
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "shared"),
     [
