@@ -5,9 +5,10 @@
     python -m bench.drift --only exp_avg     # one state; --again repeats what is saved
     python -m bench.drift --page             # the page alone
 
-The state of one tensor goes through the optimizers' own CPU step with lr = 0, so that nothing else changes. Element i's
-gradient is s_i (MEAN sign_i + z): z is normal, and new in each step; s_i is log-normal, so that a block's magnitudes
-differ as layers' do. All formats see the same gradients. After each of STEPS, averaged over the last tenth of the steps,
+The state of one tensor goes through the optimizers' own CPU step with lr = 0, so that nothing else changes: 512 elements,
+or 256 rows of 256 where scales are of rows and columns. Element i's gradient is s_i (MEAN sign_i + z): z is normal, and
+new in each step; s_i is log-normal, so that a block's magnitudes differ as layers' do. All formats see the same
+gradients. After each of STEPS, averaged over the last tenth of the steps,
 
     bias    of a mean: sum(sign q / s) / sum(sign f / s) - 1; of a second moment: sum(sqrt(q) / s) / sum(sqrt(f) / s) - 1
     error   of a mean: the root mean square of (q - f) / s by that of f / s
@@ -24,7 +25,7 @@ import json
 import pathlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +38,10 @@ from lowbit.state.quantize import dequantize_slot
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "drift.json"
 SHAPE = (2, 256)
+SQUARE = (
+    256,
+    256,
+)  # where scales are of rows and columns: those of two rows fit each element too well
 MEAN, SPREAD = 0.3, 1.0  # of gradients, in their standard deviations; and of log s
 WINDOW = 20  # snapshots in the last tenth before each of STEPS
 LION = (0.9, 0.99)
@@ -87,24 +92,29 @@ def of_presets(signed: bool) -> list[str]:
     return [name for name in specs(signed) if name in {label(spec) for spec in said}]
 
 
+def shape_of(name: str) -> tuple[int, int]:
+    """Of the tensor on which a format is simulated."""
+    return SHAPE if name.count(" ") == 1 else SQUARE
+
+
 def simulate(
-    state: str, steps: tuple[int, ...], formats: Iterable[str] | None = None, seed: int = 0
+    state: str, steps: tuple[int, ...], formats: Sequence[str], seed: int = 0
 ) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
-    """The numbers of formats of a state, all by default, after each of `steps`. They do not depend on which others there are."""
+    """The numbers of formats of a state with tensors of one shape after each of `steps`. They do not depend on which others there are."""
     slot, make, signed, spread = STATES[state]
-    names = {"float32": lowbit.scaled("float32"), **specs(signed)}
-    if formats is not None:
-        names = {name: names[name] for name in ("float32", *formats)}
+    every = {"float32": lowbit.scaled("float32"), **specs(signed)}
+    names = {name: every[name] for name in ("float32", *formats)}
+    (shape,) = {shape_of(name) for name in formats}
     # A format's random bits come from its name.
-    named = [(name, torch.nn.Parameter(torch.zeros(SHAPE))) for name in names]
+    named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name in names]
     overrides = {name: {"state_format": {slot: spec}} for name, spec in names.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of formats that lose a mean, which is what is measured
         opt = make(named, min_numel=0, overrides=overrides)
     draw = torch.Generator().manual_seed(seed)
-    s = (spread * torch.randn(SHAPE, generator=draw)).exp() * 1e-3
-    sign = torch.randn(SHAPE, generator=draw).sign()
-    grad = torch.empty(SHAPE)
+    s = (spread * torch.randn(shape, generator=draw)).exp() * 1e-3
+    sign = torch.randn(shape, generator=draw).sign()
+    grad = torch.empty(shape)
     for _, p in named:
         p.grad = grad
     layouts = [(p, opt._layouts[p]) for _, p in named]
@@ -134,7 +144,7 @@ def simulate(
     looks = {n: {n - n // 10 * k // WINDOW for k in range(WINDOW)} for n in steps}
     kept: dict[str, list[torch.Tensor]] = {}
     for step in range(1, max(steps) + 1):
-        torch.randn(SHAPE, generator=draw, out=grad)
+        torch.randn(shape, generator=draw, out=grad)
         grad.add_(sign, alpha=MEAN).mul_(s)
         before = values() if state == "lion" and any(step in at for at in looks.values()) else None
         opt.step()
@@ -159,9 +169,12 @@ def simulate(
 def missing(results: dict[str, Any], state: str, quick: bool) -> Iterator[tuple[list[str], tuple[int, ...]]]:  # fmt: skip
     """Formats and steps that results lack: first presets' formats, then the others up to 10,000 steps, then to the end."""
     signed, done = STATES[state].signed, results.get(state, {})
-    some = of_presets(signed)
-    rest = [name for name in specs(signed) if name not in some]
-    passes = [(some, STEPS), (rest, STEPS[:-1])] + ([] if quick else [(rest, STEPS[-1:])])
+    large = [name for name in specs(signed) if shape_of(name) == SQUARE]
+    some = [name for name in of_presets(signed) if name not in large]
+    rest = [name for name in specs(signed) if name not in (*some, *large)]
+    passes = [(some, STEPS), (rest, STEPS[:-1]), (large, STEPS[:-1])]
+    if not quick:
+        passes += [(rest, STEPS[-1:]), (large, STEPS[-1:])]
     for formats, steps in passes:
         lacks = {n: [name for name in formats if name not in done.get(str(n), {})] for n in steps}
         lacking = [name for name in formats if any(name in each for each in lacks.values())]

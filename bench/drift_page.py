@@ -46,7 +46,9 @@ def of_preset(results: Results, preset: dict[str, Any]) -> list[float | None]:
 
 def verdict(found: list[float | None]) -> str:
     """What the page says of a preset with these biases."""
-    alike, unlike, first = (1e9 if x is None else x for x in found)
+    if None in found:
+        return "not measured yet"
+    alike, unlike, first = (x or 0.0 for x in found)
     if alike > TOLERATED or first > TOLERATED_FIRST:
         return "warned about"
     return "recommended" if max(alike, unlike, first) <= RECOMMENDED else "tolerated"
@@ -88,7 +90,8 @@ def page(results: Results) -> str:
         "# Drift",
         "",
         "How far stored state moves away from float32's under the same stationary gradients. `python -m bench.drift` simulates",
-        "one tensor of 512 elements with the CPU's own step, continues where it stopped, and writes this page.",
+        "one tensor of 512 elements with the CPU's own step, continues where it stopped, and writes this page. Formats with scales",
+        "of rows and columns have one of 256 rows of 256, since a row and a column of a few elements fit each of them too well.",
         "",
         "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of *unlike* magnitudes log s has a standard",
         "deviation of 1, so a block of 256 covers some five binary orders each way; of *like* ones s is the same everywhere.",
@@ -101,7 +104,8 @@ def page(results: Results) -> str:
         "",
         "## Presets",
         "",
-        "The largest bias after 1,000, 10,000 and 100,000 steps; the first moment is one of unlike magnitudes. A preset is",
+        "The largest bias after 1,000, 10,000 and 100,000 steps, where they were measured; the first moment is one of unlike",
+        "magnitudes. A preset is",
         "",
         f"* **recommended** if all three are at most {percent(RECOMMENDED)};",
         f"* **warned about** if like magnitudes are off by more than {percent(TOLERATED)}, or the first moment by more than {percent(TOLERATED_FIRST)};",
