@@ -273,16 +273,17 @@ class SteppingOptimizer(StatefulOptimizer):
         if torch.compiler.is_compiling():
             return step_group.plan()
         streams = [stream for _, stream in step_group.rows]
-        versions = [stream._version for stream in streams]
+        # A version does not tell of a write by `.data`; to read a number elsewhere would wait for the GPU.
+        marks = [int(stream) if stream.is_cpu else stream._version for stream in streams]
         where = (where, id(streams[0]))  # parameters may also be stepped one by one
         kept = self._plans.get(where)
-        same = kept is not None and kept[1] == versions and len(kept[0]) == len(streams)
+        same = kept is not None and kept[1] == marks and len(kept[0]) == len(streams)
         if (
             kept is None
             or not same
             or any(a is not b for a, b in zip(kept[0], streams, strict=True))
         ):
-            kept = self._plans[where] = (streams, versions, step_group.plan())
+            kept = self._plans[where] = (streams, marks, step_group.plan())
         return kept[2]
 
     def _create_late_state(self) -> bool:
