@@ -151,6 +151,8 @@ class SteppingOptimizer(StatefulOptimizer):
         except BaseException:
             self._forget_step()  # it has taken the gradients
             raise
+        finally:
+            cache.release()
         return True
 
     def _forget_step(self) -> None:
