@@ -14,6 +14,7 @@ from torch import Tensor
 from lowbit import ops
 from lowbit.step import objects
 from lowbit.step.group import StepGroup
+from lowbit.step.versions import versioned
 
 _version = operator.attrgetter("_version")
 
@@ -52,6 +53,7 @@ class StepCache:
                 streams = []
             self.ids.append(step_group.prepare(streams))
         self.versions = list(map(_version, self.streams))
+        self.written = versioned(chain.from_iterable(each.members for each in step_groups))
 
     @staticmethod
     def serves(params: Sequence[Any], step_groups: Sequence[StepGroup]) -> bool:

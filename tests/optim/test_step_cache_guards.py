@@ -1,4 +1,4 @@
-"""What a repeated step refuses, holds and checks: its memory, its table and its numbers."""
+"""What a repeated step refuses, holds and checks: its memory, its table, its numbers, and the versions that autograd compares."""
 
 import gc
 import weakref
@@ -137,6 +137,26 @@ def test_a_torch_with_another_capsule_has_no_table():
     other = type("Tensor", (), {"__dlpack_c_exchange_api__": object()})
     assert objects.compiled.open(other) is False
     assert objects.compiled.open(torch.Tensor) is True
+
+
+OVERWRITE = {
+    "AdamW": lowbit.AdamW,
+    "Muon": lambda ps: lowbit.Muon(ps, lr=1e-3),
+    "APOLLO": lambda ps: lowbit.APOLLO(ps, rank=4),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITE)
+def test_backward_after_a_step_that_overwrote_its_weights_is_refused(name):
+    first, second = (torch.nn.Parameter(torch.randn(64, 64)) for _ in range(2))
+    opt = OVERWRITE[name]([first, second])
+    for _ in range(3):  # looks, repeats
+        y = (torch.ones(2, 64) @ first @ second).sum()
+        y.backward(retain_graph=True)
+        opt.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+        opt.zero_grad()
 
 
 def test_inference_tensors_step():
