@@ -9,6 +9,7 @@ namespace lowbit {
 struct TensorPair {
   const void *param, *grad;  // addresses of the values
   int64_t numel;             // of both
+  uint64_t shape;            // the parameter's, as a hash
   // What else must not change. Types are DLPack's code, bits and lanes; devices are DLPack's too.
   uint32_t param_type, grad_type;
   int32_t device_type, device;

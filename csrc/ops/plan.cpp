@@ -265,8 +265,14 @@ void bind_table(Plan& plan, const Tensor& table) {
                   kOp, ": the table of addresses must be an int64 CPU tensor [", plan.jobs.size(),
                   ", ", kPairColumns, "]");
   const auto* const rows = reinterpret_cast<const TensorPair*>(table.const_data_ptr<int64_t>());
-  for (size_t i = 0; i < plan.jobs.size(); ++i)
+  for (size_t i = 0; i < plan.jobs.size(); ++i) {
+    const int64_t numel = here(plan.jobs[i]);
+    STD_TORCH_CHECK(rows[i].numel == numel, kOp, ": row ", i, " of the table of addresses is of ",
+                    rows[i].numel, " elements, and its parameter has ", numel);
+    STD_TORCH_CHECK(numel == 0 || (rows[i].param != nullptr && rows[i].grad != nullptr), kOp,
+                    ": row ", i, " of the table of addresses has no address");
     set_pair(plan, i, const_cast<void*>(rows[i].param), rows[i].grad, plan.jobs[i].grad_format);
+  }
 }
 
 bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {

@@ -53,6 +53,8 @@ void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads);
 bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad);
 /// Gives the jobs the addresses that the rows of a table have: parameters and gradients that have
 /// not changed but for where they are.
+///
+/// Raises: a row of another length than its job, or without an address.
 void bind_table(Plan& plan, const Tensor& table);
 
 /// Raises where the rule takes another number of hyperparameters.

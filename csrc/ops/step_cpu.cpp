@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "catalog/coefficients.h"
@@ -170,7 +171,7 @@ void begin_phase(const Plan& plan, std::vector<Job>& jobs, const StepCall& call,
   const RuleInfo rule = rule_info(plan.rule);
   const int phase = static_cast<int>(call.phase), rounds = std::min(phase, rule.rounds);
   unsigned char coef[sizeof(Job::coef)];
-  int64_t last = -1;
+  std::optional<int64_t> last;  // the step of which coef is; any number may be one
   for (size_t i = 0; i < jobs.size(); ++i) {
     Job& job = jobs[i];
     float& step = *plan.steps[i];

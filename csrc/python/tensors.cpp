@@ -17,6 +17,7 @@ namespace {
 
 int (*dl_tensor)(void* object, DLTensor* out) = nullptr;  // torch's
 PyObject* tensor_class = nullptr;                         // torch.Tensor, kept for good
+PyObject* is_neg = nullptr;                               // torch.Tensor.is_neg, kept for good
 PyObject *grad_name = nullptr, *cdata_name = nullptr;
 
 /// open(torch.Tensor) -> whether its torch has DLPack's C interface. Called before all others.
@@ -28,14 +29,18 @@ PyObject* open(PyObject*, PyObject* type) {
   }
   const auto* api =
       static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  Py_DECREF(capsule);  // the class has it
-  if (api == nullptr) return nullptr;
+  Py_DECREF(capsule);    // the class has it
+  if (api == nullptr) {  // a capsule of another kind
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+  }
   if (api->header.version.major != DLPACK_MAJOR_VERSION ||
       api->dltensor_from_py_object_no_sync == nullptr)
     Py_RETURN_FALSE;
   grad_name = PyUnicode_InternFromString("grad");
   cdata_name = PyUnicode_InternFromString("_cdata");
-  if (grad_name == nullptr || cdata_name == nullptr) return nullptr;
+  is_neg = PyObject_GetAttrString(type, "is_neg");
+  if (grad_name == nullptr || cdata_name == nullptr || is_neg == nullptr) return nullptr;
   dl_tensor = api->dltensor_from_py_object_no_sync;
   tensor_class = Py_NewRef(type);
   Py_RETURN_TRUE;
@@ -54,6 +59,13 @@ bool contiguous(const DLTensor& t) {
   }
   return true;
 }
+/// A hash of the shape (FNV-1a over whole words).
+uint64_t shape_of(const DLTensor& t) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (int d = 0; d < t.ndim; ++d)
+    hash = (hash ^ static_cast<uint64_t>(t.shape[d])) * 0x100000001b3;
+  return hash;
+}
 uint32_t type_of(const DLTensor& t) {
   uint32_t type = 0;
   static_assert(sizeof(t.dtype) == sizeof(type));
@@ -62,22 +74,35 @@ uint32_t type_of(const DLTensor& t) {
 }
 const void* address(const DLTensor& t) { return static_cast<char*>(t.data) + t.byte_offset; }
 
-/// What torch says of a tensor. Returns false where it cannot say it, as of a sparse tensor.
+/// What torch says of a tensor. Returns false where it cannot say it, as of a sparse tensor, or where
+/// the values are in no memory, as torch's lazy zeros are.
 bool look(PyObject* object, DLTensor& t) {
-  if (dl_tensor(object, &t) == 0) return true;
+  if (dl_tensor(object, &t) == 0) return t.data != nullptr || numel(t) == 0;
   PyErr_Clear();
   return false;
 }
 
-/// A table's rows, the parameters that they are of, and their gradients or None.
+/// Whether memory holds a tensor's values as they are. Torch can negate lazily, by a bit of the tensor
+/// of which its C interface says nothing.
+bool literal(PyObject* tensor) {
+  PyObject* const negated = PyObject_CallFunctionObjArgs(is_neg, tensor, nullptr);
+  Py_XDECREF(negated);  // a bool, of which there are two
+  PyErr_Clear();
+  return negated == Py_False;
+}
+
+/// A table's rows, the parameters that they are of, their gradients or None, and the list that is to
+/// hold the gradients, if any.
 struct Table {
-  PyObject *params, *grads;
+  PyObject *params, *grads, *held;
   TensorPair* rows;
   Py_ssize_t size;
   bool parse(PyObject* given) {
     PyObject* tensor;
     DLTensor t;
-    if (!PyArg_ParseTuple(given, "O!OO", &PyList_Type, &params, &grads, &tensor)) return false;
+    if (!PyArg_ParseTuple(given, "O!OO|O!", &PyList_Type, &params, &grads, &tensor, &PyList_Type,
+                          &held))
+      return false;
     size = PyList_Size(params);
     if (grads != Py_None && (!PyList_Check(grads) || PyList_Size(grads) != size)) {
       PyErr_SetString(PyExc_ValueError, "grads must be None or a list as long as params");
@@ -192,9 +217,11 @@ PyObject* same(PyObject*, PyObject* given) {
 /// Writes the row of a parameter, or returns false if a row cannot describe it and its gradient.
 bool record(PyObject* param, PyObject* grad, TensorPair& row) {
   DLTensor p, g;
-  if (!look(param, p) || !look(grad, g) || !contiguous(p) || !contiguous(g)) return false;
+  if (!look(param, p) || !look(grad, g) || !contiguous(p) || !contiguous(g) || !literal(param) ||
+      !literal(grad))
+    return false;
   row = {};
-  row.param = address(p), row.grad = address(g), row.numel = numel(p);
+  row.param = address(p), row.grad = address(g), row.numel = numel(p), row.shape = shape_of(p);
   row.param_type = type_of(p), row.grad_type = type_of(g);
   row.device_type = p.device.device_type, row.device = p.device.device_id;
   row.kind = Py_TYPE(param);
@@ -212,9 +239,11 @@ bool take(PyObject* param, PyObject* grad, TensorPair& row) {
   };
   if (!look(grad, t) || !fits(row.grad_type)) return false;
   const void* const at = address(t);
-  if (!look(param, t) || !fits(row.param_type)) return false;
+  if (!look(param, t) || !fits(row.param_type) || shape_of(t) != row.shape) return false;
+  // To ask takes some 80 ns. A parameter is asked again only where it was given other memory.
+  const bool good = literal(grad) && (row.param == address(t) || literal(param));
   row.param = address(t), row.grad = at;
-  return true;
+  return good;
 }
 
 /// For each parameter and its gradient row(param, grad, row), which says whether to go on, if
@@ -234,7 +263,9 @@ PyObject* each(PyObject* given, Known&& known, Row&& row) {
     PyObject* const grad = plain_gradient(table, i);
     if (grad == nullptr && PyErr_Occurred() != nullptr) return nullptr;
     const bool good = grad != nullptr && row(param, grad, table.rows[i]);
+    const bool lost = good && table.held != nullptr && PyList_Append(table.held, grad) != 0;
     Py_XDECREF(grad);
+    if (lost) return nullptr;
     if (!good) Py_RETURN_FALSE;
   }
   Py_RETURN_TRUE;
@@ -246,8 +277,10 @@ PyObject* record_all(PyObject*, PyObject* given) {
   return each(given, [](PyObject*, const TensorPair&) { return true; }, record);
 }
 
-/// take(params, grads, table) -> whether the parameters and their gradients are as the table has them but
-/// for where they are, which it then has. If not, some rows have it and some have not.
+/// take(params, grads, table, held) -> whether the parameters and their gradients are as the table has
+/// them but for where they are, which it then has. If not, some rows have it and some have not. The list
+/// `held` gets the gradients: the table has addresses alone, and a parameter may lose its gradient in
+/// another thread while a step reads it.
 PyObject* take_all(PyObject*, PyObject* given) {
   const auto known = [](PyObject* param, const TensorPair& row) {
     return Py_TYPE(param) == row.kind;
@@ -261,7 +294,7 @@ PyMethodDef functions[] = {
     {"record", record_all, METH_VARARGS,
      "record(params, grads, table) -> whether it describes them"},
     {"take", take_all, METH_VARARGS,
-     "take(params, grads, table) -> whether it still describes them"},
+     "take(params, grads, table, held) -> whether it still describes them"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT,

@@ -15,6 +15,7 @@ from lowbit import sharding
 from lowbit.gradients import hooks as places
 from lowbit.gradients.clip import Sums, divisor_for
 from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.step.versions import raise_versions, versioned
 
 
 def step_in_backward(
@@ -164,6 +165,7 @@ class InBackward:
             if self.scaler is not None:
                 found = self._look(p, found)
         self.opt._update([(self._groups[p], p) for p in params], self._scale(), found)
+        raise_versions(versioned(params))
         self.opt._stepped_early = True
         for p in params:
             p.grad = None

@@ -13,12 +13,12 @@ from lowbit import sharding
 from lowbit.config import arguments, muon
 from lowbit.config.muon import MuonOptions
 from lowbit.optim.matrices import MatrixOptimizer
-from lowbit.optim.stepping import on_device
 from lowbit.state import muon_layout
 from lowbit.state.layout import Layout
 from lowbit.state.muon_layout import MuonLayout
 from lowbit.step.group import StepGroup
 from lowbit.step.muon import Matrix, run, way
+from lowbit.step.numbers import on_device
 
 
 class OrthogonalOptimizer(MatrixOptimizer):

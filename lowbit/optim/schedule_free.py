@@ -16,6 +16,7 @@ from lowbit.config.arguments import Options
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.weights import mix
 from lowbit.step.group import StepGroup
+from lowbit.step.versions import raise_versions, versioned
 
 
 class ScheduleFreeAdamW(LowbitOptimizer):
@@ -120,6 +121,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
             beta1 = float(group["betas"][0])
             slot = next(slot for slot in lay.slots if slot.name == "z")
             mix(p, lay, state, slot, 1.0 - beta1 if train else 1.0 - 1.0 / beta1)
+            raise_versions(versioned([p]))
         for group in moving:
             group["train_mode"] = train
 

@@ -16,8 +16,10 @@ from lowbit.step.cache import StepCache
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
 from lowbit.step.mistakes import no_values, warn_idle
+from lowbit.step.numbers import lr_beside, on_device
 from lowbit.step.phases import run_phases
 from lowbit.step.presence import Presence
+from lowbit.step.versions import raise_versions, versioned
 
 
 class SteppingOptimizer(StatefulOptimizer):
@@ -112,6 +114,8 @@ class SteppingOptimizer(StatefulOptimizer):
             self._check_idle()
         step_groups = self._update(with_grad, scale, found_inf)
         compiling = torch.compiler.is_compiling()
+        if not compiling:
+            raise_versions(versioned(p for _, p in with_grad))
         if shown is None and not compiling and StepCache.serves(with_grad, step_groups):
             self._step_cache = StepCache(self.param_groups, self.state, step_groups)
 
@@ -148,9 +152,12 @@ class SteppingOptimizer(StatefulOptimizer):
                 return False
             cache.bind(lambda step_group: self._options(step_group, grad_scale, found_inf))
             run_phases(cache.step_groups)
+            raise_versions(cache.written)
         except BaseException:
             self._forget_step()  # it has taken the gradients
             raise
+        finally:
+            cache.release()
         return True
 
     def _forget_step(self) -> None:
@@ -273,16 +280,17 @@ class SteppingOptimizer(StatefulOptimizer):
         if torch.compiler.is_compiling():
             return step_group.plan()
         streams = [stream for _, stream in step_group.rows]
-        versions = [stream._version for stream in streams]
+        # A version does not tell of a write by `.data`; to read a number elsewhere would wait for the GPU.
+        marks = [int(stream) if stream.is_cpu else stream._version for stream in streams]
         where = (where, id(streams[0]))  # parameters may also be stepped one by one
         kept = self._plans.get(where)
-        same = kept is not None and kept[1] == versions and len(kept[0]) == len(streams)
+        same = kept is not None and kept[1] == marks and len(kept[0]) == len(streams)
         if (
             kept is None
             or not same
             or any(a is not b for a, b in zip(kept[0], streams, strict=True))
         ):
-            kept = self._plans[where] = (streams, versions, step_group.plan())
+            kept = self._plans[where] = (streams, marks, step_group.plan())
         return kept[2]
 
     def _create_late_state(self) -> bool:
@@ -322,29 +330,3 @@ class SteppingOptimizer(StatefulOptimizer):
         for group in groups:
             sharding.reduce_over([(some, group, "max")])
         return not bool(some)
-
-
-def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
-    """The learning rate in the operator's form: on the CPU, or moved from another GPU to the parameters' own."""
-    return lr.to(device) if lr.device.type == device.type else lr
-
-
-def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
-    """The local part of a one-element tensor, on the device.
-
-    A CPU number is filled in on the device, since a copy would wait for it.
-
-    Raises:
-        RuntimeError: a CUDA graph is being captured; all its replays would use the CPU number of now.
-    """
-    if number is None:
-        return None
-    number = sharding.local(number)
-    if number.device.type == "cpu" != device.type and not torch.compiler.is_compiling():
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"a step that a CUDA graph captures got a number on the CPU ({float(number)}), which every replay would use again; pass a tensor "
-                f"on {device}"
-            )
-        return torch.full((), float(number), dtype=number.dtype, device=device)
-    return number.to(device)

@@ -12,11 +12,11 @@ from torch import Tensor
 from lowbit import sharding
 from lowbit.config import arguments
 from lowbit.optim.matrices import MatrixOptimizer
-from lowbit.optim.stepping import on_device
 from lowbit.state import lowrank_layout
 from lowbit.state.layout import Layout
 from lowbit.step import lowrank, lowrank_cuda
 from lowbit.step.group import StepGroup
+from lowbit.step.numbers import on_device
 
 
 class SubspaceOptimizer(MatrixOptimizer):

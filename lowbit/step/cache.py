@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lowbit import ops
 from lowbit.step import objects
 from lowbit.step.group import StepGroup
+from lowbit.step.versions import versioned
 
 _version = operator.attrgetter("_version")
 
@@ -42,7 +44,8 @@ class StepCache:
         self.gradients = list(map(objects.Gradients, step_groups))
         # Of streams elsewhere, Python compares versions instead of values.
         self.streams: list[Tensor] = []
-        self.ids = []
+        self.ids: list[int] = []
+        self._finalizer = weakref.finalize(self, _discard, self.ids)
         for step_group in step_groups:
             streams = [stream for _, stream in step_group.rows]
             if not all(stream.is_cpu for stream in streams):
@@ -50,7 +53,7 @@ class StepCache:
                 streams = []
             self.ids.append(step_group.prepare(streams))
         self.versions = list(map(_version, self.streams))
-        self._finalizer = weakref.finalize(self, _discard, self.ids)
+        self.written = versioned(chain.from_iterable(each.members for each in step_groups))
 
     @staticmethod
     def serves(params: Sequence[Any], step_groups: Sequence[StepGroup]) -> bool:
@@ -58,7 +61,11 @@ class StepCache:
         return sum(len(step_group.members) for step_group in step_groups) == len(
             params
         ) and not any(
-            step_group.copies or step_group.flat_shards or step_group.strided
+            step_group.copies
+            or step_group.flat_shards
+            or step_group.strided
+            or any(map(Tensor.is_neg, step_group.params))
+            or not all(_watchable(stream) for _, stream in step_group.rows)
             for step_group in step_groups
         )
 
@@ -85,6 +92,11 @@ class StepCache:
             hyper, keywords = options(step_group)
             step_group.bind_prepared(number, hyper, **keywords)
 
+    def release(self) -> None:
+        """Lets go of the gradients that `take` got, after the step."""
+        for gradients in self.gradients:
+            gradients.release()
+
     def discard(self) -> None:
         """Releases the tensors."""
         self._finalizer()
@@ -93,6 +105,11 @@ class StepCache:
 def _discard(ids: Iterable[int]) -> None:
     for number in ids:
         ops.step_discard(number)
+
+
+def _watchable(stream: Tensor) -> bool:
+    """Whether a repeated step can see that a stream changes: by its value on the CPU, by its version elsewhere."""
+    return not stream.is_cpu or (stream.dtype == torch.int64 and stream.numel() == 1)
 
 
 def _params_of(groups: Iterable[Mapping[str, Any]]) -> list[list[Any]]:

@@ -42,6 +42,8 @@ class Gradients:
         """Call it while the gradients are still those of the step that was prepared."""
         self._group = step_group
         self._plain = all(type(p) in _PLAIN for p in step_group.members)
+        self._shapes = [p.shape for p in step_group.params]  # a row of the table has its own
+        self._held: list[Tensor] = []  # the gradients whose addresses the table has
         self._table: Tensor | None = None
         if compiled is not None and all(type(p) in _PLAIN for p in step_group.params):
             table = torch.zeros(len(step_group.params), compiled.COLUMNS, dtype=torch.int64, device="cpu")  # fmt: skip
@@ -57,7 +59,17 @@ class Gradients:
             if grads is None:
                 return False
         if self._table is None:
-            return ops.step_take(number, group.params, grads)
-        return compiled.take(group.params, grads, self._table) and ops.step_take_table(
+            # The operator would get a copy of a parameter that torch negates lazily, and write that.
+            return (
+                [p.shape for p in group.params] == self._shapes
+                and not any(map(Tensor.is_neg, group.params))
+                and ops.step_take(number, group.params, grads)
+            )
+        self._held.clear()
+        return compiled.take(group.params, grads, self._table, self._held) and ops.step_take_table(
             number, self._table
         )
+
+    def release(self) -> None:
+        """Lets go of the gradients. They are held as long as operators run without Python's lock, since parameters may lose them then."""
+        self._held.clear()

@@ -91,6 +91,8 @@ def test_same_bits(name, compared):
         mine.step()
         other.step()
         assert mine._step_cache is not None
+        tables = [gradients._table is not None for gradients in mine._step_cache.gradients]
+        assert set(tables) == {objects.compiled is not None}
         for s in schedule:
             s.step()
     assert equal(contents(a, mine), contents(b, other))
@@ -135,6 +137,10 @@ def stream(ps, opt):
 
 def tensor_key(state):
     return next(key for key, t in state.items() if t.ndim > 0 and key != "shape")
+
+
+def stream_data(ps, opt):
+    opt.state[ps[0]]["stream"].data.fill_(77)  # which raises no version
 
 
 def state_tensor(ps, opt):
@@ -211,6 +217,11 @@ def gradient_memory(ps, opt):
     ps[0].grad.data = ps[0].grad.data * 3
 
 
+def negated_gradient(ps, opt):
+    for p in ps:
+        p.grad = torch._neg_view(p.grad)
+
+
 def hook(ps, opt):
     opt.register_step_pre_hook(
         lambda *_: [setattr(p, "grad", p.grad * 0.5) for p in ps if p.grad is not None] and None
@@ -218,7 +229,7 @@ def hook(ps, opt):
 
 
 CHANGES = [
-    weight_decay, state_memory, step_memory, swapped_parameter, replaced_parameter, gradient_memory, hook,
+    weight_decay, state_memory, step_memory, swapped_parameter, replaced_parameter, gradient_memory, negated_gradient, stream_data, hook,
     no_gradient, another_gradient_dtype, transposed_gradient, other_memory, strided_memory, stream, state_tensor, state_in_place, loaded,
     seed, maximize, zero_lr, tensor_lr,
 ]  # fmt: skip
@@ -282,7 +293,9 @@ def test_the_compiled_comparison():
     p.grad = torch.ones(4, 3)
     assert record([p], None, table) and table[0, :3].tolist() == [p.data_ptr(), p.grad.data_ptr(), 12]  # fmt: skip
     p.grad = torch.full((4, 3), 2.0)
-    assert take([p], None, table) and table[0, 1] == p.grad.data_ptr()
+    held = []
+    assert take([p], None, table, held) and table[0, 1] == p.grad.data_ptr()
+    assert len(held) == 1 and held[0] is p.grad
     assert take([p], [p.grad], table)
     others = (torch.ones(4, 3).bfloat16(), torch.ones(3, 4).t(), torch.ones(4, 3).to_sparse(), torch.ones(4, 4), None)  # fmt: skip
     for grad in others:

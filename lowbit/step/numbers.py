@@ -1,0 +1,34 @@
+"""Numbers that a step takes as tensors, in the form and on the device that operators want."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowbit import sharding
+
+
+def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
+    """The learning rate in the operator's form: on the CPU, or moved from another GPU to the parameters' own."""
+    return lr.to(device) if lr.device.type == device.type else lr
+
+
+def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
+    """The local part of a one-element tensor, on the device.
+
+    A CPU number is filled in on the device, since a copy would wait for it.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured; all its replays would use the CPU number of now.
+    """
+    if number is None:
+        return None
+    number = sharding.local(number)
+    if number.device.type == "cpu" != device.type and not torch.compiler.is_compiling():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"a step that a CUDA graph captures got a number on the CPU ({float(number)}), which every replay would use again; pass a tensor "
+                f"on {device}"
+            )
+        return torch.full((), float(number), dtype=number.dtype, device=device)
+    return number.to(device)
