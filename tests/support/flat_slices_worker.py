@@ -244,5 +244,9 @@ def refusals() -> dict[str, str]:
             FlatSlice(vector, "v", (128,), 64 * rank, 32, start=0),
             *([half(0, 32, start=32)] if rank == 0 else []),
         ),
+        "none on one rank": said(*([half(0, 64)] if rank == 0 else [])),
+        "by itself": said(FlatSlice(vector, "w", (64,), 0, 64, ranges=[(0, 64)])),
+        "too many ranges": said(half(64 * rank, 64, ranges=[(0, 64), (64, 64), (128, 0)])),
+        "other ranges": said(half(64 * rank, 64, ranges=[(64, 64), (0, 64)])),
         "on one rank alone": said(half(64 * rank, 64 + 8 * rank)),
     }
