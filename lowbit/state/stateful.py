@@ -15,7 +15,7 @@ from lowbit.config.arguments import STRUCTURE, check_group, check_params, warn_o
 from lowbit.state import layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.layout import Layout, check_stream
-from lowbit.state.parts import GroupParts
+from lowbit.state.parts import GroupParts, whole_groups
 from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
@@ -225,11 +225,12 @@ class StatefulOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's state dict, with state for every parameter, including those that replaced others."""
-        self.init_state()
-        made = super().state_dict()
-        made["param_groups"] = [
-            self._with_names(number, group) for number, group in enumerate(made["param_groups"])
-        ]
+        with whole_groups(self):  # DeepSpeed empties them between steps
+            self.init_state()
+            made = super().state_dict()
+            made["param_groups"] = [
+                self._with_names(number, group) for number, group in enumerate(made["param_groups"])
+            ]
         return made
 
     def _state_of(self, p: Any) -> dict[str, Any]:
