@@ -42,9 +42,10 @@ def bind(
         opt = lowbit.AdamW([vector])  # elements [4096 * rank, 4096 * (rank + 1)) of a weight
         lowbit.flat.bind(opt, [lowbit.flat.FlatSlice(vector, "weight", (64, 128), 4096 * rank, 4096, start=0)])
 
-    It is a collective of each slice's group, unless every slice has `ranges`. Elements of a vector that lie in no slice
-    are padding, which no step changes. A tensor of the optimizer without slices stays an ordinary parameter. A slice with
-    `start` keeps its state in a dict of states by name.
+    It is a collective of each slice's group, unless every slice has `ranges`. A rank without slices, which is an error,
+    tells it to all ranks of the default group. Elements of a vector that lie in no slice are padding, which no step
+    changes. A tensor of the optimizer without slices stays an ordinary parameter. A slice with `start` keeps its state in
+    a dict of states by name.
 
     Args:
         opt: the optimizer of the vectors.
@@ -57,13 +58,11 @@ def bind(
     Raises:
         ValueError: a slice does not fit its tensor or parameter; slices overlap; ranks differ in their parameters or
             leave out elements; a tensor is none of the optimizer's; or `export` cannot express the state.
-        RuntimeError: the optimizer was stepped before.
+        RuntimeError: the optimizer was stepped before, with the tensors unbound or bound to other elements.
     """
     if export not in (None, "fp32"):
         raise ValueError(f"export must be 'fp32' or None, not {export!r}")
     slices = list(slices)
-    if not slices:
-        raise ValueError("there are no flat slices: pass every parameter on every rank, with length=0 where a rank has none of it")  # fmt: skip
     flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}
     for flat_shard in sharding.flat_shards(slices, _foreign(opt, slices)):
         flat_shards.setdefault(flat_shard.owner, []).append(flat_shard)
@@ -82,7 +81,9 @@ def bind(
 
 
 def _foreign(opt: LowbitOptimizer, slices: list[FlatSlice]) -> str | None:
-    """What is wrong if a slice's tensor is none of the optimizer's."""
+    """What is wrong if there are no slices, or a slice's tensor is none of the optimizer's."""
+    if not slices:
+        return "a rank has no flat slices: pass every parameter on every rank, with length=0 where a rank has none of it"
     known = {id(p) for group in opt.param_groups for p in group["params"]}
     missing = [each.name for each in slices if id(each.tensor) not in known]
     return (

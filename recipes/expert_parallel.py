@@ -165,7 +165,11 @@ for step in range(begin, begin + STEPS):
         print(f"step {step}, loss {mean.item():.3f}", flush=True)
 
 weights, state = get_state_dict(model, opt)
-dcp.save({"model": weights, "optim": state, "step": torch.tensor(begin + STEPS)}, checkpoint_id=PATH)  # fmt: skip
+# A save that is killed leaves the one that this run resumed from.
+dcp.save(
+    {"model": weights, "optim": state, "step": torch.tensor(begin + STEPS)},
+    storage_writer=lowbit.checkpoint.Writer(PATH),
+)
 if rank == 0:
     print(f"step {begin + STEPS}, loss {mean.item():.3f}")
     up = model.blocks[0].mixture.experts.up

@@ -120,7 +120,8 @@ def save(part: Part, opt: torch.optim.Optimizer, step: int, path: pathlib.Path) 
     """Each rank saves what its stages have. Flat names of state know nothing of groups and stages."""
     state = get_optimizer_state_dict(part, opt, options=FLAT)
     content = {"model": get_model_state_dict(part), "optim": state, "step": torch.tensor(step)}
-    dcp.save(content, checkpoint_id=path)
+    # A save that is killed leaves the one that this run resumed from.
+    dcp.save(content, storage_writer=lowbit.checkpoint.Writer(path))
 
 
 def load(part: Part, opt: torch.optim.Optimizer, path: pathlib.Path) -> int:

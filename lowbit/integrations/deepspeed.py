@@ -43,7 +43,7 @@ def bind(engine: Any, *, export: str | None = None) -> None:
     slices = list(_slices(zero))
     if not slices:
         return
-    if refused := _refused(zero):
+    if refused := _refused(engine, zero):
         raise ValueError(f"lowbit does not serve DeepSpeed's {refused}")
     held = _groups(zero, opt)
     shown = [group["params"] for group in opt.param_groups]
@@ -105,7 +105,7 @@ def _groups(zero: Any, opt: LowbitOptimizer) -> list[list[Any]]:
     return held
 
 
-def _refused(zero: Any) -> str | None:
+def _refused(engine: Any, zero: Any) -> str | None:
     """What of ZeRO cannot be served, and what to use instead."""
     if getattr(zero, "swap_optimizer", False):
         return "NVMe offload of optimizer state, which moves the float32 state of its own optimizers: offload to the CPU, or use no offload"
@@ -115,9 +115,18 @@ def _refused(zero: Any) -> str | None:
         return "partial offload, which steps a part by an Adam of its own: set offload_optimizer.ratio to 1"
     if getattr(zero, "elastic_checkpoint", False):
         return "elastic checkpoints, which cut state like weights: set elastic_checkpoint to false, and change the number of ranks by lowbit.flat.get_state_dict"
-    if getattr(zero, "has_moe_layers", False):
+    # Only the engine knows the next two in every stage.
+    if getattr(engine, "has_moe_layers", False) or getattr(zero, "has_moe_layers", False):
         return "mixture-of-experts layers, whose experts have the same names on different ranks: use FSDP2 (fully_shard) with expert parallelism"
-    mpu = getattr(zero, "mpu", None)
-    if mpu is not None and getattr(zero, "model_parallel_world_size", 1) > 1:
+    if _tensor_parallel(getattr(engine, "mpu", None)) > 1:
         return "tensor parallelism under ZeRO, whose parts have the same names on different ranks: use FSDP2 over DTensors"
     return None
+
+
+def _tensor_parallel(mpu: Any) -> int:
+    """The ranks that share a tensor. A pipeline's stages, which an `mpu` may count as model parallel, have tensors of their own."""
+    # The newest name first.
+    for kind in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
+        if (ask := getattr(mpu, f"get_{kind}_world_size", None)) is not None:
+            return int(ask())
+    return 1

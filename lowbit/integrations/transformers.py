@@ -12,6 +12,8 @@ import lowbit
 from lowbit import sharding
 from lowbit.optim.optimizer import LowbitOptimizer
 
+CONSTANT = ("constant", "constant_with_warmup")  # Trainer's schedules that do not decay
+
 
 def optimizer(
     args: TrainingArguments, name: str = "AdamW", **options: Any
@@ -34,11 +36,17 @@ def optimizer(
         (factory, arguments), as `Trainer` takes them.
 
     Raises:
-        ValueError: lowbit has no such class.
+        ValueError: lowbit has no such class; or the schedule of `args` decays the learning rate of ScheduleFreeAdamW.
     """
     cls = getattr(lowbit, name, None)
     if not (isinstance(cls, type) and issubclass(cls, LowbitOptimizer)):
         raise ValueError(f"lowbit has no optimizer {name!r}; lowbit.AdamW is one")
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    if issubclass(cls, lowbit.ScheduleFreeAdamW) and schedule not in CONSTANT:
+        raise ValueError(
+            f"ScheduleFreeAdamW averages in place of a schedule, and lr_scheduler_type is {schedule!r}: set it to 'constant' in TrainingArguments, "
+            "with warmup_steps= of the optimizer"
+        )
     given: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     if issubclass(cls, lowbit.Adam | lowbit.ScheduleFreeAdamW):
         given |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}

@@ -16,6 +16,7 @@ from lowbit.optim.stepping import SteppingOptimizer
 from lowbit.optim.warn import warn_of_nearest, warn_of_slow_means
 from lowbit.state import choose
 from lowbit.state.load import restore
+from lowbit.state.parts import whole_groups
 
 
 class LowbitOptimizer(SteppingOptimizer):
@@ -61,7 +62,8 @@ class LowbitOptimizer(SteppingOptimizer):
             ValueError: the groups differ, names contradict positions, or a layout is unknown; the message has what to
                 do.
         """
-        restore(self, state_dict)
+        with whole_groups(self):  # DeepSpeed empties them between steps
+            restore(self, state_dict)
 
     def override_quantize_enable(self, module: torch.nn.Module, name: str, enable: bool) -> None:
         """Decides whether one parameter's state is quantized, whatever `full_precision` and `min_numel` say.
@@ -139,4 +141,5 @@ class LowbitOptimizer(SteppingOptimizer):
             UserWarning: once for an optimizer, and only of weights that are rounded to nearest without compensation: a
                 tenth of the updates is lost, or half of the weights is out of reach.
         """
-        return collect(self, probe)
+        with whole_groups(self):
+            return collect(self, probe)

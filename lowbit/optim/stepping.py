@@ -28,7 +28,6 @@ class SteppingOptimizer(StatefulOptimizer):
     _step_supports_amp_scaling = (
         True  # GradScaler passes grad_scale and found_inf instead of unscaling
     )
-    _shown: list[Any] | None = None  # of the last step by parts: the tensors that stepped
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._plans: dict[Any, tuple[list[Tensor], list[int], Tensor]] = {}

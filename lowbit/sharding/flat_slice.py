@@ -108,7 +108,8 @@ def flat_shards(slices: Sequence[FlatSlice], wrong: str | None) -> list[FlatShar
     """
     wrong = wrong or _unfit(slices)
     ranges = {id(each): each.ranges for each in slices}
-    asking: dict[Any, list[FlatSlice]] = {}
+    # A rank that has no slices, which is wrong, tells all ranks so.
+    asking: dict[Any, list[FlatSlice]] = {} if slices else {None: []}
     for each in slices:
         if each.ranges is None:
             asking.setdefault(each.group, []).append(each)
@@ -149,14 +150,17 @@ def _unfit(slices: Iterable[FlatSlice]) -> str | None:
     groups: dict[int, Any] = {}
     names: set[str] = set()
     for each in slices:
-        what, numel, held = f"flat slice {each.name!r}", math.prod(each.shape), each.tensor.numel()
+        what = f"flat slice {each.name!r}"
         if is_dtensor(each.tensor) or not isinstance(each.tensor, torch.Tensor):
             return f"{what} is of a {type(each.tensor).__name__}, which knows its placement: bind only plain tensors"
+        numel, held = math.prod(each.shape), each.tensor.numel()
         if each.name in names:
             return f"two flat slices are named {each.name!r}: give one slice for each parameter, under its full name"
         names.add(each.name)
         if min(each.offset, each.length) < 0 or each.offset + each.length > numel:
             return f"{what} has elements [{each.offset}, {each.offset + each.length}) of a parameter of shape {tuple(each.shape)}, which has {numel}"
+        if not each.tensor.is_contiguous():
+            return f"{what} lies in a tensor of strides {each.tensor.stride()}, of which it needs a view: make it contiguous"
         if each.start is None:
             if held != each.length:
                 return f"{what} has {each.length} elements and its tensor {held}; pass start= if the tensor holds more than this slice"
@@ -165,8 +169,8 @@ def _unfit(slices: Iterable[FlatSlice]) -> str | None:
             begin, end = each.start, each.start + each.length
             if begin < 0 or end > held:
                 return f"{what} lies in [{begin}, {end}) of its tensor, which has {held} elements"
-            if not each.tensor.is_contiguous():
-                return f"{what} lies in a tensor of strides {each.tensor.stride()}, of which it needs a view: make it contiguous"
+        if each.ranges is not None and (wrong := _contradicted(each, each.ranges)):
+            return f"{what} {wrong}"
         if groups.setdefault(id(each.tensor), each.group) is not each.group:
             return f"{what} has another process group than its tensor's other slices: keep them in tensors of their own"
         inside.setdefault(id(each.tensor), []).append((begin, end, each.name))
@@ -175,6 +179,19 @@ def _unfit(slices: Iterable[FlatSlice]) -> str | None:
         for (_, end, name), (begin, _, other) in itertools.pairwise(several):
             if begin < end:
                 return f"flat slices {name!r} and {other!r} overlap in their tensor: the first ends at {end}, the second begins at {begin}"
+    return None
+
+
+def _contradicted(each: FlatSlice, ranges: Sequence[Range]) -> str | None:
+    """What is wrong with ranges that the caller gave; None if nothing is."""
+    import torch.distributed as dist
+
+    group = dist.is_initialized() and len(ranges) != 1  # one range: by itself, whatever the group
+    ranks, rank = (dist.get_world_size(each.group), dist.get_rank(each.group)) if group else (1, 0)
+    if len(ranges) != ranks:
+        return f"has ranges of {len(ranges)} ranks, and its group has {ranks}: give one for each, or None to let ranks ask each other"
+    if tuple(ranges[rank]) != (each.offset, each.length):
+        return f"has offset and length {(each.offset, each.length)}, and its ranges say {tuple(ranges[rank])} of this rank ({rank})"
     return None
 
 

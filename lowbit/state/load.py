@@ -41,6 +41,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         key = key_of[p.owner if flat_shard else p]
         value = state_dict["state"].get(key, {})
         if flat_shard and not p.alone:
+            _check_names(key, value, [q.name for q in opt._flat_shards[p.owner]])
             value = value.get(p.name, {})
         if value:
             in_place = is_lazy(value) or holds(value, opt._state_of(p))
@@ -92,6 +93,15 @@ def _check_keys(state_dict: Mapping[str, Any]) -> None:
     raise ValueError(
         f"this is no state dict of an optimizer: {holds}. Save optimizer.state_dict() and load what was saved"
     )
+
+
+def _check_names(key: Any, value: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raises ValueError if the saved state of a vector is of parameters that this one holds nothing of."""
+    if lost := [name for name in value if name not in names]:
+        raise ValueError(
+            f"the vector {key!r} was cut otherwise: its saved state has {_some(lost)}, and the vector here holds {_some(names)}. Save with "
+            "lowbit.flat.get_state_dict and load with lowbit.flat.set_state_dict, which go by the whole parameters"
+        )
 
 
 def _is_state_dict(value: Any) -> bool:

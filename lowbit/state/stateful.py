@@ -13,8 +13,9 @@ from lowbit import sharding
 from lowbit.config import overrides
 from lowbit.config.arguments import STRUCTURE, check_group, check_params, warn_of_typos
 from lowbit.state import layout, memory
+from lowbit.state.cut_anew import cut_anew
 from lowbit.state.layout import Layout, check_stream
-from lowbit.state.parts import GroupParts
+from lowbit.state.parts import GroupParts, whole_groups
 from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
@@ -41,6 +42,7 @@ class StatefulOptimizer(Optimizer):
         self._layouts: dict[Any, Layout] = {}
         self._flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # lowbit.flat.bind
         self._parts: GroupParts | None = None  # if something steps parts of the groups
+        self._shown: list[Any] | None = None  # of the last step by parts: the tensors that stepped
         self._numbered_groups: list[
             list[str]
         ] = []  # names as another program groups and numbers them
@@ -97,6 +99,7 @@ class StatefulOptimizer(Optimizer):
         self.__dict__.setdefault("_flat_shards", {})
         if self.__dict__.setdefault("_parts", None) is not None:
             self._parts = GroupParts(self)
+        self.__dict__.setdefault("_shown", None)
         self.__dict__.setdefault("_numbered_groups", [])
         self.__dict__.setdefault("_part_names", {})
         self.__dict__.setdefault("_warned", {"nearest"})  # the original of a copy has said it
@@ -222,11 +225,12 @@ class StatefulOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's state dict, with state for every parameter, including those that replaced others."""
-        self.init_state()
-        made = super().state_dict()
-        made["param_groups"] = [
-            self._with_names(number, group) for number, group in enumerate(made["param_groups"])
-        ]
+        with whole_groups(self):  # DeepSpeed empties them between steps
+            self.init_state()
+            made = super().state_dict()
+            made["param_groups"] = [
+                self._with_names(number, group) for number, group in enumerate(made["param_groups"])
+            ]
         return made
 
     def _state_of(self, p: Any) -> dict[str, Any]:
@@ -274,16 +278,10 @@ class StatefulOptimizer(Optimizer):
     def _bind_flat_shards(
         self, flat_shards: dict[Tensor, list[sharding.FlatShard]], by_parts: bool = False
     ) -> None:
-        """Binds flat shards to the original parameters; drops state with another layout."""
-        late = [p for p in flat_shards if p not in self._flat_shards]
-        for p in late:
-            if float(self.state.get(p, {}).get("step", 0.0)) > 0:
-                raise RuntimeError(
-                    f"{sum(len(flat_shards[p]) for p in late)} parameters became flat shards after the optimizer had been stepped, and its state cannot "
-                    "follow; wrap the model first, then load the checkpoint"
-                )
-        for p in late:
+        """Binds flat shards to the original parameters; drops state with another layout, which no step has made yet."""
+        for p in cut_anew(self, flat_shards):
             self.state.pop(p, None)
+        self._shown = None
         self._flat_shards = flat_shards
         self._parts = GroupParts(self) if by_parts else None
         self._lay_out_again()

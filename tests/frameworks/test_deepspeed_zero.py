@@ -77,7 +77,6 @@ def test_without_partitions_there_is_nothing_to_do():
         ({"backup_optimizer": object()}, "partial offload.*ratio to 1"),
         ({"elastic_checkpoint": True}, "elastic checkpoints.*lowbit.flat.get_state_dict"),
         ({"has_moe_layers": True}, "mixture-of-experts.*FSDP2"),
-        ({"mpu": object(), "model_parallel_world_size": 2}, "tensor parallelism under ZeRO"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_refused_when_it_is_bound(what, message, monkeypatch):
@@ -86,3 +85,31 @@ def test_what_cannot_be_served_is_refused_when_it_is_bound(what, message, monkey
     monkeypatch.setattr(integration, "_slices", lambda _: [object()])
     with pytest.raises(ValueError, match=f"does not serve DeepSpeed's {message}"):
         integration.bind(SimpleNamespace(optimizer=zero))
+
+
+def ranks_by(**sizes: int) -> SimpleNamespace:
+    """An `mpu` that counts ranks under these names."""
+    return SimpleNamespace(**{f"get_{k}_world_size": lambda n=n: n for k, n in sizes.items()})
+
+
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        ({"has_moe_layers": True}, "mixture-of-experts.*FSDP2"),
+        ({"mpu": ranks_by(tensor_model_parallel=2)}, "tensor parallelism under ZeRO"),
+        ({"mpu": ranks_by(slice_parallel=2)}, "tensor parallelism under ZeRO"),
+        ({"mpu": ranks_by(model_parallel=2)}, "tensor parallelism under ZeRO"),
+    ],
+)
+def test_what_only_the_engine_knows_is_refused_too(what, message, monkeypatch):
+    """As under stage 3 and BF16_Optimizer."""
+    opt = lowbit.AdamW([torch.zeros(64, 64, requires_grad=True)])
+    monkeypatch.setattr(integration, "_slices", lambda _: [object()])
+    with pytest.raises(ValueError, match=f"does not serve DeepSpeed's {message}"):
+        integration.bind(SimpleNamespace(optimizer=SimpleNamespace(optimizer=opt), **what))
+
+
+def test_stages_of_a_pipeline_are_not_taken_for_tensor_parallelism():
+    pipeline = ranks_by(tensor_model_parallel=1, slice_parallel=1, model_parallel=2)
+    zero = SimpleNamespace(mpu=pipeline, model_parallel_world_size=2)  # what stage 1 records
+    assert integration._refused(SimpleNamespace(mpu=pipeline), zero) is None

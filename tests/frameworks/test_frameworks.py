@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,6 +166,27 @@ def test_unknown_names_are_refused(tmp_path):
     assert isinstance(opt, lowbit.Lion) and opt.param_groups[0]["lr"] == 1e-4
     with pytest.raises(ValueError, match=re.escape("no optimizer lowbit.Adamw; lowbit.AdamW")):
         torchtitan.LowbitOptimizers._resolve_optimizer_factory("lowbit.Adamw")
+
+
+def test_schedule_free_takes_no_schedule_that_decays(monkeypatch):
+    """Without the package, of which this needs only the names."""
+    names = dict.fromkeys(("Trainer", "TrainerCallback", "TrainingArguments"), object)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**names))
+    spec = importlib.util.find_spec("lowbit.integrations.transformers")
+    integration = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(integration)
+
+    def chosen(name, schedule):
+        numbers = {"learning_rate": 1e-2, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.99, "adam_epsilon": 1e-8}  # fmt: skip
+        return integration.optimizer(SimpleNamespace(lr_scheduler_type=schedule, **numbers), name)
+
+    decaying = SimpleNamespace(value="linear")  # as the package's enumeration has it
+    for schedule in (decaying, "cosine"):
+        chosen("AdamW", schedule)
+        with pytest.raises(ValueError, match="set it to 'constant'"):
+            chosen("ScheduleFreeAdamW", schedule)
+    for schedule in (SimpleNamespace(value="constant"), "constant_with_warmup"):
+        chosen("ScheduleFreeAdamW", schedule)
 
 
 def test_the_optimizer_of_a_trainer_of_torch_loads(tmp_path):

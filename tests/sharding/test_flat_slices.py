@@ -40,6 +40,10 @@ def test_what_does_not_fit_together_is_refused_on_every_rank(pool):
         assert "'weight0' of shape (4, 32) on rank 0 and 'weight1'" in said["names"]
         assert "'weight' of shape (5, 32) on rank 1" in said["shapes"]
         assert "and missing on rank 1" in said["missing"] and "length=0" in said["missing"]
+        assert "a rank has no flat slices" in said["none on one rank"]
+        assert said["by itself"] == "nothing was refused"
+        assert "has ranges of 3 ranks, and its group has 2" in said["too many ranges"]
+        assert "and its ranges say (" in said["other ranges"]
         assert "of a parameter of shape (4, 32), which has 128" in said["on one rank alone"]
 
 
@@ -47,6 +51,7 @@ def test_what_does_not_fit_together_is_refused_on_every_rank(pool):
 
 
 VECTOR = torch.zeros(64)
+STRIDED = torch.zeros(64)[::2]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +64,15 @@ VECTOR = torch.zeros(64)
         ([FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0), FlatSlice(VECTOR, "v", (8,), 0, 8, start=31)], r"'w' and 'v' overlap in their tensor"),
         ([FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0), FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=32)], r"two flat slices are named 'w'"),
         ([FlatSlice(VECTOR, "w", (4, 8), 0, 16, start=0)], r"'w' leave a gap: no rank holds its elements \[16, 32\)"),
+        ([FlatSlice(STRIDED, "w", (4, 8), 0, 32)], r"lies in a tensor of strides \(2,\)"),
+        ([FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0, ranges=[(0, 16), (16, 16)])], r"'w' has ranges of 2 ranks, and its group has 1"),
+        ([FlatSlice(VECTOR, "w", (4, 8), 0, 16, start=0, ranges=[(0, 32)])], r"'w' has offset and length \(0, 16\), and its ranges say \(0, 32\)"),
+        ([], r"a rank has no flat slices: pass every parameter on every rank"),
         ([FlatSlice(torch.zeros(32), "w", (4, 8), 0, 32)], r"of flat slice 'w' is none of the optimizer's"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(slices, message):
-    opt = lowbit.AdamW([VECTOR])
+    opt = lowbit.AdamW([VECTOR, STRIDED])
     with pytest.raises(ValueError, match=message):
         lowbit.flat.bind(opt, slices)
 
@@ -84,6 +93,70 @@ def test_an_optimizer_that_was_stepped_is_refused():
     opt.step()
     with pytest.raises(RuntimeError, match="1 parameters became flat shards after the optimizer"):
         lowbit.flat.bind(opt, [FlatSlice(vector, "w", (64, 64), 0, 4096)])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [("a", (64, 64), 0), ("c", (64, 64), 4096)],
+        [("a", (64, 64), 0), ("b", (32, 128), 4096)],
+        [("b", (64, 64), 0), ("a", (64, 64), 4096)],
+        [("a", (64, 64), 0)],
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_vectors_that_were_stepped_cannot_be_bound_to_others(other, steps):
+    def slices(cut):
+        return [FlatSlice(vector, name, shape, 0, 4096, start) for name, shape, start in cut]
+
+    first = [("a", (64, 64), 0), ("b", (64, 64), 4096)]
+    vector = torch.zeros(2 * 4096, requires_grad=True)
+    opt = lowbit.AdamW([vector])
+    lowbit.flat.bind(opt, slices(first))
+    vector.grad = torch.ones_like(vector)
+    for _ in range(steps):
+        opt.step()
+    lowbit.flat.bind(opt, slices(first))
+    if steps:
+        with pytest.raises(RuntimeError, match="the vector of 'a' is cut otherwise"):
+            lowbit.flat.bind(opt, slices(other))
+        assert opt.state[vector]["b"]["step"] == 1
+    else:
+        lowbit.flat.bind(opt, slices(other))
+        assert opt.state[vector].keys() == {name for name, _, _ in other}
+    opt.step()
+
+
+def test_state_of_a_vector_under_other_names_is_refused():
+    def bound(*names):
+        vector = torch.zeros(64 * 64 * len(names), requires_grad=True)
+        opt = lowbit.AdamW([vector])
+        slices = [FlatSlice(vector, n, (64, 64), 0, 4096, 4096 * i) for i, n in enumerate(names)]
+        lowbit.flat.bind(opt, slices)
+        return opt
+
+    saved = bound("a", "b").state_dict()
+    bound("b", "a").load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"the vector 0 was cut otherwise: its saved state has 'b', and the vector here holds 'a', 'c'"):  # fmt: skip
+        bound("a", "c").load_state_dict(saved)
+
+
+def test_binding_again_without_parts_steps_everything():
+    vectors = [torch.zeros(4096, requires_grad=True) for _ in "ab"]
+    opt = lowbit.AdamW([{"params": [v]} for v in vectors])
+    slices = [FlatSlice(v, n, (64, 64), 0, 4096) for v, n in zip(vectors, "ab", strict=True)]
+    groups = opt.param_groups
+    lowbit.flat.bind(opt, slices, by_parts=True)
+    for v in vectors:
+        v.grad = torch.ones_like(v)
+    for group in groups:
+        opt.param_groups = [group]
+        opt.step()
+    opt.param_groups = groups
+    lowbit.flat.bind(opt, slices)
+    opt.step()
+    assert [float(opt.state[v]["step"]) for v in vectors] == [2.0, 2.0]
+    assert [*opt._flat_reducers] == [None]  # ranks agree on all vectors at once, as without parts
 
 
 def test_steps_in_backward_are_refused():

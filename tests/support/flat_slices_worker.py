@@ -74,7 +74,7 @@ def build(layout: str, name: str, known: bool = False, **binding):
     ranges = {key: ranges_of(layout, key) for key in SHAPES}
     mine = {key: ranges[key][dist.get_rank()] for key in SHAPES}
     parts = {key: drawn(key, -1).reshape(-1)[at : at + n] for key, (at, n) in mine.items()}
-    padding = torch.full((2,), 7.0).bfloat16()
+    padding = torch.zeros(2).bfloat16()  # with gradients of one a step would move them
     tensors: dict[str, torch.Tensor] = {}
     slices = []
     groups = [["square", "vector"], ["odd", "conv", "one"]]
@@ -95,7 +95,7 @@ def step(opt, number: int) -> None:
     for _, p, _, _ in opt._members():
         begin, end = p.elements(p.flat.rank)
         if p.owner.grad is None:
-            p.owner.grad = torch.zeros_like(p.owner)
+            p.owner.grad = torch.ones_like(p.owner)
         p.here(p.owner.grad).copy_(drawn(p.name, number).reshape(-1)[begin:end])
     opt.step()
 
@@ -107,10 +107,12 @@ def unequal(opt, want) -> list[str]:
         found = {"": p, **state[p.name]}
         keys = found.keys() | want[p.name].keys()
         wrong += [f"{p.name}.{k}" for k in keys if not (k in found and k in want[p.name] and equal(found[k], want[p.name][k]))]  # fmt: skip
-        if p.start == 0 and any(
-            group["params"][0] is p.owner and p.owner[-1] != 7 for group in opt.param_groups
-        ):
-            wrong.append(f"{p.name}: padding was stepped")
+    for group in opt.param_groups:
+        for vector in group["params"]:
+            rest = vector.detach().clone()
+            for p in opt._flat_shards[vector]:
+                p.here(rest).zero_()
+            wrong += ["padding was stepped"] if rest.any() else []
     return wrong
 
 
@@ -167,7 +169,7 @@ def by_parts(how: str) -> list[str]:
     for number in range(3):
         for _, p, _, _ in opt._members():
             begin, end = p.elements(p.flat.rank)
-            p.owner.grad = torch.zeros_like(p.owner) if p.owner.grad is None else p.owner.grad
+            p.owner.grad = torch.ones_like(p.owner) if p.owner.grad is None else p.owner.grad
             p.here(p.owner.grad).copy_(drawn(p.name, number).reshape(-1)[begin:end])
         if how == "groups":
             for group in groups:
@@ -187,6 +189,16 @@ def by_parts(how: str) -> list[str]:
                 for group, params in zip(opt.param_groups, held, strict=True):
                     group["params"] = list(params)
                 opt.load_state_dict(opt.state_dict())
+            # Between steps the groups are empty.
+            saved = opt.state_dict()
+            wrong += (
+                []
+                if len(saved["state"]) == len(held)
+                else [f"state of {len(saved['state'])} vectors"]
+            )
+            counted = opt.stats(probe=True)["parameters"].keys()
+            wrong += [] if counted == SHAPES.keys() else [f"stats of {list(counted)}"]
+            opt.load_state_dict(saved)
             state = flat.get_state_dict(opt)
             wrong += [] if len(state["state"]) == len(SHAPES) else [f"state of {list(state)}"]
             for group, params in zip(opt.param_groups, held, strict=True):
@@ -244,5 +256,9 @@ def refusals() -> dict[str, str]:
             FlatSlice(vector, "v", (128,), 64 * rank, 32, start=0),
             *([half(0, 32, start=32)] if rank == 0 else []),
         ),
+        "none on one rank": said(*([half(0, 64)] if rank == 0 else [])),
+        "by itself": said(FlatSlice(vector, "w", (64,), 0, 64, ranges=[(0, 64)])),
+        "too many ranges": said(half(64 * rank, 64, ranges=[(0, 64), (64, 64), (128, 0)])),
+        "other ranges": said(half(64 * rank, 64, ranges=[(64, 64), (0, 64)])),
         "on one rank alone": said(half(64 * rank, 64 + 8 * rank)),
     }
