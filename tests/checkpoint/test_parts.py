@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from require import need
 
 from lowbit import checkpoint
 
@@ -174,3 +175,84 @@ def test_from_the_command_line(source, monkeypatch):
     ):
         ended = run("--part", bad)
         assert ended.returncode == 2 and ("I/N" in ended.stderr), (bad, ended.stderr)
+
+
+def test_parts_of_an_older_reshard_are_refused(source):
+    """A run of an older version that was killed while it removed the folder left parts without their plan."""
+    for i in range(3):
+        checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
+    for gone in ("plan", "checkpoint"):
+        shutil.copytree(HIDDEN, "kept")
+        kept = pathlib.Path(HIDDEN, gone)
+        shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+        with pytest.raises(checkpoint.CheckpointError, match="of an older reshard.*remove that folder"):  # fmt: skip
+            checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
+        assert not os.path.exists("out")
+        shutil.rmtree(HIDDEN)
+        os.rename("kept", HIDDEN)
+    assert checkpoint.reshard(source, "out", world_size=6, part=(3, 4))["published"]
+
+
+def test_nothing_is_published_with_a_file_or_a_digest_missing(source):
+    for i in range(3):
+        checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
+    first = pathlib.Path(HIDDEN, "checkpoint", "__0_0.distcp")
+    said = pathlib.Path(HIDDEN, "part-0")
+
+    def less(path):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    def no_digest(path):
+        content = json.loads(path.read_text())
+        content["chunks"][0][2] = ""
+        path.write_text(json.dumps(content))
+
+    def a_chunk_less(path):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "chunks": content["chunks"][1:]}))
+
+    for path, damage in ((first, os.unlink), (first, less), (said, no_digest), (said, a_chunk_less)):  # fmt: skip
+        before = path.read_bytes()
+        damage(path)
+        for _ in range(2):
+            with pytest.raises(checkpoint.CheckpointError, match="not complete.*remove that folder"):  # fmt: skip
+                checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
+        assert not os.path.exists("out")
+        path.write_bytes(before)
+    assert checkpoint.reshard(source, "out", world_size=6, part=(3, 4))["published"]
+    checkpoint.verify("out")
+
+
+def preload(folder, code):
+    """The environment of a tool that has this C code in front of libc's."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    need("cc", bool(compiler), "no C compiler")
+    (folder / "shim.c").write_text(code)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
+    return {**os.environ, "LD_PRELOAD": str(folder / "shim.so")}
+
+
+def test_a_kill_while_the_folder_is_removed_leaves_no_parts(source, tmp_path):
+    """At its third file."""
+    environment = preload(
+        tmp_path,
+        """
+        #include <signal.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int unlinkat(int folder, const char* name, int flags) {
+          static int calls;
+          if (++calls == 3) kill(getpid(), SIGKILL);
+          return syscall(SYS_unlinkat, folder, name, flags);
+        }
+        """,
+    )
+    for i in range(4):
+        ended = subprocess.run([TOOL, "reshard", source, "out", "--world-size", "6", "--part", f"{i}/4"], env=environment, check=False)  # fmt: skip
+        assert ended.returncode == (-9 if i == 3 else 0)
+    checkpoint.verify("out")
+    assert not os.path.exists(HIDDEN)
+    shutil.rmtree("out")
+    for i in range(2):
+        checkpoint.reshard(source, "out", world_size=3, part=(i, 2))
+    checkpoint.verify("out")
