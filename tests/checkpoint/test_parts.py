@@ -185,7 +185,7 @@ def test_parts_of_an_older_reshard_are_refused(source):
         shutil.copytree(HIDDEN, "kept")
         kept = pathlib.Path(HIDDEN, gone)
         shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
-        with pytest.raises(checkpoint.CheckpointError, match="of an older reshard.*remove that folder"):  # fmt: skip
+        with pytest.raises(checkpoint.CheckpointError, match=r"of an older reshard.*remove that folder"):  # fmt: skip
             checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
         assert not os.path.exists("out")
         shutil.rmtree(HIDDEN)
@@ -215,7 +215,7 @@ def test_nothing_is_published_with_a_file_or_a_digest_missing(source):
         before = path.read_bytes()
         damage(path)
         for _ in range(2):
-            with pytest.raises(checkpoint.CheckpointError, match="not complete.*remove that folder"):  # fmt: skip
+            with pytest.raises(checkpoint.CheckpointError, match=r"not complete.*remove that folder"):  # fmt: skip
                 checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
         assert not os.path.exists("out")
         path.write_bytes(before)
@@ -256,3 +256,37 @@ def test_a_kill_while_the_folder_is_removed_leaves_no_parts(source, tmp_path):
     for i in range(2):
         checkpoint.reshard(source, "out", world_size=3, part=(i, 2))
     checkpoint.verify("out")
+
+
+def test_parts_are_no_more_open_than_their_source(source, tmp_path):
+    os.chmod(tmp_path / "source", 0o700)
+    for path in (tmp_path / "source").iterdir():
+        os.chmod(path, 0o600)
+    checkpoint.reshard(source, "out", world_size=6, part=(0, 2))
+    paths = [pathlib.Path(HIDDEN), *pathlib.Path(HIDDEN).rglob("*")]
+    assert len(paths) > 4
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o700, 0o600}
+    checkpoint.reshard(source, "out", world_size=6, part=(1, 2))
+    assert os.stat("out").st_mode & 0o777 == 0o700
+
+
+def test_what_is_not_on_the_disk_is_not_published(source, tmp_path):
+    environment = preload(
+        tmp_path,
+        """
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int fsync(int file) {
+          if (faccessat(file, ".metadata", F_OK, 0) == 0) return errno = EIO, -1;
+          return syscall(SYS_fsync, file);
+        }
+        """,
+    )
+    command = [TOOL, "reshard", source, "out", "--world-size", "6", "--part", "0/1"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "cannot sync" in ended.stderr
+    assert os.listdir(".") == [HIDDEN]
+    assert checkpoint.reshard(source, "out", world_size=6, part=(0, 1))["published"]

@@ -38,9 +38,9 @@ Result<bool> has_parts(const std::string& path) {
 }
 
 /// Makes a folder, where there is none.
-Status make_folder(const std::string& path) {
+Status make_folder(const std::string& path, mode_t mode) {
   struct stat info;
-  if (::mkdir(path.c_str(), 0777) == 0) return fine();
+  if (::mkdir(path.c_str(), mode) == 0) return fine();
   if (errno == ENOSPC || errno == EDQUOT) return unwritten(path);
   const std::string why = reason();
   if (::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return fine();
@@ -70,7 +70,8 @@ Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
 }
 
 Status SharedDirectory::begin(const std::string& plan, const std::vector<std::string>& sources) {
-  RETURN_IF_ERROR(make_folder(folder_));
+  const mode_t mode = 0777 & mode_of(sources);  // no more open than what is in it was
+  RETURN_IF_ERROR(make_folder(folder_, mode));
   // In this order: a plan comes before its parts, and goes with them.
   ASSIGN_OR_RETURN(parts, has_parts(folder_));
   const bool planned = there(folder_ + "/plan");
@@ -82,11 +83,7 @@ Status SharedDirectory::begin(const std::string& plan, const std::vector<std::st
                    (planned ? "checkpoint" : "plan") + " is gone: " + kAgain);
   }
   if (!planned) {
-    RETURN_IF_ERROR(make_folder(checkpoint_));
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    if (::chmod(checkpoint_.c_str(), 0777 & ~mask & mode_of(sources)) != 0)
-      return failed("cannot set the mode of " + printable(checkpoint_) + ": " + reason());
+    RETURN_IF_ERROR(make_folder(checkpoint_, mode));
     RETURN_IF_ERROR(put("plan", plan, false));
   }
   return check_plan(plan);
@@ -134,11 +131,15 @@ Result<SharedDirectory::NewPart> SharedDirectory::make(const std::string& name) 
     return errno == ENOSPC || errno == EDQUOT
                ? unwritten(path_)
                : failed("cannot make a file in " + printable(folder_) + ": " + reason());
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  const bool opened = ::fchmod(fd, 0666 & ~mask) == 0;
+  // mkostemp's file is private; it becomes as open as the folder, which knows umask and source.
+  struct stat info;
+  const bool opened = ::stat(folder_.c_str(), &info) == 0 && ::fchmod(fd, info.st_mode & 0666) == 0;
   ::close(fd);
-  if (!opened) return failed("cannot set the mode of " + printable(part.temporary));
+  if (!opened) {
+    const std::string why = reason();
+    ::unlink(part.temporary.c_str());
+    return failed("cannot set the mode of " + printable(part.temporary) + ": " + why);
+  }
   part.file.reset(new OutputFile(pool_, part.temporary));
   part.file->created_ = true;
   return part;
@@ -213,6 +214,7 @@ Status SharedDirectory::add(const std::string& name, const std::function<Status(
 Status SharedDirectory::publish() {
   if (!published_) {
     const Status synced = sync_folder(checkpoint_);
+    if (!synced.ok() && there(checkpoint_)) return synced.error();
     // Never over anything: rename() itself replaces no folder that has something in it.
     int done =
         ::renameat2(AT_FDCWD, checkpoint_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE);
@@ -229,7 +231,6 @@ Status SharedDirectory::publish() {
                       reason());
       }
     } else {
-      RETURN_IF_ERROR(synced);
       RETURN_IF_ERROR(sync_folder(parent_of(path_)));
     }
     published_ = true;
