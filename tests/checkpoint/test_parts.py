@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,19 @@ checkpoint.reshard("../source", "out", world_size=6, part=(int(sys.argv[1]), 8))
 """
 
 
+def test_a_part_that_cannot_write_names_its_file_and_what_is_left(source):
+    checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    command = [TOOL, "reshard", source, "out", "--world-size", "6", "--part", "0/4"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limited)
+    assert ended.returncode == 1 and "what other parts wrote lies in " + HIDDEN in ended.stderr
+    assert "out/__0_0.distcp grows beyond" in ended.stderr
+    assert not [path for path in os.listdir(HIDDEN) if path.startswith("__")]
+
+
 def test_killed_parts_are_run_again(source, monkeypatch):
     want = whole(monkeypatch, source, world_size=6)
     sizes = {name: len(bytes_) for name, bytes_ in want.items() if name.endswith(".distcp")}
@@ -127,7 +141,7 @@ def test_parts_of_different_reshards_do_not_mix(source, tmp_path):
     for i in range(4):
         checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
     checkpoint.verify("out")
-    with pytest.raises(checkpoint.CheckpointError, match="parts replace nothing"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"verify tells.*Parts replace nothing"):
         checkpoint.reshard(source, "out", world_size=6, part=(0, 4))
     with pytest.raises(checkpoint.CheckpointError, match="leave out --force"):
         checkpoint.reshard(source, "out", world_size=6, part=(0, 4), force=True)
@@ -163,8 +177,10 @@ def test_from_the_command_line(source, monkeypatch):
         return subprocess.run([TOOL, "reshard", source, "out", "--world-size", "4", *arguments], capture_output=True, text=True, check=False)  # fmt: skip
 
     first = run("--part", "1/2")
+    assert "B in the whole target\n" in first.stdout
     assert first.returncode == 0 and "part 1/2 is written; still to come: 0" in first.stdout
     last = run("--part", "0/2", "--json")
+    assert json.loads(last.stdout)["counted"] == "the whole target"
     assert json.loads(last.stdout)["published"] and os.listdir(".") == ["out"]
     for bad in (
         "2/2",

@@ -63,7 +63,10 @@ Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
     return out;
   }
   if (there(path))
-    return usage(printable(path) + " exists, and parts replace nothing: remove it first");
+    return usage(
+        printable(path) +
+        " exists: if all parts of this reshard have run, it is complete (lowbit-ckpt verify "
+        "tells). Parts replace nothing: to write it anew, remove it first");
   RETURN_IF_ERROR(NewDirectory::check(path, false, sources));
   RETURN_IF_ERROR(out->begin(plan, sources));
   return out;
@@ -129,7 +132,7 @@ Result<SharedDirectory::NewPart> SharedDirectory::make(const std::string& name) 
   const int fd = ::mkostemp(part.temporary.data(), O_CLOEXEC);
   if (fd < 0)
     return errno == ENOSPC || errno == EDQUOT
-               ? unwritten(path_)
+               ? unwritten(part.temporary)
                : failed("cannot make a file in " + printable(folder_) + ": " + reason());
   // mkostemp's file is private; it becomes as open as the folder, which knows umask and source.
   struct stat info;
