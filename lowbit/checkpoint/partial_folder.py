@@ -30,6 +30,7 @@ class PartialFolder:
     """The folder of one save, as its coordinator has it: made anew, then published or removed.
 
     What a killed save left is removed first: nobody holds the lock on it any more. So is what a failed one of this process left.
+    A checkpoint that a killed save had renamed, because the file system cannot exchange two folders, gets its name back.
 
     Raises:
         CheckpointError: the target may not be replaced, another save to it is running, or the folder cannot be made.
@@ -49,7 +50,12 @@ class PartialFolder:
             last.drop()
         try:
             if os.path.lexists(self.temporary):
-                self._clear()
+                self._check_idle()
+            put_back = self._put_back()
+            if os.path.lexists(self.temporary):
+                shutil.rmtree(self.temporary)
+            if put_back:
+                module().check_target(os.fsencode(path), overwrite)
             os.mkdir(self.temporary)
             owner = os.path.join(self.temporary, OWNER)
             self._lock = os.open(
@@ -78,7 +84,15 @@ class PartialFolder:
                 f"another save to {self.path} is running: it has taken {self.temporary}", code=2
             )
 
-    def _clear(self) -> None:
+    def _put_back(self) -> bool:
+        """Between two renames nothing had the name. Without its metadata, the old one was being removed."""
+        path, old = self.path.rstrip("/"), f"{self.temporary}.old"
+        if os.path.lexists(path) or not os.path.isfile(os.path.join(old, ".metadata")):
+            return False
+        os.rename(old, path)
+        return True
+
+    def _check_idle(self) -> None:
         if not stat.S_ISDIR(os.lstat(self.temporary).st_mode):
             raise CheckpointError(
                 f"{self.temporary} is no folder of a save, and in its way: remove it", code=2
@@ -98,7 +112,6 @@ class PartialFolder:
                     )
             finally:
                 os.close(lock)
-        shutil.rmtree(self.temporary)
 
     def publish(self) -> None:
         """Gives the folder its name in one step; an old checkpoint of that name goes then."""

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import sys
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from require import need
 
 from lowbit import checkpoint
 
@@ -81,6 +83,19 @@ checkpoint.reshard("../source", "out", world_size=6, part=(int(sys.argv[1]), 8))
 """
 
 
+def test_a_part_that_cannot_write_names_its_file_and_what_is_left(source):
+    checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    command = [TOOL, "reshard", source, "out", "--world-size", "6", "--part", "0/4"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limited)
+    assert ended.returncode == 1 and "what other parts wrote lies in " + HIDDEN in ended.stderr
+    assert "out/__0_0.distcp grows beyond" in ended.stderr
+    assert not [path for path in os.listdir(HIDDEN) if path.startswith("__")]
+
+
 def test_killed_parts_are_run_again(source, monkeypatch):
     want = whole(monkeypatch, source, world_size=6)
     sizes = {name: len(bytes_) for name, bytes_ in want.items() if name.endswith(".distcp")}
@@ -126,7 +141,7 @@ def test_parts_of_different_reshards_do_not_mix(source, tmp_path):
     for i in range(4):
         checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
     checkpoint.verify("out")
-    with pytest.raises(checkpoint.CheckpointError, match="parts replace nothing"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"verify tells.*Parts replace nothing"):
         checkpoint.reshard(source, "out", world_size=6, part=(0, 4))
     with pytest.raises(checkpoint.CheckpointError, match="leave out --force"):
         checkpoint.reshard(source, "out", world_size=6, part=(0, 4), force=True)
@@ -162,8 +177,10 @@ def test_from_the_command_line(source, monkeypatch):
         return subprocess.run([TOOL, "reshard", source, "out", "--world-size", "4", *arguments], capture_output=True, text=True, check=False)  # fmt: skip
 
     first = run("--part", "1/2")
+    assert "B in the whole target\n" in first.stdout
     assert first.returncode == 0 and "part 1/2 is written; still to come: 0" in first.stdout
     last = run("--part", "0/2", "--json")
+    assert json.loads(last.stdout)["counted"] == "the whole target"
     assert json.loads(last.stdout)["published"] and os.listdir(".") == ["out"]
     for bad in (
         "2/2",
@@ -174,3 +191,118 @@ def test_from_the_command_line(source, monkeypatch):
     ):
         ended = run("--part", bad)
         assert ended.returncode == 2 and ("I/N" in ended.stderr), (bad, ended.stderr)
+
+
+def test_parts_of_an_older_reshard_are_refused(source):
+    """A run of an older version that was killed while it removed the folder left parts without their plan."""
+    for i in range(3):
+        checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
+    for gone in ("plan", "checkpoint"):
+        shutil.copytree(HIDDEN, "kept")
+        kept = pathlib.Path(HIDDEN, gone)
+        shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+        with pytest.raises(checkpoint.CheckpointError, match=r"of an older reshard.*remove that folder"):  # fmt: skip
+            checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
+        assert not os.path.exists("out")
+        shutil.rmtree(HIDDEN)
+        os.rename("kept", HIDDEN)
+    assert checkpoint.reshard(source, "out", world_size=6, part=(3, 4))["published"]
+
+
+def test_nothing_is_published_with_a_file_or_a_digest_missing(source):
+    for i in range(3):
+        checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
+    first = pathlib.Path(HIDDEN, "checkpoint", "__0_0.distcp")
+    said = pathlib.Path(HIDDEN, "part-0")
+
+    def less(path):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    def no_digest(path):
+        content = json.loads(path.read_text())
+        content["chunks"][0][2] = ""
+        path.write_text(json.dumps(content))
+
+    def a_chunk_less(path):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "chunks": content["chunks"][1:]}))
+
+    for path, damage in ((first, os.unlink), (first, less), (said, no_digest), (said, a_chunk_less)):  # fmt: skip
+        before = path.read_bytes()
+        damage(path)
+        for _ in range(2):
+            with pytest.raises(checkpoint.CheckpointError, match=r"not complete.*remove that folder"):  # fmt: skip
+                checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
+        assert not os.path.exists("out")
+        path.write_bytes(before)
+    assert checkpoint.reshard(source, "out", world_size=6, part=(3, 4))["published"]
+    checkpoint.verify("out")
+
+
+def preload(folder, code):
+    """The environment of a tool that has this C code in front of libc's."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    need("cc", bool(compiler), "no C compiler")
+    (folder / "shim.c").write_text(code)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
+    return {**os.environ, "LD_PRELOAD": str(folder / "shim.so")}
+
+
+def test_a_kill_while_the_folder_is_removed_leaves_no_parts(source, tmp_path):
+    """At its third file."""
+    environment = preload(
+        tmp_path,
+        """
+        #include <signal.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int unlinkat(int folder, const char* name, int flags) {
+          static int calls;
+          if (++calls == 3) kill(getpid(), SIGKILL);
+          return syscall(SYS_unlinkat, folder, name, flags);
+        }
+        """,
+    )
+    for i in range(4):
+        ended = subprocess.run([TOOL, "reshard", source, "out", "--world-size", "6", "--part", f"{i}/4"], env=environment, check=False)  # fmt: skip
+        assert ended.returncode == (-9 if i == 3 else 0)
+    checkpoint.verify("out")
+    assert not os.path.exists(HIDDEN)
+    shutil.rmtree("out")
+    for i in range(2):
+        checkpoint.reshard(source, "out", world_size=3, part=(i, 2))
+    checkpoint.verify("out")
+
+
+def test_parts_are_no_more_open_than_their_source(source, tmp_path):
+    os.chmod(tmp_path / "source", 0o700)
+    for path in (tmp_path / "source").iterdir():
+        os.chmod(path, 0o600)
+    checkpoint.reshard(source, "out", world_size=6, part=(0, 2))
+    paths = [pathlib.Path(HIDDEN), *pathlib.Path(HIDDEN).rglob("*")]
+    assert len(paths) > 4
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o700, 0o600}
+    checkpoint.reshard(source, "out", world_size=6, part=(1, 2))
+    assert os.stat("out").st_mode & 0o777 == 0o700
+
+
+def test_what_is_not_on_the_disk_is_not_published(source, tmp_path):
+    environment = preload(
+        tmp_path,
+        """
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int fsync(int file) {
+          if (faccessat(file, ".metadata", F_OK, 0) == 0) return errno = EIO, -1;
+          return syscall(SYS_fsync, file);
+        }
+        """,
+    )
+    command = [TOOL, "reshard", source, "out", "--world-size", "6", "--part", "0/1"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "cannot sync" in ended.stderr
+    assert os.listdir(".") == [HIDDEN]
+    assert checkpoint.reshard(source, "out", world_size=6, part=(0, 1))["published"]

@@ -38,11 +38,11 @@ Status run(ReshardArguments& given) {
   if (!given.report.print(report)) return fine();
   const auto number = [&](const char* key) { return report[key].get<uint64_t>(); };
   fmt::print(
-      "{}{} -> {}: {} ranks, {} tensors in {} chunks ({} copied as they {}), {} values, {}\n",
+      "{}{} -> {}: {} ranks, {} tensors in {} chunks ({} copied as they {}), {} values, {}{}\n",
       given.options.dry_run ? "would write " : "", report["source"].get<std::string>(),
       report["target"].get<std::string>(), write.mesh.ranks(), number("tensors"), number("chunks"),
       number("copied"), given.options.dry_run ? "are" : "were", number("values"),
-      size_text(number("bytes")));
+      size_text(number("bytes")), write.part ? " in the whole target" : "");
   if (write.part && !given.options.dry_run) {
     std::string missing;
     for (const Json& i : report["missing"])

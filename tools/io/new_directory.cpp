@@ -148,6 +148,10 @@ Status NewDirectory::take_place() {
   // that has something in it.
   if (replace_) {
     old_ = temporary_ + ".old";
+    // What a kill left of one that this one's predecessor had replaced, where the name is a fixed one.
+    struct stat info;
+    std::error_code ignored;
+    if (::lstat(path_.c_str(), &info) == 0) std::filesystem::remove_all(old_, ignored);
     if (::rename(path_.c_str(), old_.c_str()) != 0) {
       const std::string why = reason();
       old_.clear();
@@ -167,8 +171,11 @@ Status NewDirectory::commit(bool sync) {
   RETURN_IF_ERROR(take_place());
   committed_ = true;
   if (sync) RETURN_IF_ERROR(sync_folder(parent_of(path_)));
+  if (old_.empty()) return fine();
+  // First of all, so that what a kill leaves of it is never taken for a whole one.
+  ::unlink((old_ + "/.metadata").c_str());
   std::error_code ignored;
-  if (!old_.empty()) std::filesystem::remove_all(old_, ignored);
+  std::filesystem::remove_all(old_, ignored);
   return fine();
 }
 

@@ -39,8 +39,9 @@ class NewDirectory {
   Result<std::shared_ptr<Output>> file(const std::string& name);
   /// Syncs the folder, gives it its name in one step, and then removes an old folder of that name.
   /// On a file system that cannot exchange two folders, the old one is first renamed to
-  /// `.NAME.partial-XXXXXX.old`; a kill between the two steps leaves that. `sync`: false where the
-  /// files are not on the disk either.
+  /// `.NAME.partial-XXXXXX.old`; a kill between the two steps leaves that, whole: without its
+  /// `.metadata` it is one that was being removed. `sync`: false where the files are not on the disk
+  /// either.
   Status commit(bool sync = true);
 
  private:

@@ -107,12 +107,17 @@ std::string final_path(const std::string& path) {
 
 Error unwritten(const std::string& path) {
   const int why = errno;
-  const std::string name = printable(final_path(path));
+  std::string shown = final_path(path), left = "nothing was left behind";
+  if (const size_t end = path.rfind(std::string(kPartial) + "pieces/"); end != std::string::npos) {
+    left = "what other parts wrote lies in " +
+           printable(path.substr(0, path.find('/', end)));  // of a reshard by several processes
+    if (shown.size() > 7 && shown[shown.size() - 7] == '.') shown.resize(shown.size() - 7);
+  }
+  const std::string name = printable(shown);
   if (why == ENOSPC || why == EDQUOT)
-    return failed("the disk is full while " + name + " is written; nothing was left behind");
+    return failed("the disk is full while " + name + " is written; " + left);
   if (why == EFBIG)
-    return failed(name +
-                  " grows beyond the largest file that is allowed here; nothing was left behind");
+    return failed(name + " grows beyond the largest file that is allowed here; " + left);
   return failed(name + ": cannot write: " + std::strerror(why));
 }
 

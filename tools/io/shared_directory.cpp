@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -24,10 +25,22 @@ bool there(const std::string& path) {
   return ::lstat(path.c_str(), &info) == 0;
 }
 
+constexpr const char* kAgain = "remove that folder and start every part again";
+
+/// Whether a folder has what a part says of itself.
+Result<bool> has_parts(const std::string& path) {
+  ASSIGN_OR_RETURN(folder, Directory::open(path));
+  ASSIGN_OR_RETURN(names, folder->list());
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    // Not one that is being written: its plan was there when that began.
+    return name.starts_with("part-") && name.find('.') == std::string::npos;
+  });
+}
+
 /// Makes a folder, where there is none.
-Status make_folder(const std::string& path) {
+Status make_folder(const std::string& path, mode_t mode) {
   struct stat info;
-  if (::mkdir(path.c_str(), 0777) == 0) return fine();
+  if (::mkdir(path.c_str(), mode) == 0) return fine();
   if (errno == ENOSPC || errno == EDQUOT) return unwritten(path);
   const std::string why = reason();
   if (::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return fine();
@@ -50,20 +63,30 @@ Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
     return out;
   }
   if (there(path))
-    return usage(printable(path) + " exists, and parts replace nothing: remove it first");
+    return usage(
+        printable(path) +
+        " exists: if all parts of this reshard have run, it is complete (lowbit-ckpt verify "
+        "tells). Parts replace nothing: to write it anew, remove it first");
   RETURN_IF_ERROR(NewDirectory::check(path, false, sources));
   RETURN_IF_ERROR(out->begin(plan, sources));
   return out;
 }
 
 Status SharedDirectory::begin(const std::string& plan, const std::vector<std::string>& sources) {
-  RETURN_IF_ERROR(make_folder(folder_));
-  if (!there(folder_ + "/plan")) {
-    RETURN_IF_ERROR(make_folder(checkpoint_));
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    if (::chmod(checkpoint_.c_str(), 0777 & ~mask & mode_of(sources)) != 0)
-      return failed("cannot set the mode of " + printable(checkpoint_) + ": " + reason());
+  const mode_t mode = 0777 & mode_of(sources);  // no more open than what is in it was
+  RETURN_IF_ERROR(make_folder(folder_, mode));
+  // In this order: a plan comes before its parts, and goes with them.
+  ASSIGN_OR_RETURN(parts, has_parts(folder_));
+  const bool planned = there(folder_ + "/plan");
+  if (planned ? !there(checkpoint_) : parts) {
+    const bool late = there(path_);  // the other parts have published meanwhile
+    if (late && !planned) return usage(printable(path_) + " came into being meanwhile");
+    if (!late)
+      return usage(printable(folder_) + ": its parts are of an older reshard, whose " +
+                   (planned ? "checkpoint" : "plan") + " is gone: " + kAgain);
+  }
+  if (!planned) {
+    RETURN_IF_ERROR(make_folder(checkpoint_, mode));
     RETURN_IF_ERROR(put("plan", plan, false));
   }
   return check_plan(plan);
@@ -77,7 +100,8 @@ Status SharedDirectory::check_plan(const std::string& plan) const {
       printable(folder_) +
       ": its parts are of another plan: another source, mesh, selection, number of parts or "
       "version of lowbit-ckpt, or the source has changed. Give all parts the same "
-      "arguments, or remove that folder and start every part again");
+      "arguments, or " +
+      kAgain);
 }
 
 SharedDirectory::~SharedDirectory() {
@@ -108,13 +132,17 @@ Result<SharedDirectory::NewPart> SharedDirectory::make(const std::string& name) 
   const int fd = ::mkostemp(part.temporary.data(), O_CLOEXEC);
   if (fd < 0)
     return errno == ENOSPC || errno == EDQUOT
-               ? unwritten(path_)
+               ? unwritten(part.temporary)
                : failed("cannot make a file in " + printable(folder_) + ": " + reason());
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  const bool opened = ::fchmod(fd, 0666 & ~mask) == 0;
+  // mkostemp's file is private; it becomes as open as the folder, which knows umask and source.
+  struct stat info;
+  const bool opened = ::stat(folder_.c_str(), &info) == 0 && ::fchmod(fd, info.st_mode & 0666) == 0;
   ::close(fd);
-  if (!opened) return failed("cannot set the mode of " + printable(part.temporary));
+  if (!opened) {
+    const std::string why = reason();
+    ::unlink(part.temporary.c_str());
+    return failed("cannot set the mode of " + printable(part.temporary) + ": " + why);
+  }
   part.file.reset(new OutputFile(pool_, part.temporary));
   part.file->created_ = true;
   return part;
@@ -158,6 +186,25 @@ Status SharedDirectory::complete(uint64_t number, const std::string& said) {
   return sync_folder(folder_);
 }
 
+Status SharedDirectory::check_file(const std::string& name, uint64_t bytes) {
+  // Opened, since a network's file system may know an older size of a file that it only looks at.
+  const int fd =
+      ::open((checkpoint_ + "/" + name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const std::string why = reason();
+  struct stat info;
+  const bool known = fd >= 0 && ::fstat(fd, &info) == 0;
+  if (fd >= 0) ::close(fd);
+  if (known && S_ISREG(info.st_mode) && static_cast<uint64_t>(info.st_size) >= bytes) return fine();
+  if (see_published()) return fine();
+  return incomplete(known ? "checkpoint/" + name + " is shorter than its part has made it"
+                          : "checkpoint/" + name + ": " + why);
+}
+
+Error SharedDirectory::incomplete(const std::string& what) const {
+  return usage(printable(folder_) +
+               " is not complete, though every part says so: " + printable(what) + "; " + kAgain);
+}
+
 Status SharedDirectory::add(const std::string& name, const std::function<Status(Output&)>& write) {
   std::string content;
   Output out(&content);
@@ -170,6 +217,7 @@ Status SharedDirectory::add(const std::string& name, const std::function<Status(
 Status SharedDirectory::publish() {
   if (!published_) {
     const Status synced = sync_folder(checkpoint_);
+    if (!synced.ok() && there(checkpoint_)) return synced.error();
     // Never over anything: rename() itself replaces no folder that has something in it.
     int done =
         ::renameat2(AT_FDCWD, checkpoint_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE);
@@ -186,14 +234,26 @@ Status SharedDirectory::publish() {
                       reason());
       }
     } else {
-      RETURN_IF_ERROR(synced);
       RETURN_IF_ERROR(sync_folder(parent_of(path_)));
     }
     published_ = true;
   }
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
+  clear();
   return fine();
+}
+
+void SharedDirectory::clear() const {
+  if (there(checkpoint_)) return;  // of another reshard, which has begun meanwhile
+  // Under a name of its own first: a kill must not leave parts without their plan, or with it, to the
+  // next reshard to this target.
+  const std::string parent = parent_of(path_);
+  std::string old = parent + partial_name(path_.substr(parent.size()));
+  if (::mkdtemp(old.data()) == nullptr) return;  // the next part to run finds what there is
+  std::error_code ignored;
+  if (::rename(folder_.c_str(), old.c_str()) == 0)
+    std::filesystem::remove_all(old, ignored);
+  else
+    ::rmdir(old.c_str());  // another part was faster
 }
 
 }  // namespace lowbit::ckpt

@@ -40,6 +40,10 @@ class SharedDirectory {
   Result<std::shared_ptr<OutputFile>> file(const std::string& name);
   /// Syncs the new files, gives them their names, and says that the part is complete.
   Status complete(uint64_t number, const std::string& said);
+  /// An error if a file of a complete part is missing, or has fewer bytes.
+  Status check_file(const std::string& name, uint64_t bytes);
+  /// The error where what every part says is not what there is.
+  Error incomplete(const std::string& what) const;
   /// Adds a file that says the same whoever writes it.
   Status add(const std::string& name, const std::function<Status(Output&)>& write);
   /// Gives the folder its name, where no other part has done so.
@@ -54,6 +58,8 @@ class SharedDirectory {
       : path_(std::move(path)), folder_(std::move(folder)), checkpoint_(folder_ + "/checkpoint") {}
   Status begin(const std::string& plan, const std::vector<std::string>& sources);
   Status check_plan(const std::string& plan) const;
+  /// Removes the folder of a checkpoint that has its name.
+  void clear() const;
   /// An empty file of this process alone, which it makes.
   Result<NewPart> make(const std::string& name);
   /// Whether another part has published; it removes the folder then.

@@ -87,6 +87,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   if (options.write.part) {
     const Part& part = *options.write.part;
     out["part"] = std::to_string(part.number) + "/" + std::to_string(part.count);
+    out["counted"] = "the whole target";  // by every part alike
     out["published"] = report.published && !options.dry_run;
     out["missing"] = report.missing;
   }

@@ -59,6 +59,8 @@ class DcpWriter {
   Result<std::string> plan_text() const;
   std::string said() const;
   Status hear(const std::string& said);
+  /// What a folder of complete parts must have before it is published.
+  Status check_parts(SharedDirectory& folder) const;
 
   const Document& from_;
   const WriteOptions& options_;

@@ -84,6 +84,22 @@ Status DcpWriter::hear(const std::string& said) {
   return fine();
 }
 
+Status DcpWriter::check_parts(SharedDirectory& folder) const {
+  std::vector<uint64_t> ends(to_.file_names.size(), 0);
+  ends[0] = values_end_;
+  for (size_t t = 0; t < to_.tensors.size(); ++t) {
+    for (size_t c = 0; c < to_.tensors[t].chunks.size(); ++c) {
+      const FileExtent& extent = to_.tensors[t].chunks[c].extent;
+      ends[extent.file] = std::max(ends[extent.file], extent.offset + extent.length);
+      if (digests_[t][c].empty())
+        return folder.incomplete("no part has a digest of " + to_.tensors[t].name);
+    }
+  }
+  for (size_t f = 0; f < ends.size() && !folder.published(); ++f)
+    RETURN_IF_ERROR(folder.check_file(to_.file_names[f], ends[f]));
+  return fine();
+}
+
 Result<WriteReport> DcpWriter::write_part(const std::string& path) {
   const Part part = *options_.part;
   files_.resize(to_.file_names.size());
@@ -125,6 +141,7 @@ Result<WriteReport> DcpWriter::write_part(const std::string& path) {
     return report_;
   }
   report_.missing.clear();
+  if (!folder->published()) RETURN_IF_ERROR(check_parts(*folder));
   if (options_.manifest)
     RETURN_IF_ERROR(folder->add("lowbit.json", [&](Output& out) {
       return write_digests(out, to_, digests_, value_digests_);
