@@ -113,3 +113,16 @@ def made(tmp_path_factory):
 
     root = tmp_path_factory.getbasetemp()
     return Made(root.parent if "PYTEST_XDIST_WORKER" in os.environ else root)
+
+
+@pytest.fixture(params=["in C", "in Python"])
+def compared(request, monkeypatch):
+    """Objects are compared by lowbit._tensors, or in Python where it was not built."""
+    from require import need
+
+    from lowbit.step import objects
+
+    if request.param == "in C":
+        need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
+    else:
+        monkeypatch.setattr(objects, "compiled", None)

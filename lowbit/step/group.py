@@ -13,6 +13,7 @@ from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.plan import plan_tensor
 from lowbit.state.reduce_groups import reduce_groups
+from lowbit.step.numbers import capturing
 
 # A prepared step keeps a workspace up to this size. Beside a larger one, writing the table of jobs again takes no time.
 KEPT_WORKSPACE = 128 << 20  # bytes
@@ -125,11 +126,6 @@ class StepGroup:
             for name, tensor in parts.items()
             for group in getattr(self.reduce_groups, name)
         ]
-
-
-def capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured on the device."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_overlap(value: Tensor) -> None:

@@ -8,6 +8,11 @@ from torch import Tensor
 from lowbit import sharding
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on the device."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
     """The learning rate in the operator's form: on the CPU, or moved from another GPU to the parameters' own."""
     return lr.to(device) if lr.device.type == device.type else lr
@@ -25,7 +30,7 @@ def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
         return None
     number = sharding.local(number)
     if number.device.type == "cpu" != device.type and not torch.compiler.is_compiling():
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if capturing(device):
             raise RuntimeError(
                 f"a step that a CUDA graph captures got a number on the CPU ({float(number)}), which every replay would use again; pass a tensor "
                 f"on {device}"

@@ -72,15 +72,6 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=["in C", "in Python"])
-def compared(request, monkeypatch):
-    """Objects are compared by lowbit._tensors, or in Python where it was not built."""
-    if request.param == "in C":
-        need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
-    else:
-        monkeypatch.setattr(objects, "compiled", None)
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_same_bits(name, compared):
     a, mine, b, other = pair(MAKERS[name])

@@ -25,15 +25,6 @@ def give_gradients(ps, step):
         p.grad = torch.randn(p.shape, generator=gen)
 
 
-@pytest.fixture(params=["in C", "in Python"])
-def compared(request, monkeypatch):
-    """Objects are compared by lowbit._tensors, or in Python where it was not built."""
-    if request.param == "in C":
-        need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
-    else:
-        monkeypatch.setattr(objects, "compiled", None)
-
-
 def no_memory(ps):
     ps[0].grad = torch._efficientzerotensor(ps[0].shape, dtype=ps[0].dtype)
 
