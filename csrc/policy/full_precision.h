@@ -4,9 +4,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "policy/thresholds.h"
+
 namespace lowbit {
 
-/// Whether a parameter of this global shape is too small for quantized state.
-bool is_full_precision(const std::vector<int64_t>& shape);
+/// Whether a parameter of this global shape is too small for quantized state: too few dimensions,
+/// rows that are too short, or fewer than `min_numel` elements.
+bool is_full_precision(const std::vector<int64_t>& shape, int64_t min_numel = kMinNumel);
 
 }  // namespace lowbit

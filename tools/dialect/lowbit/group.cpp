@@ -30,10 +30,10 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
     }
     if (!plain && !used.empty()) format = std::move(each);
   }
-  Value wide = Value::tuple({});
+  Value full_precision = Value::tuple({});
   for (const std::string& pattern : wanted.full_precision)
-    wide.items.push_back(Value::words(pattern));
-  if (wanted.full_precision.empty()) wide = kept("full_precision", wide);
+    full_precision.items.push_back(Value::words(pattern));
+  if (wanted.full_precision.empty()) full_precision = kept("full_precision", full_precision);
   Settings out = settings_of(group, lowbit_settings(model.algorithm));
   if (const Value* said = setting(group, "use_muon"); said && model.algorithm == "muon") {
     out.emplace_back("use_muon", *said);
@@ -44,7 +44,7 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
   }
   out.emplace_back("state_format", std::move(format));
   out.emplace_back("param_format", kept("param_format", Value::words("auto")));
-  out.emplace_back("full_precision", std::move(wide));
+  out.emplace_back("full_precision", std::move(full_precision));
   out.emplace_back("seed", kept("seed", Value::number(0)));
   out.emplace_back("lowbit_version", Value::number(1));
   for (const char* name : {"overrides", "min_numel"}) {

@@ -49,19 +49,52 @@ class LowbitWriter {
   }
 
  private:
-  bool named_wide(const Param& p, const Group* group) const {
-    std::vector<std::string> patterns = wanted_.full_precision;
-    if (const Value* said = group == nullptr || model_.dialect != "lowbit"
-                                ? nullptr
-                                : setting(*group, "full_precision")) {
-      if (said->is(Value::Kind::kBool) && said->integer != 0) return true;
-      for (const Value& pattern : said->items) patterns.push_back(pattern.text);
+  /// An option in the source's first override whose pattern matches the parameter; null if there is
+  /// none, or if the source is not lowbit's.
+  const Value* overridden(const Param& p, const Group* group, const char* option) const {
+    const bool own = group != nullptr && model_.dialect == "lowbit";
+    const Value* overrides = own ? setting(*group, "overrides") : nullptr;
+    if (overrides == nullptr) return nullptr;
+    const std::string known = p.name.empty() ? std::to_string(p.index) : clean_name(p.name);
+    for (size_t i = 0; overrides->is_dict() && i + 1 < overrides->items.size(); i += 2) {
+      const Value &pattern = overrides->items[i], &options = overrides->items[i + 1];
+      if (name_fits(known, {pattern.text})) return options.is_dict() ? options.find(option) : nullptr;
     }
+    return nullptr;
+  }
+
+  /// The same, or else the option of its group.
+  const Value* own_option(const Param& p, const Group* group, const char* option) const {
+    if (const Value* said = overridden(p, group, option)) return said;
+    return group != nullptr && model_.dialect == "lowbit" ? setting(*group, option) : nullptr;
+  }
+
+  bool named_full_precision(const Param& p, const Group* group) const {
+    if (name_fits(p.name, wanted_.full_precision)) return true;
+    const Value* said = own_option(p, group, "full_precision");
+    if (said == nullptr) return false;
+    if (said->is(Value::Kind::kBool)) return said->integer != 0;
+    std::vector<std::string> patterns;
+    if (said->is(Value::Kind::kText)) patterns.push_back(said->text);
+    for (const Value& pattern : said->items) patterns.push_back(pattern.text);
     return name_fits(p.name, patterns);
   }
 
-  bool is_wide(const Param& p, const Group* group) const {
-    return is_full_precision(p.shape) || named_wide(p, group);
+  bool in_full_precision(const Param& p, const Group* group) const {
+    const Value* least = own_option(p, group, "min_numel");
+    const bool given = least != nullptr && least->is(Value::Kind::kInt);
+    return is_full_precision(p.shape, given ? least->integer : kMinNumel) ||
+           named_full_precision(p, group);
+  }
+
+  /// Whether lowbit's own state stays as it is: nothing else was asked for, or an override of the
+  /// source decides its format, as it would in an optimizer with that override.
+  bool stays(const Param& p, const State& s, const Group* group) const {
+    std::string state, format;
+    return model_.dialect == "lowbit" && wanted_.block == 0 &&
+           !name_fits(p.name, wanted_.full_precision) &&
+           (keeps_formats_ || overridden(p, group, "state_format") != nullptr) &&
+           split_key(s.own[0].first, state, format);
   }
 
   Status param(const Param& p, const Group* group) {
@@ -101,11 +134,11 @@ class LowbitWriter {
 
   /// The format that the state gets. The source's codes stay where nothing else was asked for.
   Result<StateSpec> spec_for(const Param& p, const State& s, const Group* group) {
-    if (is_wide(p, group)) {
+    if (in_full_precision(p, group)) {
       if (keeps_formats_) return StateSpec{"float32"};
-      ASSIGN_OR_RETURN(wide, spec_of(wanted_.state_format, s.is_signed, wanted_.block));
-      if (is_slow_state(s.name)) return slow_mean_spec(wide, true);
-      return wide.coded() || wide.factored() ? StateSpec{"float32"} : wide;
+      ASSIGN_OR_RETURN(said, spec_of(wanted_.state_format, s.is_signed, wanted_.block));
+      if (is_slow_state(s.name)) return slow_mean_spec(said, true);
+      return said.coded() || said.factored() ? StateSpec{"float32"} : said;
     }
     if (keeps_formats_ && wanted_.block == 0) {
       const bool fits = s.codes && s.codes->block >= kMinBlock && s.codes->block <= kMaxBlock &&
@@ -146,6 +179,11 @@ class LowbitWriter {
     if (s.values == nullptr || (!is_moment(s.name) && !factor)) return put_raw(p, s);
     if (factor) {
       put_float32(p, s, s.shape);
+      return fine();
+    }
+    if (stays(p, s, group)) {
+      coded_ = coded_ || s.leaves.size() > 1;  // codes and scales
+      copy(p, s);
       return fine();
     }
     if (!p.known_shape && !(s.codes && keeps_formats_ && wanted_.block == 0))
