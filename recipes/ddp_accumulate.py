@@ -36,7 +36,9 @@ for step in range(STEPS):
 
 if rank == 0:
     PATH.parent.mkdir(exist_ok=True)
-    torch.save({"model": model.module.state_dict(), "optimizer": opt.state_dict()}, PATH)
+    saved = {"model": model.module.state_dict(), "optimizer": opt.state_dict()}
+    torch.save(saved, PATH.with_suffix(".tmp"))
+    PATH.with_suffix(".tmp").replace(PATH)  # an old checkpoint is whole until the new one is
     print(f"step {STEPS}, loss {loss.item():.3f}")
 dist.barrier()
 dist.destroy_process_group()

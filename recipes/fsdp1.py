@@ -60,7 +60,8 @@ saved = {
     "optim": lowbit.fsdp1.get_state_dict(opt),
     "step": torch.tensor(begin + STEPS),
 }
-dcp.save(saved, checkpoint_id=PATH)
+# Writer replaces the old checkpoint when all of the new one is written.
+dcp.save(saved, storage_writer=lowbit.checkpoint.Writer(PATH))
 if rank == 0:
     print(f"step {begin + STEPS}, loss {loss.item():.3f}")
 del model, opt, saved, loss

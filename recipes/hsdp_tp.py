@@ -36,10 +36,8 @@ for block in model.blocks:
 fully_shard(model, mesh=mesh["replicate", "shard"])
 opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
-data_rank, data_ranks = (
-    rank // TENSOR,
-    ranks // TENSOR,
-)  # all ranks of a tensor-parallel group use the same batch
+# All ranks of a tensor-parallel group use the same batch.
+data_rank, data_ranks = rank // TENSOR, ranks // TENSOR
 for step in range(STEPS):
     loss = loss_of(model, batch(step, data_rank, data_ranks).to(device))
     loss.backward()
@@ -49,7 +47,9 @@ for step in range(STEPS):
         print(f"step {step}, loss {loss.item():.3f}", flush=True)
 
 weights, state = get_state_dict(model, opt)
-dcp.save({"model": weights, "optim": state}, checkpoint_id=PATH)
+saved = {"model": weights, "optim": state}
+# Writer replaces the old checkpoint when all of the new one is written.
+dcp.save(saved, storage_writer=lowbit.checkpoint.Writer(PATH))
 if rank == 0:
     print(f"step {STEPS}, loss {loss.item():.3f}")
 del model, opt, weights, state, loss

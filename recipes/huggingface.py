@@ -16,9 +16,8 @@ config = LlamaConfig(
     vocab_size=256, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=128,
 )  # fmt: skip
-model = LlamaForCausalLM(
-    config
-).bfloat16()  # LlamaForCausalLM.from_pretrained(..., dtype="bfloat16")
+# Or LlamaForCausalLM.from_pretrained(..., dtype="bfloat16").
+model = LlamaForCausalLM(config).bfloat16()
 rows = torch.cat([batch(step) for step in range(40)])
 args = TrainingArguments(
     output_dir="out/huggingface", num_train_epochs=1, per_device_train_batch_size=16, learning_rate=2e-3,

@@ -49,7 +49,9 @@ for step in range(begin, begin + STEPS):
         print(f"step {step}, loss {loss.item():.3f}", flush=True)
 
 weights, state = get_state_dict(model, opt)
-dcp.save({"model": weights, "optim": state, "step": torch.tensor(begin + STEPS)}, checkpoint_id=PATH)  # fmt: skip
+saved = {"model": weights, "optim": state, "step": torch.tensor(begin + STEPS)}
+# Writer replaces the old checkpoint when all of the new one is written.
+dcp.save(saved, storage_writer=lowbit.checkpoint.Writer(PATH))
 if rank == 0:
     print(f"step {begin + STEPS}, loss {loss.item():.3f}")
 del model, opt, weights, state, loss

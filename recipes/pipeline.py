@@ -147,9 +147,8 @@ def main() -> None:
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
 
-    model = make_model(depth=DEPTH).to(
-        device
-    )  # a large model: each rank makes its own stages alone
+    # Of a large model each rank makes its own stages alone.
+    model = make_model(depth=DEPTH).to(device)
     part, schedule = build(model, args.schedule, args.stages or ranks, device)
     del model
     opt = lowbit.AdamW(groups_of(part), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)

@@ -37,5 +37,6 @@ for step in range(begin, begin + STEPS):
 
 PATH.parent.mkdir(exist_ok=True)
 state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "schedule": schedule.state_dict()}  # fmt: skip
-torch.save({**state, "step": begin + STEPS}, PATH)
+torch.save({**state, "step": begin + STEPS}, PATH.with_suffix(".tmp"))
+PATH.with_suffix(".tmp").replace(PATH)  # the old checkpoint is whole until the new one is
 print(f"step {begin + STEPS}, loss {loss.item():.3f}, {opt.stats()['total']['bytes_per_value']:.2f} bytes per parameter")  # fmt: skip

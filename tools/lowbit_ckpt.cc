@@ -90,9 +90,10 @@ int main(int argc, char** argv) {
     add(app, chosen);
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
     command->footer(examples_text(app, command->get_name()));
-  app.footer(examples_text(app, "") +
-             "\nlowbit-ckpt COMMAND --help has the options and more examples.\n"
-             "Exit codes: 0 fine, 1 runtime error, 2 usage, 3 bad or unsafe input, 4 mismatch.");
+  app.footer(
+      examples_text(app, "") +
+      "\nlowbit-ckpt COMMAND --help has the options and more examples.\n"
+      "Exit codes: 0 success, 1 I/O error, 2 usage error, 3 bad or unsafe input, 4 mismatch.");
   app.failure_message([&app](const CLI::App*, const CLI::Error& error) {
     const std::string known = unknown_command(app);
     return fmt::format("lowbit-ckpt: {}\n",

@@ -2,14 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
-
-#include "policy/thresholds.h"
 
 namespace lowbit {
 
 /// Whether a parameter of this global shape is too small for quantized state: too few dimensions,
-/// rows that are too short, or fewer than `min_numel` elements.
-bool is_full_precision(const std::vector<int64_t>& shape, int64_t min_numel = kMinNumel);
+/// rows that are too short, or fewer than `min_numel` elements (nullopt: the policy's number).
+bool is_full_precision(const std::vector<int64_t>& shape,
+                       std::optional<int64_t> min_numel = std::nullopt);
 
 }  // namespace lowbit

@@ -78,29 +78,27 @@ def names(kind: str) -> frozenset[str]:
 
 
 @functools.cache
+def _entry(kind: str, called: str, name: str, also: str = "") -> dict[str, Any]:
+    for entry in registered()[kind]:
+        if entry["name"] == name:
+            return entry
+    known = ", ".join(entry["name"] for entry in registered()[kind])
+    raise ValueError(f"no {called} is named {name!r}; there are {also}{known}")
+
+
 def state_format(name: str) -> dict[str, Any]:
     """The catalog's entry of a state format. Raises ValueError, which lists all names, if there is none."""
-    for entry in registered()["state"]:
-        if entry["name"] == name:
-            return entry
-    names = ", ".join(entry["name"] for entry in registered()["state"])
-    raise ValueError(f"no state format is named {name!r}; there are {names}")
+    return _entry("state", "state format", name)
 
 
-@functools.cache
 def param_format(name: str) -> dict[str, Any]:
     """The catalog's entry of a parameter format. Raises ValueError, which lists all names, if there is none."""
-    for entry in registered()["param"]:
-        if entry["name"] == name:
-            return entry
-    names = ", ".join(entry["name"] for entry in registered()["param"])
-    raise ValueError(f"no parameter format is named {name!r}; there are 'auto', {names}")
+    return _entry("param", "parameter format", name, "'auto', 'nearest', ")
 
 
-@functools.cache
 def rule(name: str) -> dict[str, Any]:
-    """The catalog's entry of an update rule. Raises StopIteration if there is none."""
-    return next(entry for entry in registered()["rules"] if entry["name"] == name)
+    """The catalog's entry of an update rule. Raises ValueError, which lists all names, if there is none."""
+    return _entry("rules", "rule", name)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from lowbit.config.arguments import Options
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.weights import mix
 from lowbit.step.group import StepGroup
+from lowbit.step.numbers import capturing
 from lowbit.step.versions import raise_versions, versioned
 
 
@@ -164,7 +165,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
     @torch.no_grad()
     def _step(self, closure: Callable[[], Any] | None, grad_scale: Tensor | float | None) -> Any:
         self._check_mode()
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if capturing():
             raise RuntimeError(
                 "a CUDA graph would replay this step's weight in the average for all steps; step ScheduleFreeAdamW outside of graphs"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,17 +155,16 @@ def _groups(
 
 
 def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., Any]:
-    """The optimizer's class. Every name of `lowbit` is a class below LowbitOptimizer."""
+    """The optimizer's class; a name is one of `lowbit.__all__`."""
     if callable(optimizer):
         return optimizer
-    known: dict[str, Callable[..., Any]] = {}
-    left = [LowbitOptimizer]
-    while left:
-        below = [c for c in left.pop().__subclasses__() if c.__module__.startswith("lowbit.")]
-        known |= {c.__name__: c for c in below}
-        left += below
-    for shared in ("SubspaceOptimizer", "OrthogonalOptimizer"):
-        known.pop(shared, None)
+    public = sys.modules["lowbit"]
+    named = ((name, getattr(public, name)) for name in public.__all__)
+    known = {
+        name: cls
+        for name, cls in named
+        if isinstance(cls, type) and issubclass(cls, LowbitOptimizer) and cls is not LowbitOptimizer
+    }
     if not isinstance(optimizer, str) or optimizer not in known:
         raise ValueError(
             f"lowbit has no optimizer {optimizer!r}; it has {', '.join(sorted(known))}"

@@ -8,9 +8,10 @@ from torch import Tensor
 from lowbit import sharding
 
 
-def capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured on the device."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def capturing(device: torch.device | None = None) -> bool:
+    """Whether a CUDA graph is being captured: on the device, or on any (None)."""
+    cuda = torch.cuda.is_available() if device is None else device.type == "cuda"
+    return cuda and torch.cuda.is_current_stream_capturing()
 
 
 def lr_beside(lr: Tensor, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ from lowbit import sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lowrank_layout import LowRankLayout
 from lowbit.state.muon_layout import MuonLayout
+from lowbit.step.numbers import capturing
 
 
 class Presence:
@@ -55,7 +56,9 @@ class Presence:
         Args:
             same: whether this rank has gradients of the same parameters as when it last asked.
         """
-        if not self._together or _capturing():
+        if (
+            not self._together or capturing()
+        ):  # replays have the gradients of earlier steps, which asked
             return []
         if not same or not self._mine:
             self._mine = [
@@ -81,11 +84,6 @@ class Presence:
             for p, here, there in zip(params, mine.tolist(), flags.tolist(), strict=True)
             if there and not here
         ]
-
-
-def _capturing() -> bool:
-    """Whether a CUDA graph is being captured. Its replays have the gradients of earlier steps, which asked."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _groups(p: Any, lay: Layout) -> tuple[Any, ...]:

@@ -15,7 +15,12 @@ import lowbit
 
 TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
 need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
-SHAPES = {"embed.weight": (96, 64), "up.weight": (64, 130), "conv.weight": (32, 8, 5, 7), "bias": (64,)}
+SHAPES = {
+    "embed.weight": (96, 64),
+    "up.weight": (64, 130),
+    "conv.weight": (32, 8, 5, 7),
+    "bias": (64,),
+}
 SMALL = {**SHAPES, "small.weight": (8, 32)}  # float32 but for min_numel=0
 OPTIONS = {
     "lpmm4, rank 1": dict(state_format="lpmm4"),

@@ -44,7 +44,7 @@ ASIDE = [
 
 def need_package(name):
     present = importlib.util.find_spec(name) is not None
-    need("frameworks", present, f"{name} is not installed: pip install lowbit[frameworks]")
+    need("frameworks", present, f"{name} is not installed: make frameworks")
 
 
 def launch(out, ranks, what, cases):

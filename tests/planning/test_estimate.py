@@ -273,7 +273,7 @@ LLAMA = {
 @pytest.fixture
 def transformers(monkeypatch):
     present = importlib.util.find_spec("transformers") is not None
-    need("frameworks", present, "transformers is not installed: pip install lowbit[frameworks]")
+    need("frameworks", present, "transformers is not installed: make frameworks")
     import transformers
 
     def refuse(*args):

@@ -91,23 +91,24 @@ Status run(ConvertArguments& given) {
 /// The dialect of the source, that of the target, and the target's format.
 void add_state(CLI::App& command, ConvertOptions& options) {
   command
-      .add_option(
-          "--to", options.to,
-          fmt::format("Whose optimizer shall load it: {}; without it only the container changes",
-                      fmt::join(dialect_names(), ", ")))
+      .add_option("--to", options.to,
+                  fmt::format("The library whose optimizer will load TARGET: {}; without it only "
+                              "the container changes",
+                              fmt::join(dialect_names(), ", ")))
       ->type_name("DIALECT");
-  command.add_option("--from", options.from, "Whose it is, where that is not found out")
+  command.add_option("--from", options.from, "The source's dialect, if it is not recognized")
       ->type_name("DIALECT");
   command
-      .add_option("--optimizer", options.optimizer,
-                  "Where SRC has several: the path of the one to convert, such as optimizers.0; "
-                  "the others stay as they are")
+      .add_option(
+          "--optimizer", options.optimizer,
+          "If SOURCE has several optimizers: the path of the one to convert, such as optimizers.0; "
+          "the others stay as they are")
       ->type_name("PATH");
   command
-      .add_option(
-          "--state-format", options.wanted.state_format,
-          "How state is kept: 8bit, 7bit ... 2bit, fp8, log8, factored4, bfloat16, float32, ... or "
-          "a format's name; without it codes stay as they are and float32 becomes 8bit")
+      .add_option("--state-format", options.wanted.state_format,
+                  "The format of TARGET's state: 8bit, 7bit ... 2bit, fp8, log8, factored4, "
+                  "bfloat16, float32, ... or "
+                  "a format's name; without it codes stay as they are and float32 becomes 8bit")
       ->type_name("FORMAT");
   command.add_option("--block", options.wanted.block, "Values that share a scale, 32 to 2048")
       ->check(CLI::Range(int64_t{32}, int64_t{2048}))
@@ -126,34 +127,35 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
   ConvertOptions& options = given->options;
   CLI::App* command = app.add_subcommand(
       "convert", "Write a checkpoint for another optimizer, state format or container");
-  command->add_option("SRC", given->source, "The checkpoint, in any container")->required();
+  command->add_option("SOURCE", given->source, "The checkpoint, in any container")->required();
   command
-      ->add_option("DST", given->target,
+      ->add_option("TARGET", given->target,
                    "What to write, a folder or a file; it appears whole or not at all")
       ->required();
   add_state(*command, options);
   command
       ->add_option("--container", options.container,
-                   alternatives(container_names()) + "; without it by DST's name, else SRC's")
+                   alternatives(container_names()) +
+                       "; by default TARGET's name decides, else SOURCE's container")
       ->type_name("KIND");
   command
       ->add_option("--world-size", given->ranks,
-                   "Ranks of a directory; without it as many as SRC has")
+                   "Ranks of a directory; by default as many as SOURCE has")
       ->check(CLI::Range(int64_t{1}, int64_t{65536}));
   command->add_flag("--keep", options.wanted.keep, "Refuse to round anything");
   command->add_flag("--lossy", options.wanted.lossy,
                     "Leave out what the target cannot keep, with a warning");
   command
-      ->add_option(
-          "--model", options.model,
-          "A checkpoint with the weights, where SRC does not tell its parameters' shapes, or "
-          "numbers them without names: then a model's state dict in a file of torch.save")
+      ->add_option("--model", options.model,
+                   "A checkpoint with the weights, if SOURCE does not tell its parameters' shapes, "
+                   "or numbers "
+                   "them without names: then a model's state dict in a file of torch.save")
       ->type_name("PATH");
   command
       ->add_option("--weights", options.weights,
                    "Also round float32 weights: bfloat16, bfloat16_stochastic")
       ->type_name("FORMAT");
-  command->add_option("--seed", options.seed, "Of stochastic rounding of --weights")
+  command->add_option("--seed", options.seed, "The seed of stochastic rounding, of --weights")
       ->needs("--weights");
   add_selection(*command, options.select);
   command->add_flag("--dry-run", options.dry_run, "Say what would be done and write nothing");

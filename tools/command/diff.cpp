@@ -11,19 +11,19 @@ namespace {
 
 struct DiffArguments {
   std::string first, second;
-  bool json = false, quiet = false;
+  ReportArguments report;
   DiffOptions options;
 };
 
 Status run(DiffArguments& given) {
-  ProgressBar bar("diff", given.quiet);
+  ProgressBar bar("diff", given.report.quiet);
   given.options.progress = bar.function();
   ASSIGN_OR_RETURN(report, diff(given.first, given.second, given.options));
   bar.clear();
   const Json& differences = report["differences"];
-  if (given.json) {
+  if (given.report.json) {
     print_json(report);
-  } else if (!given.quiet) {
+  } else if (!given.report.quiet) {
     for (const Json& d : differences) {
       fmt::print("{}: {}", d["name"].get<std::string>(), d["what"].get<std::string>());
       if (d.contains("max"))
@@ -58,8 +58,7 @@ void add_diff(CLI::App& app, std::function<Status()>& chosen) {
           "How far a tensor may be off, as a part of the larger one's 2-norm, such as 0.02")
       ->check(CLI::NonNegativeNumber);
   add_selection(*command, given->options.select);
-  command->add_flag("--json", given->json, "For machines");
-  command->add_flag("--quiet", given->quiet, "Only the exit code");
+  given->report.add(*command);
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }
 

@@ -127,7 +127,7 @@ void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option("--html", given->html, "Write a page for a browser, with pictures of the state")
       ->type_name("FILE");
   command->add_flag("--force", given->force, "Replace that page where it exists");
-  command->add_flag("--json", given->json, "For machines");
+  command->add_flag("--json", given->json, "Print the report as JSON");
   command->add_flag("--digest", given->options.digest,
                     "Read everything and print a digest that does not depend on how it is sharded");
   command->add_flag(

@@ -41,7 +41,7 @@ Result<std::vector<int64_t>> numbers(std::string_view text, char between, const 
 Result<uint64_t> parse_size(const std::string& text) {
   std::string_view rest = text;
   uint64_t n = 0;
-  const Error no = usage("'" + printable(text) + "' is no size such as 512M or 2GiB");
+  const Error no = usage("'" + printable(text) + "' is not a size such as 512M or 2GiB");
   if (!take_number(rest, n)) return no;
   if (rest.empty() || rest == "B") return n;
   const size_t unit = std::string_view("KMGT").find(rest[0]);
@@ -114,7 +114,7 @@ void WriteArguments::add(CLI::App& command, WriteOptions& options) {
   command.add_option("--memory-limit", memory, "Most bytes of buffers, such as 512M")
       ->type_name("SIZE")
       ->capture_default_str();
-  command.add_flag("--force", options.replace, "Replace DST where it exists and is a checkpoint");
+  command.add_flag("--force", options.replace, "Replace TARGET if it exists and is a checkpoint");
 }
 
 Status WriteArguments::apply(WriteOptions& options) const {
@@ -136,8 +136,8 @@ void print_warnings(const Json& report) {
 }
 
 void ReportArguments::add(CLI::App& command) {
-  command.add_flag("--json", json, "A report for machines");
-  command.add_flag("--quiet", quiet, "Say nothing");
+  command.add_flag("--json", json, "Print the report as JSON");
+  command.add_flag("--quiet", quiet, "Print errors only");
 }
 
 bool ReportArguments::print(const Json& report) const {

@@ -20,7 +20,7 @@ struct ReshardArguments {
 Status run(ReshardArguments& given) {
   WriteOptions& write = given.options.write;
   if (given.mesh.empty() == (given.ranks == 0))
-    return Error{Exit::kUsage, "say --world-size N or --mesh NxM, one of them"};
+    return Error{Exit::kUsage, "pass either --world-size N or --mesh NxM"};
   ASSIGN_OR_RETURN(
       mesh, parse_mesh(given.mesh.empty() ? std::to_string(given.ranks) : given.mesh, given.dims));
   write.mesh = mesh;
@@ -65,8 +65,9 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<ReshardArguments>();
   CLI::App* command = app.add_subcommand(
       "reshard", "Write a checkpoint as a directory for another number of ranks");
-  command->add_option("SRC", given->source, "The checkpoint, in any container")->required();
-  command->add_option("DST", given->target, "The folder to write; it appears whole or not at all")
+  command->add_option("SOURCE", given->source, "The checkpoint, in any container")->required();
+  command
+      ->add_option("TARGET", given->target, "The folder to write; it appears whole or not at all")
       ->required();
   command
       ->add_option("--world-size", given->ranks,
@@ -82,7 +83,7 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option(
           "--part", given->part,
           "Write part I of N, from 0: run all N, in any order, on machines that share a file "
-          "system; the last one publishes DST. A part that was killed is run again")
+          "system; the last one publishes TARGET. Run a part again if it was killed")
       ->type_name("I/N");
   add_selection(*command, given->options.select);
   command->add_flag("--requantize", given->options.requantize,

@@ -11,24 +11,25 @@ namespace {
 
 struct VerifyArguments {
   std::string path;
-  bool json = false, quiet = false, no_values = false;
+  bool no_values = false;
+  ReportArguments report;
   VerifyOptions options;
 };
 
 Status run(VerifyArguments& given) {
-  ProgressBar bar("verify", given.quiet);
+  ProgressBar bar("verify", given.report.quiet);
   given.options.progress = bar.function();
   given.options.finite = !given.no_values;
   ASSIGN_OR_RETURN(report, verify(given.path, given.options));
   bar.clear();
   const Json& findings = report["findings"];
-  if (given.json) {
+  if (given.report.json) {
     print_json(report);
   } else {
     print_warnings(report);
     for (const Json& f : findings)
       fmt::print("{}: {}\n", f["tensor"].get<std::string>(), f["what"].get<std::string>());
-    if (!given.quiet && findings.empty()) {
+    if (!given.report.quiet && findings.empty()) {
       fmt::print("{}: {}, {} tensors, {} values, {}: structure, checksums and values hold\n",
                  report["path"].get<std::string>(), report["container"].get<std::string>(),
                  report["checked"]["tensors"].get<uint64_t>(),
@@ -51,7 +52,7 @@ void add_verify(CLI::App& app, std::function<Status()>& chosen) {
   CLI::App* command =
       app.add_subcommand("verify", "Whether a checkpoint is whole: structure, checksums, values");
   command->add_option("PATH", given->path, "The checkpoint")->required();
-  command->add_flag("--no-values", given->no_values, "Do not ask whether numbers are finite");
+  command->add_flag("--no-values", given->no_values, "Skip the check for NaN and infinity");
   command->add_flag("--opaque", given->options.opaque,
                     "Let values pass that are no plain data; torch would run what they name");
   given->options.threads = default_threads();
@@ -59,8 +60,7 @@ void add_verify(CLI::App& app, std::function<Status()>& chosen) {
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   add_selection(*command, given->options.select);
-  command->add_flag("--json", given->json, "For machines");
-  command->add_flag("--quiet", given->quiet, "Only what is wrong");
+  given->report.add(*command);
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });
 }
 

@@ -6,7 +6,6 @@
 #include "policy/presets.h"
 
 namespace lowbit::ckpt {
-namespace {}  // namespace
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "core/layout.h"
 #include "dialect/common/algorithm.h"
@@ -58,7 +59,8 @@ class LowbitWriter {
     const std::string known = p.name.empty() ? std::to_string(p.index) : clean_name(p.name);
     for (size_t i = 0; overrides->is_dict() && i + 1 < overrides->items.size(); i += 2) {
       const Value &pattern = overrides->items[i], &options = overrides->items[i + 1];
-      if (name_fits(known, {pattern.text})) return options.is_dict() ? options.find(option) : nullptr;
+      if (name_fits(known, {pattern.text}))
+        return options.is_dict() ? options.find(option) : nullptr;
     }
     return nullptr;
   }
@@ -82,9 +84,9 @@ class LowbitWriter {
 
   bool in_full_precision(const Param& p, const Group* group) const {
     const Value* least = own_option(p, group, "min_numel");
-    const bool given = least != nullptr && least->is(Value::Kind::kInt);
-    return is_full_precision(p.shape, given ? least->integer : kMinNumel) ||
-           named_full_precision(p, group);
+    std::optional<int64_t> min_numel;
+    if (least != nullptr && least->is(Value::Kind::kInt)) min_numel = least->integer;
+    return is_full_precision(p.shape, min_numel) || named_full_precision(p, group);
   }
 
   /// Whether lowbit's own state stays as it is: nothing else was asked for, or an override of the
