@@ -2,33 +2,12 @@
 
 #include <algorithm>
 
+#include "io/glob.h"
 #include "io/partial_name.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
-
-/// Length of the element of `p` that stands for one character, and whether `c` fits it. A '['
-/// without its ']' is a plain character.
-std::pair<size_t, bool> one(std::string_view p, char c) {
-  if (p[0] == '\\' && p.size() > 1) return {2, p[1] == c};
-  if (p[0] != '[') return {1, p[0] == '?' || p[0] == c};
-  const bool inverted = p.size() > 1 && (p[1] == '!' || p[1] == '^');
-  const size_t start = inverted ? 2 : 1;
-  const size_t end = p.find(']', start + 1);  // a ']' that comes first is one of the set
-  if (end == std::string_view::npos) return {1, c == '['};
-  bool inside = false;
-  for (size_t i = start; i < end; ++i) {
-    const auto low = static_cast<unsigned char>(p[i]), at = static_cast<unsigned char>(c);
-    if (i + 2 < end && p[i + 1] == '-') {
-      inside = inside || (low <= at && at <= static_cast<unsigned char>(p[i + 2]));
-      i += 2;
-    } else {
-      inside = inside || low == at;
-    }
-  }
-  return {end + 1, inside != inverted};
-}
 
 bool any_matches(const std::vector<std::string>& patterns, std::string_view name) {
   return std::any_of(patterns.begin(), patterns.end(),
@@ -36,31 +15,6 @@ bool any_matches(const std::vector<std::string>& patterns, std::string_view name
 }
 
 }  // namespace
-
-bool glob_matches(std::string_view pattern, std::string_view name) {
-  size_t p = 0, n = 0, star = std::string_view::npos, from = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      from = n;
-      continue;
-    }
-    if (p < pattern.size()) {
-      const auto [length, fits] = one(pattern.substr(p), name[n]);
-      if (fits) {
-        p += length;
-        ++n;
-        continue;
-      }
-    }
-    if (star == std::string_view::npos) return false;
-    // The last star takes one character more; stars before it need not be tried again.
-    p = star + 1;
-    n = ++from;
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
 
 bool selected(const Selection& selection, std::string_view name) {
   return (selection.include.empty() || any_matches(selection.include, name)) &&

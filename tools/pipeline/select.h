@@ -1,4 +1,4 @@
-// Which leaves a command is about: globs on torch's flat names.
+// Which leaves a command is about: globs (io/glob.h) on torch's flat names.
 #pragma once
 
 #include <string>
@@ -9,11 +9,6 @@
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
-
-/// Whether `name` fits the pattern: `*` any text (dots too), `?` one character, `[abc]`, `[a-z]`,
-/// `[!abc]` one of a set, `\` takes the next character as it is. The time is at most the product
-/// of both lengths.
-bool glob_matches(std::string_view pattern, std::string_view name);
 
 /// Fits one of `include` (or there is none), and none of `exclude`.
 bool selected(const Selection& selection, std::string_view name);

@@ -1,18 +1,16 @@
 #include "dialect/common/weights.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 
+#include "io/glob.h"
 #include "policy/names.h"
 
 namespace lowbit::ckpt {
 
 bool name_fits(const std::string& name, const std::vector<std::string>& patterns) {
   const std::string clean = clean_name(name);
-  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-    return fnmatch(pattern.c_str(), clean.c_str(), FNM_NOESCAPE) == 0;
-  });
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return glob_matches(pattern, clean); });
 }
 
 void TensorsByName::add(const Leaf& leaf) {

@@ -1,0 +1,53 @@
+"""Patterns on the command line choose what Python's fnmatch chooses, as overrides= and full_precision= do."""
+
+import fnmatch
+import pathlib
+import shutil
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from paths import ROOT
+from require import need
+
+from lowbit import checkpoint
+
+TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
+need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
+ALPHABET = "ab.-]^!é界*[?"  # a backslash is shown as two
+NAMES = sorted(
+    {a + b for a in ALPHABET for b in ["", *ALPHABET]}
+    | {"a.b.a", "model.layers.10.attn.weight", "a-é", "ab-ab-ab", "界界a"}
+)
+PATTERNS = [
+    "*", "?", "??", "*.weight", "model.*.1?.*", "[ab]", "[!ab]", "[^a]", "[]]", "[!]]", "[a", "[!", "[a-]", "[-a]", "[a-é]",
+    "[!a-é]", "é*", "?é", "[界]*", "\\*", "\\a", "a\\", "[\\]", "[*]", "[?]?", "[[]", "**a", "*a*b*", "a*", "[a-b]?[!.]*",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("globs") / "names.pt"
+    torch.save({name: torch.zeros(1) for name in NAMES}, path)
+    return path
+
+
+def chosen(path, pattern):
+    try:
+        report = checkpoint.inspect(path, include=[pattern])
+    except checkpoint.CheckpointError as error:
+        assert "fits nothing" in str(error), error
+        return []
+    return sorted(tensor["name"] for tensor in report["tensors"])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_as_in_python(path, pattern):
+    assert chosen(path, pattern) == sorted(n for n in NAMES if fnmatch.fnmatchcase(n, pattern))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pattern=st.text("ab-]!^\\é*[?", min_size=1, max_size=6))
+def test_any_pattern_as_in_python(path, pattern):
+    assert chosen(path, pattern) == sorted(n for n in NAMES if fnmatch.fnmatchcase(n, pattern))
