@@ -6,8 +6,8 @@
 #include "check.h"
 #include "container/dcp/cut.h"
 #include "io/crc32.h"
+#include "io/glob.h"
 #include "io/partial_name.h"
-#include "pipeline/select.h"
 
 namespace {
 
@@ -58,8 +58,9 @@ void test_globs() {
                {"[0-9][0-9]", "42", true},
                {"[]]", "]", true},
                {"[a", "[a", true},
-               {"\\*", "*", true},
-               {"\\*", "x", false},
+               {"\\*", "*", false},
+               {"\\*", "\\x", true},
+               {"[^a]", "a", true},
                {"a", "", false},
                {"", "", true},
                {"**a**", "bab", true}};
