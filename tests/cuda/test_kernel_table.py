@@ -1,5 +1,6 @@
 """The table of what CUDA kernels take (csrc/cuda/resources.py): right numbers, and local memory is an error. Needs nvcc, no GPU."""
 
+import io
 import os
 import pathlib
 import re
@@ -177,6 +178,20 @@ def test_the_way_through_step_any(tmp_path, monkeypatch):
             if c.fixed:
                 assert re.search(rf"^{arch} \d+ \d+ {re.escape(c.fixed)}$", limits, re.MULTILINE), c
     assert any_path.registered("GradFormats") == ["Float32Grad", "BFloat16Grad", "Float16Grad"]
+
+
+def test_step_any_has_limits(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import any_path
+    import resources
+
+    lion = any_path.Combination("Lion", ("Dynamic8",))
+    monkeypatch.setattr(resources, "limits", lambda: {("90", lion.name()): (10, 0)})
+    out = io.StringIO()
+    assert resources.print_any("90", [(lion, 10)], {}, out) == []
+    bad = resources.print_any("90", [(lion, 11)], {lion.fixed: 5}, out)
+    assert bad == [f"sm_90: {lion.name()} executes 11 instructions for a tile; tile_limits.txt allows 10"]  # fmt: skip
+    assert out.getvalue().splitlines()[-1] == f"      11     5   2.2  {lion.name()}"
 
 
 def test_no_cubins_are_an_error(tmp_path):
