@@ -23,17 +23,23 @@ constexpr int index_of(Types<Fs...>) {
 /// A kernel with fixed formats. The common combinations have one; all others use step_any.
 struct Fast {
   int rule, param, grad, state[3];  // as many states as the rule has
+  bool drawn[3];                    // whether it rounds them at random
   void (*kernel)(Units);
 };
 template <class U, class P, class G, class... S>
 constexpr Fast fast() {
-  return {index_of<U>(UpdateRules{}),
-          index_of<P>(ParamFormats{}),
-          index_of<G>(GradFormats{}),
-          {index_of<S>(StateFormats{})...},
-          step_fast<U, P, G, S...>};
+  Fast f{index_of<U>(UpdateRules{}),
+         index_of<P>(ParamFormats{}),
+         index_of<G>(GradFormats{}),
+         {index_of<S>(StateFormats{})...},
+         {},
+         step_fast<U, P, G, S...>};
+  [[maybe_unused]] int k = 0;
+  ((f.drawn[k] = is_drawn<U, S>(k), ++k), ...);
+  return f;
 }
-/// With states of the format M where they have a sign, and V where not.
+/// With states of the format M where they have a sign, and V where not. A mean over thousands of
+/// steps is in bfloat16 beside codes, as presets keep it.
 template <class U, class P, class G, class M, class V>
 constexpr Fast fast_with() {
   if constexpr (U::kSlots == 0) {
@@ -43,7 +49,7 @@ constexpr Fast fast_with() {
   } else if constexpr (U::kSlots == 2) {
     return fast<U, P, G, M, V>();
   } else {
-    return fast<U, P, G, M, M, V>();
+    return fast<U, P, G, M, std::conditional_t<M::kScaled, BFloat16State, M>, V>();
   }
 }
 // bfloat16 parameters with stochastic rounding, and float32 ones.
@@ -151,9 +157,7 @@ inline bool by_eights(const Job& job) {
     return false;
   for (const StateSlot& slot : job.state) {
     const int bytes = kHostShapes.at[slot.format].bits;  // of 8 values
-    if (!aligned(slot.values, bytes < 16 ? bytes : 16) || slot.stochastic ||
-        is_cross_tile(slot.kind))
-      return false;
+    if (!aligned(slot.values, bytes < 16 ? bytes : 16) || is_cross_tile(slot.kind)) return false;
   }
   return true;
 }
@@ -164,7 +168,7 @@ inline int kernel_of(const Job& job) {
     const Fast& f = kFast[i];
     bool same = f.rule == job.rule && f.param == job.param_format && f.grad == job.grad_format;
     for (int k = 0; same && k < slots_at(job.rule, UpdateRules{}); ++k)
-      same = f.state[k] == job.state[k].format;
+      same = f.state[k] == job.state[k].format && f.drawn[k] == job.state[k].stochastic;
     if (same) return by_eights(job) ? i : kAny;
   }
   return kAny;

@@ -3,10 +3,11 @@
 Reads the ELF files itself, so it needs neither cuobjdump nor a GPU. Prints, or writes to FILE, one table per architecture: registers per
 thread, bytes of shared memory per block, instructions, and how many of them move 16 bytes between a thread and global memory. A second table
 has what the fixed kernels execute for a tile of 256 values (usual_path.py): instructions by pipe, the clocks of issue and of the ALU, and
-wavefronts of shared memory, beside the clocks that memory needs for the bytes.
+wavefronts of shared memory, beside the clocks that memory needs for the bytes. A third has the instructions of step_any for a tile
+(any_path.py), beside those of the fixed kernel where the rule has one.
 
 Exits with 1 if no cubin is found, if a kernel uses local memory (a stack frame for spilled registers or for an array that is indexed at
-run time), or if a fixed kernel executes more than tile_limits.txt allows. With --lenient the last two are reported only. --set-limits writes
+run time), or if a kernel executes more for a tile than tile_limits.txt allows. With --lenient the last two are reported only. --set-limits writes
 tile_limits.txt: what was counted.
 """
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import any_path
 import usual_path
 
 # CUDA's binary format: attributes of .nv.info, and the encoding of instructions since sm_70.
@@ -45,6 +47,8 @@ class Kernel:
     wide_loads: int = 0
     wide_stores: int = 0
     tile: usual_path.Path | None = None  # of a fixed kernel
+    any: list[tuple[any_path.Combination, int]] | None = None  # of step_any
+    unreadable: str = ""  # why there is none
 
 
 @dataclass
@@ -93,6 +97,11 @@ def count(kernel: Kernel, code: bytes, arch: str) -> None:
     kernel.wide_loads, kernel.wide_stores = wide.count(LOAD), wide.count(STORE)
     if "step_fast" in kernel.name and arch.isdigit():
         kernel.tile = usual_path.measure(code, arch, usual_path.functions_of(kernel.name))
+    if "step_any" in kernel.name and arch.isdigit() and int(arch) < any_path.JUMP_TABLES:
+        try:
+            kernel.any = any_path.measure(code, arch)
+        except any_path.Unexpected as why:
+            kernel.unreadable = str(why)
 
 
 def kernels_of(elf: bytes, arch: str) -> list[Kernel]:
@@ -141,13 +150,13 @@ def limits() -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
-def write_limits(counted: dict[tuple[str, str], usual_path.Path]) -> None:
-    lines = ["# The most that a fixed kernel executes for a tile of 256 values, counted by resources.py with CUDA 13.0. A build with more fails.",
-             "# architecture, instructions, wavefronts of shared memory, kernel"]  # fmt: skip
-    for (arch, name), tile in sorted(
+def write_limits(counted: dict[tuple[str, str], tuple[int, int]]) -> None:
+    lines = ["# The most that a kernel executes for a tile of 256 values, counted by resources.py with CUDA 13.0. A build with more fails.",
+             "# architecture, instructions, wavefronts of shared memory (0: not counted), kernel"]  # fmt: skip
+    for (arch, name), (instructions, wavefronts) in sorted(
         counted.items(), key=lambda item: (int(item[0][0]), item[0][1])
     ):
-        lines.append(f"{arch} {tile.instructions} {tile.wavefronts:.0f} {name}")
+        lines.append(f"{arch} {instructions} {wavefronts} {name}")
     LIMITS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -177,11 +186,27 @@ def print_tiles(arch: str, tiles: list[tuple[str, usual_path.Path]], out: TextIO
     return bad
 
 
+def print_any(arch: str, counts: list[tuple[any_path.Combination, int]], fixed: dict[str, int], out: TextIO) -> list[str]:  # fmt: skip
+    """The table of what step_any executes for a tile; returns what is wrong with it."""
+    bad = []
+    allowed = limits()
+    print(f"\nsm_{arch}: instructions of step_any for a tile of 256 values, at the least, and of the fixed kernel of the same rule and formats", file=out)  # fmt: skip
+    print(f"{'step_any':>8} {'fixed':>5} {'times':>5}  rule and formats", file=out)
+    for combination, instructions in counts:
+        own = fixed.get(combination.fixed or "")
+        beside = f"{own:5} {instructions / own:5.1f}" if own else f"{'':5} {'':5}"
+        print(f"{instructions:8} {beside}  {combination.name()}", file=out)
+        most = allowed.get((arch, combination.name()))
+        if most and instructions > most[0]:
+            bad.append(f"sm_{arch}: {combination.name()} executes {instructions} instructions for a tile; tile_limits.txt allows {most[0]}")  # fmt: skip
+    return bad
+
+
 def main(folder: Path, out: TextIO, lenient: bool = False, set_limits: bool = False) -> int:
     cubins = sorted(f for f in folder.glob("*.cubin") if "_dlink" not in f.name)
     bad = []
     tables = 0
-    counted: dict[tuple[str, str], usual_path.Path] = {}
+    counted: dict[tuple[str, str], tuple[int, int]] = {}
     for file in cubins:
         archs = re.findall(r"(?:sm|compute)_(\d+)", file.name)
         arch = archs[-1] if archs else file.stem
@@ -198,12 +223,21 @@ def main(folder: Path, out: TextIO, lenient: bool = False, set_limits: bool = Fa
                 f"{kernel.wide_loads:8} {kernel.wide_stores:8}  {name}",
                 file=out,
             )
+            if kernel.unreadable:
+                print(f"not counted: {kernel.unreadable}", file=out)
+                if any(known == arch for known, _ in limits()):  # others are not tested
+                    bad.append(f"sm_{arch}: {kernel.unreadable}")
             if kernel.frame:
                 bad.append(f"{file.name}: {name} keeps {kernel.frame} bytes in local memory")
         tiles = [(name, kernel.tile) for kernel, name in named if kernel.tile is not None]
         if tiles:
-            counted |= {(arch, name): tile for name, tile in tiles}
+            counted |= {(arch, name): (t.instructions, round(t.wavefronts)) for name, t in tiles}
             bad += [] if set_limits else print_tiles(arch, tiles, out)
+        for kernel in kernels:
+            counts = kernel.any or []
+            counted |= {(arch, c.name()): (instructions, 0) for c, instructions in counts}
+            if counts and not set_limits:
+                bad += print_any(arch, counts, {name: t.instructions for name, t in tiles}, out)
     if not tables:
         print(f"no kernel found in the cubins of {folder}", file=sys.stderr)
         return 1

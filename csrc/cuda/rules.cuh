@@ -134,4 +134,28 @@ struct FastStep<Rule> {
   }
 };
 
+// ---- a mean over thousands of steps ----
+
+/// Whether a fixed kernel rounds a slot at random: such a mean in bfloat16, as presets keep it.
+template <class U, class F>
+LB_HD constexpr bool is_drawn(int slot) {
+  return U::kSlot[slot].is_slow && __is_same(F, BFloat16State);
+}
+
+/// Stores 8 values, rounded by the slot's own random bits; `most` is their largest magnitude.
+template <class F>
+__device__ __forceinline__ void store_slow(const float (&x)[kEach], uint32_t most,
+                                           const Random8& random, char* at) {
+  static_assert(__is_same(F, BFloat16State));
+  Pack8<uint16_t> pack;
+  pack.clear();
+  if (most < float_bits(0x1p100f)) {
+    for (int i = 0; i < kEach / 2; ++i)
+      pack.word[i] = round_two<BFloat16Stochastic>(x[2 * i], x[2 * i + 1], random.word[i]);
+  } else {
+    for (int e = 0; e < kEach; ++e) pack.set(e, F::quantize(x[e], random.bits16(e)));
+  }
+  pack.store(at);
+}
+
 }  // namespace lowbit::cuda

@@ -144,6 +144,14 @@ __device__ __forceinline__ void quantize8(const typename Fixed<F>::Encoder& enco
   pack.store(state_at<F>(values, at));
 }
 
+/// Bit k: whether slot k has scales.
+template <class... S>
+LB_HD constexpr uint32_t scaled_slots() {
+  uint32_t bits = 0, bit = 1;
+  ((bits |= S::kScaled ? bit : 0, bit <<= 1), ...);
+  return bits;
+}
+
 // One slot after another.
 
 template <int kSlot = 0, class U, class Tables>
@@ -181,9 +189,15 @@ template <int kSlot = 0, class F, class... S, class U, class Tables>
 __device__ __forceinline__ void store_states(Types<F, S...>, const FastJob<U>& w,
                                              const Eight& eight, const Tables& tables,
                                              const Eights<U>& s, const Mosts<U>& most, int lane) {
-  quantize8<F>(typename Fixed<F>::Encoder(most[kSlot]), s[kSlot], w.state[kSlot].values,
-               w.state[kSlot].scales, eight.at, eight.block[kSlot], lane, w.lanes[kSlot],
-               tables.template get<F>());
+  if constexpr (is_drawn<U, F>(kSlot)) {
+    const uint64_t group = eight.group | static_cast<uint64_t>(kSlot + 1) << 56;
+    store_slow<F>(s[kSlot], most[kSlot], random_of(w, group),
+                  state_at<F>(w.state[kSlot].values, eight.at));
+  } else {
+    quantize8<F>(typename Fixed<F>::Encoder(most[kSlot]), s[kSlot], w.state[kSlot].values,
+                 w.state[kSlot].scales, eight.at, eight.block[kSlot], lane, w.lanes[kSlot],
+                 tables.template get<F>());
+  }
   store_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s, most, lane);
 }
 
@@ -229,7 +243,7 @@ __device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, 
   }
   if constexpr ((S::kScaled || ...)) {
     __syncwarp();  // memory order: no lane still reads a scale that the first of its block writes
-    block_absmax(most, w.lanes);
+    block_absmax<scaled_slots<S...>()>(most, w.lanes);
   }
   if (eight.here == 0) return;
   store_states(Types<S...>{}, w, eight, shared.tables, s, most, lane);

@@ -64,15 +64,18 @@ __device__ __forceinline__ uint32_t largest(uint32_t mine, int lanes) {
   return mine;
 }
 
-/// The same of several numbers with blocks of `lanes` lanes, mostly whole warps.
-template <int kMany>
+/// The same of several numbers with blocks of `lanes` lanes, mostly whole warps. Bit k of kScaled:
+/// whether number k has blocks; the others stay as they are.
+template <uint32_t kScaled, int kMany>
 __device__ __forceinline__ void block_absmax(uint32_t (&mine)[kMany], const int (&lanes)[kMany]) {
   bool whole = true;
-  for (int k = 0; k < kMany; ++k) whole = whole && lanes[k] == kLanes;
+  for (int k = 0; k < kMany; ++k) whole = whole && ((kScaled >> k & 1) == 0 || lanes[k] == kLanes);
   if (whole) {
-    for (uint32_t& m : mine) m = __reduce_max_sync(kAllLanes, m);
+    for (int k = 0; k < kMany; ++k)
+      if (kScaled >> k & 1) mine[k] = __reduce_max_sync(kAllLanes, mine[k]);
   } else {
-    for (int k = 0; k < kMany; ++k) mine[k] = largest(mine[k], lanes[k]);
+    for (int k = 0; k < kMany; ++k)
+      if (kScaled >> k & 1) mine[k] = largest(mine[k], lanes[k]);
   }
 }
 

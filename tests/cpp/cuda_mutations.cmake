@@ -54,6 +54,8 @@ mutate(slot.cuh "state takes its neighbour's bits" [=[(skip + i) & 7]=] [=[(skip
 mutate(tile.cuh "the parameter takes its neighbour's bits" [=[e & 7]=] [=[(e + 1) & 7]=])
 mutate(step.cuh "the next group" [=[w.first + e.at]=] [=[w.first + e.at + 1]=])
 mutate(step.cuh "the next group of rows that end inside a tile" [=[w.first + row * w.global_cols + col]=] [=[w.first + row * w.global_cols + col + 1]=])
+mutate(step.cuh "the slow mean has the bits of a neighbouring slot" [=[static_cast<uint64_t>(kSlot + 1) << 56]=] [=[static_cast<uint64_t>(kSlot) << 56]=])
+mutate(rules.cuh "a huge slow mean rounds as others do" [=[most < float_bits(0x1p100f)]=] [=[true]=])
 mutate(step.cuh "the first round's key for all" [=[x3 ^ w.key[2 * round + 1]]=] [=[x3 ^ w.key[1]]=])
 mutate(adam.cuh "the neighbour's bits" [=[random & 0xffffu]=] [=[random >> 16]=])
 mutate(prepare.cuh "the step before" [=[static_cast<uint32_t>(t)]=] [=[static_cast<uint32_t>(t - 1)]=])
@@ -106,7 +108,8 @@ mutate(warp.cuh "a job after an empty one is not found" [=[batch.ends[low + last
 
 # ---- rules with fixed kernels ----
 leave_out(rules.cuh "parameters do not decay" [=[p[e] = p[e] * own.decay;]=])
-mutate(rules.cuh "the slow mean takes the fast one's scale" [=[float_bits(largest_magnitude(s[1]))]=] [=[float_bits(largest_magnitude(s[0]))]=])
+mutate(rules.cuh "no slow mean is huge" [=[float_bits(largest_magnitude(s[1]))]=] [=[uint32_t{0}]=])
+mutate(order.h "how a state is rounded does not count" [=[f.drawn[k] == job.state[k].stochastic]=] [=[true]=])
 mutate(rules.cuh "the gradient of a neighbour" [=[U::update(g[e], p[e], one, coef)]=] [=[U::update(g[e ^ 1], p[e], one, coef)]=])
 mutate(rules.cuh "a numerator of the second mean alone" [=[U::numerator(all, own)]=] [=[all[1] * own.alpha]=])
 mutate(adam.cuh "no parameter is too large" [=[float_bits(largest_magnitude(next)) < float_bits(0x1p100f)]=] [=[true]=])

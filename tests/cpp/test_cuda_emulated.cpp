@@ -119,6 +119,7 @@ void test_shapes() {
       spec.rule = f.rule;
       if (slots(f) > 2) spec.state[2] = {f.state[2], spec.state[1].block};
       if (slots(f) > 2) spec.state[1].format = f.state[1];
+      for (int k = 0; k < slots(f); ++k) spec.state[k].stochastic = f.drawn[k];
     }
     const bool first = &f == cuda::kFast;
     if (!first && (f.rule != 0 || f.state[0] == d8)) {
@@ -138,6 +139,12 @@ void test_shapes() {
       specs.push_back(inside);
       inside.cols = 330, inside.inside = {6, 55};  // for step_any
       specs.push_back(inside);
+    }
+    for (int k = 0; k < slots(f); ++k) {  // for step_any: a state is rounded in the other way
+      Spec other = specs[0];
+      other.rows = 2, other.cols = 264;
+      other.state[k].stochastic = !f.drawn[k];
+      specs.push_back(other);
     }
     compare(specs, odd, 3);
     if (f.rule != 0) compare(specs, {}, 2);
@@ -393,7 +400,8 @@ void test_once() {
     spec.rows = 9, spec.cols = 776;
     const int slots = rule_info(f.rule).slots;
     for (int k = 0; k < slots; ++k)
-      spec.state[k] = {f.state[k], 128, state_info(f.state[k]).scaled ? kBlock : kNoScale};
+      spec.state[k] = {f.state[k], 128, state_info(f.state[k]).scaled ? kBlock : kNoScale,
+                       f.drawn[k]};
     Memory memory;
     Batched all;
     add_job(all, spec, memory);

@@ -214,11 +214,15 @@ bool rules_differ() {
       spec.rule = find_rule(rule);
       const bool slow = spec.rule == find_rule("ademamix");
       spec.state[0] = keep("dynamic8"),
-      spec.state[1] = keep(slow ? "dynamic8" : "dynamic8_unsigned");
+      spec.state[1] = slow ? keep("bfloat16", 0, kNoScale, true) : keep("dynamic8_unsigned");
       spec.rows = 3, spec.cols = turn == 0 ? 512 : 336;
       if (turn == 2) spec.inside = {6, 56};
       if (turn == 3) spec.inside = {3, 2, 56};
       if (turn == 4) spec.param = find_param("float32"), spec.grad = 0;
+      specs.push_back(spec);
+      if (turn != 1) continue;
+      Keep& last = spec.state[slow];  // for step_any: rounded in the other way
+      last.stochastic = !last.stochastic;
       specs.push_back(spec);
     }
     if (rule_info(specs[0].rule).factors > 0) {  // a flat shard, whole

@@ -1,5 +1,6 @@
 """The table of what CUDA kernels take (csrc/cuda/resources.py): right numbers, and local memory is an error. Needs nvcc, no GPU."""
 
+import io
 import os
 import pathlib
 import re
@@ -85,7 +86,7 @@ def test_local_memory_is_an_error(tmp_path):
 
 def test_what_a_tile_takes(tmp_path):
     """The usual path is counted without the rare branch, and a kernel that takes more than its limit is an error."""
-    for script in (SCRIPT, SCRIPT.with_name("usual_path.py")):
+    for script in (SCRIPT, *(SCRIPT.with_name(f"{name}_path.py") for name in ("usual", "any"))):
         shutil.copy(script, tmp_path)
 
     def count(extra, *options):
@@ -125,6 +126,72 @@ def test_what_a_tile_takes(tmp_path):
     limits.write_text(limits.read_text().replace(f"90 {instructions} ", f"90 {instructions - 1} "))
     worse = count("1.0f")[0]
     assert worse.returncode == 1 and f"executes {instructions} instructions" in worse.stderr
+
+
+ANY = """
+__global__ void step_any(float* to, int n) {
+  for (int i = threadIdx.x; i < n; i += 32) to[i] += 1.0f;
+}
+"""
+
+
+def test_a_step_any_that_cannot_be_read_is_an_error(tmp_path):
+    run = table(tmp_path, ANY)
+    assert run.returncode == 1
+    assert run.stderr == "sm_90: step_any has no loops over codes\n"
+
+
+def test_the_way_through_step_any(tmp_path, monkeypatch):
+    """Eight loads go around a loop of two four times, and what skips the loop is shorter; the loops of a kernel are known by their order."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import any_path
+    import usual_path
+
+    def make(code, target=None, guarded=False, size=any_path.WORD):
+        return usual_path.Instruction(code | (0 if guarded else usual_path.ALWAYS << 12) | size << 73, target)  # fmt: skip
+
+    add = 0x010
+    walk = any_path.Walk.__new__(any_path.Walk)
+    program = [
+        make(add),
+        make(usual_path.BRANCH, 7, guarded=True),
+        make(usual_path.LOAD_SHARED),  # the head of the loop
+        make(usual_path.LOAD_SHARED, size=any_path.HALF),
+        make(usual_path.LOAD_SHARED),
+        make(add),
+        make(usual_path.BRANCH, 2, guarded=True),
+        make(usual_path.STORE_GLOBAL),
+    ]
+    walk.program, walk.ways = program, any_path.ways(program)
+    eight = walk.go(0, "load", walk.is_access(usual_path.LOAD_SHARED, any_path.WORD), 8)
+    assert eight == (4, 2 + 3 * 5 + 2)
+    assert walk.go(0, "store", walk.is_access(usual_path.STORE_GLOBAL, None), 1) == (7, 2)
+    with pytest.raises(any_path.Unexpected, match="no way to add"):
+        walk.go(0, "add", walk.is_access(add, None), 2, within=(6, 7))
+
+    names = [c.name() for c in any_path.combinations()]
+    assert len(set(names)) == len(names) == 3 * 11 + 2
+    limits = SCRIPT.with_name("tile_limits.txt").read_text()
+    for arch in (80, 90):
+        for c in any_path.combinations():
+            assert re.search(rf"^{arch} \d+ 0 {re.escape(c.name())}$", limits, re.MULTILINE), c
+            if c.fixed:
+                assert re.search(rf"^{arch} \d+ \d+ {re.escape(c.fixed)}$", limits, re.MULTILINE), c
+    assert any_path.registered("GradFormats") == ["Float32Grad", "BFloat16Grad", "Float16Grad"]
+
+
+def test_step_any_has_limits(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import any_path
+    import resources
+
+    lion = any_path.Combination("Lion", ("Dynamic8",))
+    monkeypatch.setattr(resources, "limits", lambda: {("90", lion.name()): (10, 0)})
+    out = io.StringIO()
+    assert resources.print_any("90", [(lion, 10)], {}, out) == []
+    bad = resources.print_any("90", [(lion, 11)], {lion.fixed: 5}, out)
+    assert bad == [f"sm_90: {lion.name()} executes 11 instructions for a tile; tile_limits.txt allows 10"]  # fmt: skip
+    assert out.getvalue().splitlines()[-1] == f"      11     5   2.2  {lion.name()}"
 
 
 def test_no_cubins_are_an_error(tmp_path):
