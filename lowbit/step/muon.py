@@ -58,7 +58,8 @@ class Matrix:
         """Orthogonalizes whole updates in place, a matrix or a batch of them, and makes NorMuon's next row moments."""
         group, device = self.group, whole.device
         how = muon.schedule(group["ns_coefficients"], group["ns_steps"])
-        exact = way(group["orthogonalize"], device) == "exact"
+        by_default = "exact" if device.type == "cpu" else "torch"
+        exact = {"auto": by_default}.get(group["orthogonalize"], group["orthogonalize"]) == "exact"
         pieces = self.lay.pieces
         moments = [None] * len(pieces) if row_moments is None else row_moments.split(pieces, -1)
         for piece, moment in zip(whole.split(pieces, -2), moments, strict=True):
@@ -67,7 +68,7 @@ class Matrix:
             if moment is not None:
                 after = moment.contiguous().clone()
                 beta2 = float(group["normuon_beta2"])
-                (ops.normalize_rows if device.type == "cpu" else rows_by_torch)(straight, after, beta2)  # fmt: skip
+                ops.normalize_rows(straight, after, beta2)
                 moment.copy_(after if self.skip is None else torch.where(self.skip != 0, moment, after))  # fmt: skip
             if straight is not piece:
                 piece.copy_(straight)
@@ -113,22 +114,6 @@ class Matrix:
         step_group.rows.append((lay, self.state["stream"]))
 
 
-def way(orthogonalize: str, device: torch.device) -> str:
-    """ "exact" or "torch".
-
-    Raises:
-        ValueError: "exact" on a device that has no own product.
-    """
-    if orthogonalize == "auto":
-        return "exact" if device.type == "cpu" else "torch"
-    if orthogonalize == "exact" and device.type != "cpu":
-        raise ValueError(
-            f"orthogonalize='exact' runs on the CPU, but a parameter is on {device}; use 'torch' there, whose bits are the same on any number of "
-            "GPUs of one kind"
-        )
-    return orthogonalize
-
-
 def by_torch(x: Tensor, coefficients: Sequence[float], factor: float, eps: float) -> None:
     """Orthogonalizes a bfloat16 matrix, or each of a batch, in place by torch's products, as torch.optim.Muon does."""
     if x.dim() == 3:
@@ -144,16 +129,6 @@ def by_torch(x: Tensor, coefficients: Sequence[float], factor: float, eps: float
         update = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         o = torch.addmm(o, update, o, beta=a)
     x.copy_(o.mT if x.size(0) > x.size(1) else o)
-
-
-def rows_by_torch(x: Tensor, row_moments: Tensor, beta2: float) -> None:
-    """`ops.normalize_rows` by torch, whose sums have the bits of the device."""
-    squares = x.double().square().sum(-1)
-    row_moments.lerp_((squares / x.shape[-1]).float(), 1.0 - beta2)
-    scale = 1.0 / (row_moments.sqrt() + 1e-10)
-    norm, scaled = squares.sum(-1).sqrt(), (scale.double().square() * squares).sum(-1).sqrt()
-    factor = scale.double() * (norm / (scaled + 1e-10)).unsqueeze(-1)
-    x.copy_(x.float() * factor.float().unsqueeze(-1))
 
 
 def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
