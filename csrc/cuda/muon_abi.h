@@ -46,7 +46,9 @@ struct NewtonSchulzRoom {
  private:
   template <class T>
   T* take(const CudaNewtonSchulz& call, int64_t count) {
-    auto* const at = reinterpret_cast<T*>(static_cast<char*>(call.workspace) + bytes);
+    // As integers: only its size is wanted of a call without memory.
+    auto* const at = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(call.workspace) +
+                                          static_cast<uintptr_t>(bytes));
     bytes += ceil_div(count * static_cast<int64_t>(sizeof(T)), 256) * 256;
     return at;
   }
