@@ -89,7 +89,7 @@ sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitize
 # The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
 races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 	@$(call configure,races,-DCMAKE_BUILD_TYPE=Release -DLOWBIT_TOOLS=OFF -DLOWBIT_RACES=ON)
-	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races
+	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races test_cuda_muon_races
 	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
 
 # The kernels' PTX in a simulator of GPUs, against the CPU: SIM=folder of a built GPGPU-Sim (docs/cuda.md). It runs a sample of each long list of cases, half an hour or more on two cores;
@@ -100,7 +100,7 @@ simulate:  ## the kernels' PTX in GPGPU-Sim, without a GPU; SIM=, SIM_SAMPLE=, P
 	@$(PY) tests/cpp/simulator/run.py --check "$(SIM)"
 	@$(MAKE) --no-print-directory setup
 	@$(call configure,simulate,-DCMAKE_BUILD_TYPE=Release -DLOWBIT_TOOLS=OFF -DLOWBIT_ISAS=native -DLOWBIT_SIMULATOR=$(abspath $(SIM)))
-	@$(call shown,build-simulate.log,$(BIN)/cmake --build build/simulate --target simulate_step simulate_lowrank simulate_probe cuda_ptx)
+	@$(call shown,build-simulate.log,$(BIN)/cmake --build build/simulate --target simulate_step simulate_lowrank simulate_muon simulate_probe cuda_ptx)
 	@$(PYTHON) tests/cpp/simulator/run.py "$(SIM)" build/simulate $(PARTS)
 
 # A wheel in out/ for every CPython from 3.10 on and glibc 2.28 or later, with the kernels of every architecture where there is an nvcc (CUDA=OFF: without).

@@ -5,7 +5,7 @@
     python -m bench.muon --rounds 1      fewer rounds than 9
     python -m bench.muon --torch         also torch.optim.Muon in bfloat16, a minute a step where the processor has no
                                          AVX512-BF16
-    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 LOWBIT_ISA=avx2 python -m bench.muon --torch
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 LOWBIT_ISA=avx2 python -m bench.muon --torch
                                          as if it had none
 
 Compare ratios, never times: all contestants of a ratio take turns in one run.
@@ -66,6 +66,13 @@ def steps(size: int, with_torch: bool) -> dict[str, Callable[[], object]]:
     return made
 
 
+def state_bytes(size: int) -> float:
+    """Of a parameter, with 8-bit momentum."""
+    p = torch.nn.Parameter(torch.zeros(size, size))
+    state = lowbit.Muon([p]).state[p]
+    return sum(t.nbytes for t in state.values()) / p.numel()
+
+
 def report(runs: dict[str, Callable[[], object]], flops: dict[str, float], rounds: int) -> None:
     """Prints times, and beside the first contestant the speed of products or the time of steps."""
     times = turns(runs, rounds)
@@ -97,6 +104,7 @@ def main() -> None:
         "own product": 2.0 * n**3,
         "own Newton-Schulz, 5 steps": 30.0 * n**3,
     }
+    print(f"8-bit state: {state_bytes(n):.3f} bytes a parameter")
     for threads in given.threads:
         torch.set_num_threads(threads)
         print(f"{n} x {n}, {threads} threads, {lowbit.catalog()['isa']}")

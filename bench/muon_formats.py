@@ -153,6 +153,77 @@ def measure(
     return out
 
 
+# ---- a low-rank part in 8 bits beside a remainder in 4, as GRASP (ICLR 2026) and MuonQ (arXiv:2605.11396) keep: nothing of it is in lowbit ----
+
+REMAINDERS = ("blocks of 32", "blocks of 128", "rank 1")
+SHARES = (0, 64, 32, 16, 8)  # rank: the shorter side by this; 0: no low-rank part
+
+
+def in_8_bits(x: Tensor) -> Tensor:
+    return by_blocks(x.T.contiguous(), "dynamic8", 256).T  # a factor's columns differ in size
+
+
+def by_blocks(x: Tensor, format: str, block: int) -> Tensor:
+    codes, scales = ops.quantize(x, format, block)
+    return ops.dequantize(codes, scales, format, block, x.shape[1])
+
+
+def remainder(x: Tensor, how: str) -> Tensor:
+    """`x` in linear4. "rank 1": each value by the lesser of its row's and its column's absmax."""
+    if how != "rank 1":
+        return by_blocks(x, "linear4", int(how.split()[-1]))
+    row, column = x.abs().amax(1, keepdim=True), x.abs().amax(0, keepdim=True)
+    scale = torch.minimum(row, column)
+    values = ops.dequantize(torch.arange(0, 256, 17, dtype=torch.uint8)[:, None], torch.ones(16, 1), "linear4", 128, 2)[:, 0]  # fmt: skip
+    values = values.unique()
+    z = torch.where(scale > 0, x / scale, 0.0)
+    at = torch.bucketize(z, (values[1:] + values[:-1]) / 2)
+    return values[at] * scale
+
+
+class LowRank:
+    """A matrix of momentum: the factors of its largest directions in 8 bits, what is left of it in 4."""
+
+    def __init__(self, g: Tensor, share: int, how: str) -> None:
+        self.how, self.rank = how, min(g.shape) // share if share else 0
+        self.right = torch.randn(g.shape[1], self.rank, generator=torch.Generator().manual_seed(0))
+        self.kept = torch.zeros_like(g)
+
+    def keep(self, m: Tensor) -> None:
+        large = torch.zeros_like(m)
+        if self.rank:
+            left = torch.linalg.qr(m @ self.right)[
+                0
+            ]  # a power iteration from the directions of the step before
+            self.right = in_8_bits(m.T @ left)
+            large = in_8_bits(left) @ self.right.T
+        self.kept = large + remainder(m - large, self.how)
+
+    def bytes(self) -> float:
+        """Of a parameter."""
+        rows, cols = self.kept.shape
+        scales = {"rank 1": (rows + cols) / (rows * cols)}.get(
+            self.how, 1 / int(self.how.split()[-1])
+        )
+        return 0.5 + 4 * scales + self.rank * (rows + cols) / (rows * cols) * (1 + 4 / 256)
+
+
+def measure_low_rank(
+    share: int, how: str, gradients: Matrices, exact: dict[str, dict[int, Measured]]
+) -> dict[str, Any]:
+    out: dict[str, dict[str, dict[str, float]]] = {name: {} for name in gradients}
+    sizes = []
+    for name, several in gradients.items():
+        state = LowRank(several[0], share, how)
+        for step, g in enumerate(several, 1):
+            m = state.kept.lerp(g, 1 - MOMENTUM)
+            if step in AT:
+                out[name][str(step)] = {key: round(value, 4) for key, value in exact[name][step].errors(m).items()}  # fmt: skip
+            state.keep(m)
+        sizes.append(state.bytes())
+    return {"bytes": round(statistics.fmean(sizes), 3), "errors": out}
+
+
 def specs() -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and `lowbit.scaled(...)`: those of 4 bits with every scale, then those of 8, then all others; each rounding."""
     signed = [e for e in ops.entries("state") if e["signed"] and e["name"] != "float32"]
@@ -207,7 +278,22 @@ def tables(results: dict[str, Any]) -> str:
         size = 0.5 + (4 / scale["block"] if "block" in scale else 0)
         covers = f"blocks of {scale['block']}" if "block" in scale else {"rank1": "rank 1"}.get(scale["scale"], f"a {scale['scale']}")  # fmt: skip
         made.append(f"| {covers} | {size:.2f} | {' | '.join(cells)} |")
+    made += ["", "| rank of the part in 8 bits | " + " | ".join(f"remainder in {how}" for how in REMAINDERS) + " |", "|---" * (len(REMAINDERS) + 1) + "|"]  # fmt: skip
+    for share in SHARES:
+        cells = []
+        for how in REMAINDERS:
+            one = results["low_rank"][f"{share}, {how}"]
+            cells.append(
+                f"{mean(one, 'update', REAL):.2f}, {mean(one, 'descent', REAL):.3f}; {one['bytes']:.2f}"
+            )
+        made.append(
+            f"| {f'1/{share} of the shorter side' if share else 'none'} | {' | '.join(cells)} |"
+        )
     return "\n".join(made)
+
+
+def write(results: dict[str, Any]) -> None:
+    RESULTS.write_text(json.dumps(results).replace('}, "', '},\n"') + "\n")
 
 
 def main() -> None:
@@ -224,18 +310,28 @@ def main() -> None:
         print(tables(results))
         return
     missing = {n: spec for n, spec in specs() if n not in results["formats"]}
-    if missing:
+    low_rank = results.setdefault("low_rank", {})
+    pairs = [(share, how) for share in SHARES for how in REMAINDERS if f"{share}, {how}" not in low_rank]  # fmt: skip
+    if missing or pairs:
         torch.set_num_threads(1)
         gradients = {**real(), **synthetic()}
         exact = references(gradients)
         facts = machine.describe("cpu")
-        results |= {"cpu": facts["cpu"], "isa": facts["isa"], "date": facts["date"], "versions": {p: facts["versions"][p] for p in ("torch", "lowbit")}}  # type: ignore[index]  # fmt: skip
+        if missing:
+            results |= {"cpu": facts["cpu"], "isa": facts["isa"], "date": facts["date"], "versions": {p: facts["versions"][p] for p in ("torch", "lowbit")}}  # type: ignore[index]  # fmt: skip
         for name, spec in missing.items():
             found = measure(spec, gradients, exact)
             results["formats"][name] = {"spec": spec, "errors": found}
-            RESULTS.write_text(json.dumps(results).replace('}, "', '},\n"') + "\n")
+            write(results)
             last = found[REAL[2]][str(STEPS)]
             print(f"{name:42} {last}", flush=True)
+        for share, how in pairs:
+            low_rank[f"{share}, {how}"] = one = measure_low_rank(share, how, gradients, exact)
+            write(results)
+            print(
+                f"rank 1/{share}, remainder in {how}: descent {mean(one, 'descent', REAL):.3f}, {one['bytes']} bytes",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

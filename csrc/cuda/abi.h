@@ -12,7 +12,7 @@
 
 namespace lowbit {
 
-constexpr int kCudaAbi = 6;
+constexpr int kCudaAbi = 7;
 
 /// The stored form of a slot's cross-tile scales: one tensor, or for rank 1 one tensor per
 /// dimension.

@@ -54,7 +54,10 @@ const char* open(Library& library) {
       !find(handle, "lowbit_cuda_allocate", library.allocate) ||
       !find(handle, "lowbit_cuda_free", library.free) ||
       !find(handle, "lowbit_cuda_prefetch", library.prefetch) ||
-      !find(handle, "lowbit_cuda_lowrank", library.lowrank)) {
+      !find(handle, "lowbit_cuda_lowrank", library.lowrank) ||
+      !find(handle, "lowbit_cuda_newton_schulz", library.newton_schulz) ||
+      !find(handle, "lowbit_cuda_row_moments", library.row_moments) ||
+      !find(handle, "lowbit_cuda_product", library.product)) {
     return "_cuda.so lacks a function of its interface; build again";
   }
   void* torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);

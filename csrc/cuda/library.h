@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/abi.h"
+#include "cuda/muon_abi.h"
 
 namespace lowbit::cuda {
 
@@ -20,6 +21,9 @@ struct Library {
   CudaFreeFn free;
   CudaPrefetchFn prefetch;
   CudaLowRankFn lowrank;
+  CudaNewtonSchulzFn newton_schulz;
+  CudaRowMomentsFn row_moments;
+  CudaProductFn product;
   /// The current stream of torch on the device. Throws if torch has none.
   void* (*current_stream)(int device);
 };

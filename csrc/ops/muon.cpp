@@ -1,4 +1,4 @@
-// Reception of Muon's orthogonalization on the CPU (cpu/matmul.h).
+// Reception of Muon's orthogonalization on the CPU (cpu/matmul.h). On a GPU: ops/muon_cuda.cpp.
 #include <algorithm>
 #include <vector>
 

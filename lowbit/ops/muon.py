@@ -1,4 +1,4 @@
-"""The orthogonalization of Muon on the CPU, and the product that it is made of (docs/muon.md)."""
+"""The orthogonalization of Muon, and the product that it is made of, with the same bits on the CPU and on a GPU (docs/muon.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def newton_schulz(x: Tensor, coefficients: Sequence[float], factor: float, eps: 
     """Orthogonalizes a matrix, or each matrix of a batch, in place.
 
     Args:
-        x: bfloat16 [..., rows, columns], contiguous, on the CPU.
+        x: bfloat16 [..., rows, columns], contiguous.
         coefficients: a, b, c of each step.
         factor: of the Frobenius norm by which x is divided first.
         eps: the least divisor.
@@ -25,8 +25,8 @@ def normalize_rows(x: Tensor, moments: Tensor, beta2: float) -> None:
     """NorMuon's rows of orthogonalized matrices in place (csrc/core/muon/row_moment.h).
 
     Args:
-        x: bfloat16 [..., rows, columns], contiguous, on the CPU.
-        moments: float32 [..., rows], contiguous; updated.
+        x: bfloat16 [..., rows, columns], contiguous.
+        moments: float32 [..., rows], contiguous, where x is; updated.
         beta2: their decay.
     """
     operators.normalize_rows(x, moments, beta2)

@@ -34,8 +34,9 @@ class Muon(OrthogonalOptimizer):
         ns_steps: number of steps, below 100; 5 by default. It does not count for "deepseek" and for a sequence.
         adjust_lr_fn: "original" multiplies the learning rate by sqrt(max(1, rows / columns)), "match_rms_adamw" by
             0.2 sqrt(max(rows, columns)); None (default) is "original".
-        orthogonalize: "exact" computes products in a fixed order, so the bits do not depend on the processor; "torch"
-            uses torch's bfloat16 products; "auto" (default) is "exact" on the CPU and "torch" on a GPU.
+        orthogonalize: "exact" computes products in a fixed order, so the bits do not depend on the processor, and a GPU
+            has those of the CPU; "torch" uses torch's bfloat16 products, which are faster on a GPU; "auto" (default) is
+            "exact" on the CPU and "torch" on a GPU.
         split: for matrices that are really several, such as fused QKV: a number of equal parts of the rows, the rows
             of each part, or patterns of names with either; None (default) splits none.
         normuon_beta2: decay of the second moment of each row, by which NorMuon (Li et al., 2025, arXiv:2510.05491)

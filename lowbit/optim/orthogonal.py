@@ -17,7 +17,7 @@ from lowbit.state import muon_layout
 from lowbit.state.layout import Layout
 from lowbit.state.muon_layout import MuonLayout
 from lowbit.step.group import StepGroup
-from lowbit.step.muon import Matrix, run, way
+from lowbit.step.muon import Matrix, run
 from lowbit.step.numbers import on_device
 
 
@@ -38,14 +38,24 @@ class OrthogonalOptimizer(MatrixOptimizer):
         self._owners: dict[Any, tuple[int, ...]] = {}
         super().__init__(params, {**arguments.shared(self, rule["lr"], **given), **rule, **own})
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:  # AdamW waits for flat shards to be bound, which Muon could not use
+            for i, p in enumerate(group["params"] if group.get("use_muon", True) else ()):
+                muon_layout.refuse_flat(p, f"parameter {i} of group {len(self.param_groups) - 1}")
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    add_param_group.__doc__ = MatrixOptimizer.add_param_group.__doc__
+
     def layout_of(
         self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
     ) -> Layout:
         if not group.get("use_muon", True):
             return super().layout_of(group, p, name, index)
-        made = muon_layout.layout_of(group, p, name, index)
-        way(group["orthogonalize"], p.device if p.device.type == "cuda" else torch.device("cpu"))
-        return made
+        return muon_layout.layout_of(group, p, name, index)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         if (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,14 +53,14 @@ def owners(costs: Sequence[float], ranks: int) -> list[int]:
     return made
 
 
-def to_owners(group: Any, several: Sequence[Matrices]) -> dict[int, Whole]:
+def to_owners(group: Any, several: Sequence[Matrices]) -> Callable[[], dict[int, Whole]]:
     """Sends the parts of matrices to their owners, in one all-to-all. Of replicas only the owner's own sends.
 
     Args:
         group: the process group, whose ranks all call this with the same matrices in the same order.
 
     Returns:
-        What this rank owns, by its number in `several`.
+        What waits for the parts, and returns what this rank owns, by its number in `several`.
     """
     me, ranks = _place(group)
     sent: list[list[Tensor]] = [[] for _ in range(ranks)]
@@ -79,19 +79,30 @@ def to_owners(group: Any, several: Sequence[Matrices]) -> dict[int, Whole]:
             for rank in _holders(one, me):
                 with_rows = one.bytes_of_rows(rank) if one.sends_rows(rank) else 0
                 sizes[rank] += count * (one.bytes_of(rank) + with_rows)
-    received = [_Reader(part) for part in _all_to_all(group, sent, sizes, several[0].here)]
-    for i, (matrices, rows) in whole.items():
-        for k in range(len(matrices)):
-            for rank in _holders(several[i], me):
-                (top, bottom), (left, right) = several[i].boxes.of[rank]
-                received[rank].read(matrices[k, top:bottom, left:right])
-                if rows is not None and several[i].sends_rows(rank):
-                    received[rank].read(rows[k, top:bottom])
-    return whole
+    arrived = _all_to_all(group, sent, sizes, several[0].here)
+
+    def read() -> dict[int, Whole]:
+        received = [_Reader(part) for part in arrived()]
+        for i, (matrices, rows) in whole.items():
+            for k in range(len(matrices)):
+                for rank in _holders(several[i], me):
+                    (top, bottom), (left, right) = several[i].boxes.of[rank]
+                    received[rank].read(matrices[k, top:bottom, left:right])
+                    if rows is not None and several[i].sends_rows(rank):
+                        received[rank].read(rows[k, top:bottom])
+        return whole
+
+    return read
 
 
-def from_owners(group: Any, several: Sequence[Matrices], whole: dict[int, Whole]) -> None:
-    """Sends the parts of whole matrices to all ranks that have them, in one all-to-all, and writes them to `here` and `rows`."""
+def from_owners(
+    group: Any, several: Sequence[Matrices], whole: dict[int, Whole]
+) -> Callable[[], None]:
+    """Sends the parts of whole matrices to all ranks that have them, in one all-to-all.
+
+    Returns:
+        What waits for the parts, and writes them to `here` and `rows`.
+    """
     me, ranks = _place(group)
     sent: list[list[Tensor]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
@@ -104,12 +115,17 @@ def from_owners(group: Any, several: Sequence[Matrices], whole: dict[int, Whole]
                     sent[rank].append(rows[k, top:bottom])
         for owner in one.owners:
             sizes[owner] += one.bytes_of(me) + one.bytes_of_rows(me)
-    received = [_Reader(part) for part in _all_to_all(group, sent, sizes, several[0].here)]
-    for one in several:
-        for k, owner in enumerate(one.owners):
-            received[owner].read(one.here[k])
-            if one.rows is not None:
-                received[owner].read(one.rows[k])
+    arrived = _all_to_all(group, sent, sizes, several[0].here)
+
+    def read() -> None:
+        received = [_Reader(part) for part in arrived()]
+        for one in several:
+            for k, owner in enumerate(one.owners):
+                received[owner].read(one.here[k])
+                if one.rows is not None:
+                    received[owner].read(one.rows[k])
+
+    return read
 
 
 class _Reader:
@@ -141,8 +157,8 @@ def _holders(one: Matrices, owner: int) -> Iterator[int]:
 
 def _all_to_all(
     group: Any, sent: Sequence[Sequence[Tensor]], sizes: Sequence[int], like: Tensor
-) -> Sequence[Tensor]:
-    """Sends tensors to each rank. Returns the bytes from each rank, of the given sizes."""
+) -> Callable[[], Sequence[Tensor]]:
+    """Sends tensors to each rank. Returns what waits for the bytes from each rank, of the given sizes."""
     import torch.distributed as dist
 
     flat = [[t.contiguous().view(-1).view(torch.uint8) for t in to if t.numel()] for to in sent]
@@ -150,5 +166,10 @@ def _all_to_all(
     empty = like.new_empty(0, dtype=torch.uint8)
     joined = torch.cat([empty, *(t for to in flat for t in to)])
     received = like.new_empty(sum(sizes), dtype=torch.uint8)
-    dist.all_to_all_single(received, joined, list(sizes), counts, group=group)
-    return received.split(list(sizes))
+    work = dist.all_to_all_single(received, joined, list(sizes), counts, group=group, async_op=True)
+
+    def wait(_sent: Tensor = joined) -> Sequence[Tensor]:  # which must stay until then
+        work.wait()  # with NCCL it is the stream that waits
+        return received.split(list(sizes))
+
+    return wait

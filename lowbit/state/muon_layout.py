@@ -98,6 +98,18 @@ class MuonLayout(Layout):
         return plan.row(self.part, self.slots, False, UPDATE)
 
 
+def refuse_flat(p: Any, what: str) -> None:
+    """
+    Raises:
+        ValueError: a flat shard has a part of the parameter, which is no matrix.
+    """
+    if isinstance(p, sharding.FlatShard) or sharding.is_flat(p):
+        raise ValueError(
+            f"{what} lies in flat shards, such as those of FSDP1 (FullyShardedDataParallel), and Muon needs whole matrices; use fully_shard, "
+            "or lowbit.AdamW for it"
+        )
+
+
 def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int) -> MuonLayout:
     """The layout of a parameter that Muon steps.
 
@@ -105,10 +117,7 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
         ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or state cannot follow its sharding.
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
-    if isinstance(p, sharding.FlatShard):
-        raise ValueError(
-            f"{what} lies in flat shards, and Muon needs whole matrices; use fully_shard, or AdamW for it"
-        )
+    refuse_flat(p, what)
     if p.dim() not in (2, 3):
         raise ValueError(
             f"{what} has the shape {tuple(p.shape)}, and Muon only supports matrices and batches of them, [n, rows, columns]; use "

@@ -19,6 +19,11 @@ from lowbit.step.phases import run_phases
 
 TOGETHER = 1 << 24  # local elements whose updates are held at once; a larger parameter goes alone
 
+ROUNDS, ROUND = (
+    4,
+    1 << 24,
+)  # the most exchanges each way of a process group's matrices, and elements that are worth one
+
 # Binds a step group to its operator call: (step group, where its plan is kept, ratio or None for the momentum).
 Bind = Callable[[StepGroup, Any, "float | None"], None]
 
@@ -58,7 +63,8 @@ class Matrix:
         """Orthogonalizes whole updates in place, a matrix or a batch of them, and makes NorMuon's next row moments."""
         group, device = self.group, whole.device
         how = muon.schedule(group["ns_coefficients"], group["ns_steps"])
-        exact = way(group["orthogonalize"], device) == "exact"
+        by_default = "exact" if device.type == "cpu" else "torch"
+        exact = {"auto": by_default}.get(group["orthogonalize"], group["orthogonalize"]) == "exact"
         pieces = self.lay.pieces
         moments = [None] * len(pieces) if row_moments is None else row_moments.split(pieces, -1)
         for piece, moment in zip(whole.split(pieces, -2), moments, strict=True):
@@ -67,7 +73,7 @@ class Matrix:
             if moment is not None:
                 after = moment.contiguous().clone()
                 beta2 = float(group["normuon_beta2"])
-                (ops.normalize_rows if device.type == "cpu" else rows_by_torch)(straight, after, beta2)  # fmt: skip
+                ops.normalize_rows(straight, after, beta2)
                 moment.copy_(after if self.skip is None else torch.where(self.skip != 0, moment, after))  # fmt: skip
             if straight is not piece:
                 piece.copy_(straight)
@@ -113,22 +119,6 @@ class Matrix:
         step_group.rows.append((lay, self.state["stream"]))
 
 
-def way(orthogonalize: str, device: torch.device) -> str:
-    """ "exact" or "torch".
-
-    Raises:
-        ValueError: "exact" on a device that has no own product.
-    """
-    if orthogonalize == "auto":
-        return "exact" if device.type == "cpu" else "torch"
-    if orthogonalize == "exact" and device.type != "cpu":
-        raise ValueError(
-            f"orthogonalize='exact' runs on the CPU, but a parameter is on {device}; use 'torch' there, whose bits are the same on any number of "
-            "GPUs of one kind"
-        )
-    return orthogonalize
-
-
 def by_torch(x: Tensor, coefficients: Sequence[float], factor: float, eps: float) -> None:
     """Orthogonalizes a bfloat16 matrix, or each of a batch, in place by torch's products, as torch.optim.Muon does."""
     if x.dim() == 3:
@@ -144,16 +134,6 @@ def by_torch(x: Tensor, coefficients: Sequence[float], factor: float, eps: float
         update = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         o = torch.addmm(o, update, o, beta=a)
     x.copy_(o.mT if x.size(0) > x.size(1) else o)
-
-
-def rows_by_torch(x: Tensor, row_moments: Tensor, beta2: float) -> None:
-    """`ops.normalize_rows` by torch, whose sums have the bits of the device."""
-    squares = x.double().square().sum(-1)
-    row_moments.lerp_((squares / x.shape[-1]).float(), 1.0 - beta2)
-    scale = 1.0 / (row_moments.sqrt() + 1e-10)
-    norm, scaled = squares.sum(-1).sqrt(), (scale.double().square() * squares).sum(-1).sqrt()
-    factor = scale.double() * (norm / (scaled + 1e-10)).unsqueeze(-1)
-    x.copy_(x.float() * factor.float().unsqueeze(-1))
 
 
 def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
@@ -187,20 +167,45 @@ def _run(
     if not together:
         for one in bucket:
             one.orthogonalize(one.update, one.row_moments)
-    for group, several in together.items():
-        parts = [one.parts for one in several]
-        whole = sharding.to_owners(group, parts)
-        for i, owned in () if skipped else whole.items():
-            several[i].orthogonalize(*owned)
-        sharding.from_owners(group, parts, whole)
+    _exchange([(g, several) for g, all_of in together.items() for several in _rounds(all_of)], skipped)  # fmt: skip
     run_phases(_steps(bucket, bind))
     for one in bucket:
         one.end()
 
 
+def _exchange(rounds: Sequence[tuple[Any, Sequence[Matrix]]], skipped: bool) -> None:
+    """Orthogonalizes matrices by their owners. While those of a round are, the next ones arrive and the ones before return."""
+    coming: list[Any] = []
+    returning = []
+    for i in range(len(rounds)):
+        for group, several in rounds[len(coming) : i + 2]:
+            parts = [one.parts for one in several]
+            coming.append((parts, sharding.to_owners(group, parts)))
+        (group, several), (parts, arrived) = rounds[i], coming[i]
+        coming[i], whole = None, arrived()
+        for k, owned in () if skipped else whole.items():
+            several[k].orthogonalize(*owned)
+        returning.append(sharding.from_owners(group, parts, whole))
+    for returned in returning:
+        returned()
+
+
+def _rounds(several: Sequence[Matrix]) -> list[list[Matrix]]:
+    """The matrices of a process group in rounds of about one cost, the same on all of its ranks."""
+    size = sum(math.prod(one.lay.part.shape) for one in several)
+    costs = [one.lay.cost * len(one.owners) for one in several]
+    count = max(1, min(ROUNDS, size // ROUND))
+    rounds: list[list[Matrix]] = [[] for _ in range(count)]
+    before, total = 0.0, sum(costs) or 1.0
+    for one, cost in zip(several, costs, strict=True):
+        rounds[min(count - 1, int(count * (before + cost / 2) / total))].append(one)
+        before += cost
+    return [one for one in rounds if one]
+
+
 def _run_by_columns(group: Any, several: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
     """Batches whose columns are sharded: the ranks that have the state of a matrix get its whole gradient."""
-    whole = sharding.to_owners(group, [one.columns_of(one.grad) for one in several])
+    whole = sharding.to_owners(group, [one.columns_of(one.grad) for one in several])()
     for i, one in enumerate(several):
         one.begin()
         one.grad = whole[i].matrices if i in whole else one.grad.new_empty(one.lay.part.local)
@@ -212,7 +217,7 @@ def _run_by_columns(group: Any, several: Sequence[Matrix], bind: Bind, skipped: 
                 one.orthogonalize(one.update, one.row_moments)
             made[i] = sharding.Whole(one.update, None)
     back = [one.columns_of(one.update.new_empty(one.value.shape)) for one in several]
-    sharding.from_owners(group, back, made)
+    sharding.from_owners(group, back, made)()
     for one, parts in zip(several, back, strict=True):
         one.update = parts.here
     run_phases(_steps(several, bind))

@@ -657,3 +657,28 @@ def test_a_step_that_somebody_set_is_read_again():
         twins.step()
         twins.step()
         assert twins.differing() == []
+
+
+# ---- Muon ----
+
+HIDDEN = [(512, 2048), (2048, 512), (77, 1000), (1000, 77), (4, 96, 160), (384, 128)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"normuon_beta2": 0.95, "cautious_weight_decay": True}, {"state_format": "float32"}], ids=str)  # fmt: skip
+def test_muons_exact_steps_have_the_bits_of_the_cpu(dtype, options):
+    def make(params, lr):
+        named = [(f"p{i}", p) for i, p in enumerate(params)]
+        split = {"p4": 2, "p5": 3}
+        return lowbit.Muon(named, lr=lr, orthogonalize="exact", split=split, **options)
+
+    twins = Twins(make, dtype, shapes=HIDDEN)
+    for _ in range(3):
+        twins.step()
+        assert twins.differing() == []
+
+
+@pytest.mark.parametrize("rows, cols, depth", [(64, 64, 512), (193, 77, 1000), (33, 130, 7)])
+def test_the_product_of_bfloat16_has_the_bits_of_the_cpu(rows, cols, depth):
+    a, b = (torch.randn(n, depth).bfloat16() for n in (rows, cols))
+    assert torch.equal(ops.bfloat16_product(a.to(DEVICE), b.to(DEVICE)).cpu(), ops.bfloat16_product(a, b))  # fmt: skip

@@ -127,3 +127,14 @@ def test_a_learning_rate_goes_to_every_gpu_of_a_model(monkeypatch):
     on_host = torch.tensor(1e-3)
     assert lowbit.optim.stepping.lr_beside(on_host, torch.device("cuda", 1)) is on_host
     assert moved == [(0, 0), (0, 1)]
+
+
+def test_muons_matrices():
+    x, moments = torch.zeros(4, 8).bfloat16(), torch.zeros(4)
+    with pytest.raises(RuntimeError, match=r"the moments of rows .* on cuda:0, not 4 on cuda:1"):
+        ops.normalize_rows(on_gpu(x, 0), on_gpu(moments, 1), 0.95)
+    with pytest.raises(RuntimeError, match=r"on one device with rows"):
+        ops.bfloat16_product(on_gpu(x, 0), on_gpu(x, 1))
+    if torch.version.cuda is None:  # what is missing here is CUDA itself
+        with pytest.raises(RuntimeError, match="lowbit::newton_schulz on CUDA: "):
+            ops.newton_schulz(on_gpu(x, 0), [1.0, 2.0, 3.0], 1.0, 1e-7)

@@ -88,17 +88,6 @@ def test_rows_get_like_sizes_and_the_norm_stays():
     assert not zero.any()
 
 
-def test_torchs_way_is_near():
-    from lowbit.step.muon import rows_by_torch
-
-    x, moments = drawn(3, 20, 50).bfloat16(), torch.rand(3, 20, generator=torch.Generator().manual_seed(1))  # fmt: skip
-    y, others = x.clone(), moments.clone()
-    ops.normalize_rows(x, moments, BETA2)
-    rows_by_torch(y, others, BETA2)
-    torch.testing.assert_close(moments, others, rtol=1e-6, atol=0)
-    torch.testing.assert_close(x, y, rtol=2**-7, atol=0)
-
-
 def test_bits_do_not_depend_on_threads_and_instruction_set():
     found = []
     for isa in ISAS:

@@ -39,6 +39,13 @@ def test_an_optimizer_that_was_stepped_before_fsdp1_is_not_bound(pool):
         assert "became flat shards after the optimizer had been stepped" in message
 
 
+@pytest.mark.parametrize("when, orig", [("groups", True), ("groups", False), ("built", True), ("built", False), ("added", True), ("step", True)])  # fmt: skip
+def test_muon_is_refused_under_fsdp1(pool, when, orig):
+    """Before anything is changed, and with what to use."""
+    for message in pool.run(2, "fsdp1_worker", "muon", when, orig):
+        assert "FSDP1" in message and "Muon needs whole matrices; use fully_shard" in message
+
+
 @pytest.mark.parametrize("orig", [True, False])
 def test_the_float32_view_of_what_one_rank_has_whole(pool, orig):
     assert all(pool.run(1, "fsdp1_worker", "not_sharded", orig))

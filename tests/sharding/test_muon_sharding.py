@@ -25,32 +25,54 @@ def test_any_number_of_ranks_leaves_the_same_bytes(pool, kind, ranks):
         assert pool.run(ranks, "muon_worker", "compare", kind, way) == [[]] * ranks, way
 
 
+@pytest.mark.parametrize("kind, ranks", [("fsdp2", 2), ("fsdp2", 3), ("hsdp 2 2", 4), ("tp 2 2", 4)])  # fmt: skip
+@pytest.mark.parametrize("way", ["8bit", "normuon"])
+def test_rounds_leave_the_same_bytes(pool, kind, ranks, way):
+    """While the matrices of a round are orthogonalized, the next ones arrive."""
+    assert pool.run(ranks, "muon_worker", "compare", kind, way, 1) == [[]] * ranks
+
+
 @pytest.mark.parametrize(
-    "kind, ranks, agreed", [("fsdp2", 2, 1), ("fsdp2", 3, 1), ("hsdp 2 2", 4, 1), ("tp 2 2", 4, 4)]
-)
-def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, agreed):
+    "kind, ranks, agreed, numel, rounds",
+    [
+        ("fsdp2", 2, 1, 1 << 24, 1), ("fsdp2", 2, 1, 1, 4), ("fsdp2", 3, 1, 1 << 24, 1), ("fsdp2", 3, 1, 20_000, 2),
+        ("hsdp 2 2", 4, 1, 1 << 24, 1), ("hsdp 2 2", 4, 1, 1, 4), ("tp 2 2", 4, 4, 1 << 24, 1), ("tp 2 2", 4, 4, 1, 4),
+    ],
+)  # fmt: skip
+def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, agreed, numel, rounds):  # fmt: skip
     """All-reduces before them agree on who has gradients, over each group and mesh dimension, and on the scales of blocks that columns cut."""
-    found = pool.run(ranks, "muon_worker", "collectives", kind)
+    found = pool.run(ranks, "muon_worker", "collectives", kind, numel)
     totals: dict = {}
     for one in found:
         names = [name for name, _ in one["seen"]]
         exchanges = one["exchanges"]
         assert names == ["all_reduce"] * agreed + ["all_to_all_single"] * 2 * len(exchanges)
         sent = [size for _, size in one["seen"][agreed:]]
-        assert sent == [size for e in exchanges for size in (e["has"], e["owns"])]
+        # Each but the first leaves before the one before it comes back.
+        there, back = [sent[0], *sent[1:-1:2]], [*sent[2:-1:2], sent[-1]]
+        assert (there, back) == ([e["has"] for e in exchanges], [e["owns"] for e in exchanges])
+        of_one = {tuple(e["ranks"]): 0 for e in exchanges}
         for e in exchanges:
-            total = totals.setdefault(tuple(e["ranks"]), {**e, "has": 0, "owns": 0, "seen": 0})
+            number = of_one[tuple(e["ranks"])]
+            of_one[tuple(e["ranks"])] += 1
+            total = totals.setdefault(
+                (tuple(e["ranks"]), number), {**e, "has": 0, "owns": 0, "seen": 0}
+            )
             assert e["costs"] == total["costs"]
             for key, more in (("has", e["has"]), ("owns", e["owns"]), ("seen", 1)):
                 total[key] += more
+        assert max(of_one.values()) == rounds
     # A batch is exchanged by its own ranks.
-    assert len(totals) == (3 if kind.startswith("tp") else 1)
-    for members, total in totals.items():
+    assert len({members for members, _ in totals}) == (3 if kind.startswith("tp") else 1)
+    costs: dict = {}
+    for (members, _), total in totals.items():
         assert total["seen"] == len(members)
         assert total["has"] == total["bytes"]
         assert total["owns"] == total["replicas"] * total["bytes"]
-        loads = [sum(cost for owner, cost in total["costs"] if owner == rank) for rank in range(len(members))]  # fmt: skip
-        assert max(loads) <= sum(loads) / len(members) + max(cost for _, cost in total["costs"])
+        costs.setdefault(members, []).extend(total["costs"])
+    for members, owned in costs.items():
+        loads = [sum(cost for owner, cost in owned if owner == rank) for rank in range(len(members))]  # fmt: skip
+        assert max(loads) <= sum(loads) / len(members) + max(cost for _, cost in owned)
 
 
 @pytest.mark.parametrize("first, then", [("fsdp2", "fsdp2"), ("columns", "columns"), ("columns", "fsdp2")])  # fmt: skip

@@ -130,3 +130,26 @@ def flattened_away() -> str:
     except ValueError as error:
         return str(error)
     return "bound"
+
+
+def muon(when: str, orig: bool) -> str:
+    """What Muon says of FSDP1's flat shards: to its groups, when it is built, or in the first step of one that is older."""
+    model = Words(False)
+    opt = lowbit.MuonWithAdamW(lowbit.muon_param_groups(model)) if when == "step" else None
+    sharded = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
+    try:
+        if when == "groups":
+            lowbit.muon_param_groups(sharded)
+        elif when == "built":
+            lowbit.Muon(sharded.parameters())
+        elif when == "added":
+            weight = nn.Parameter(torch.zeros(8, 8))
+            opt = lowbit.Muon([weight])
+            opt.add_param_group({"params": list(sharded.parameters())})
+        else:
+            sharded(torch.arange(9)).square().sum().backward()
+            assert opt is not None
+            opt.step()
+    except ValueError as error:
+        return str(error)
+    return "done"

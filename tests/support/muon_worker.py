@@ -6,7 +6,8 @@ import contextlib
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import lowbit
 from lowbit import ops, sharding
+from lowbit.step import muon as muon_step
 
 # Uneven on any number of ranks, fewer rows than ranks, a batch, fused QKV, a vector.
 SHAPES = [(48, 200), (200, 48), (77, 130), (130, 77), (2, 300), (4, 24, 40), (3 * 32, 64), (50,)]
@@ -144,11 +146,22 @@ def differing(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
             if key not in found or key not in want or not equal(found[key], want[key])]  # fmt: skip
 
 
-def compare(kind: str, way: str) -> list[str]:
+@contextlib.contextmanager
+def rounds_of(numel: int) -> Iterator[None]:
+    """Exchanges of at least so many elements."""
+    before, muon_step.ROUND = muon_step.ROUND, numel
+    try:
+        yield
+    finally:
+        muon_step.ROUND = before
+
+
+def compare(kind: str, way: str, numel: int = muon_step.ROUND) -> list[str]:
     """What is not, byte for byte, this rank's part of what one process has."""
     model, opt = made(kind, way)
-    for t in range(STEPS):
-        step(model, opt, t, "p1" if t == 2 else "")
+    with rounds_of(numel):
+        for t in range(STEPS):
+            step(model, opt, t, "p1" if t == 2 else "")
     return differing(bits(model, opt), alone(way))
 
 
@@ -238,8 +251,8 @@ def trained(early: bool, micro: int) -> list[str]:
     return differing(bits(model, opt), bits(plain, want))
 
 
-def collectives(kind: str) -> dict[str, Any]:
-    """Those of a step, and the bytes that this rank sends in each; of every process group's exchange what it has and owns in bfloat16."""
+def collectives(kind: str, numel: int = muon_step.ROUND) -> dict[str, Any]:
+    """Those of a step, and the bytes that this rank sends in each; of every exchange of a process group what it has and owns in bfloat16."""
     model, opt = made(kind, "8bit")
     step(model, opt, 0)
     seen: list[tuple[str, int]] = []
@@ -254,19 +267,21 @@ def collectives(kind: str) -> dict[str, Any]:
     for name in before:
         setattr(dist, name, functools.partial(counted, name))
     try:
-        step(model, opt, 1)
+        with rounds_of(numel):
+            step(model, opt, 1)
     finally:
         for name, plain in before.items():
             setattr(dist, name, plain)
     groups: dict[Any, list[Any]] = {}
     for _, p, lay in opt._laid_out():
         if getattr(lay, "spread", None) and not lay.own:
-            groups.setdefault(lay.group, []).extend(
-                (lay.spread, owner, lay) for owner in opt._owners[p]
-            )
+            groups.setdefault(lay.group, []).append(types.SimpleNamespace(lay=lay, owners=opt._owners[p]))  # fmt: skip
     exchanges = []
-    for group, owned in groups.items():
+    with rounds_of(numel):
+        rounds = [(group, one) for group, several in groups.items() for one in muon_step._rounds(several)]  # fmt: skip
+    for group, several in rounds:
         me = dist.get_rank(group)
+        owned = [(one.lay.spread, owner, one.lay) for one in several for owner in one.owners]
         exchanges.append({
             "has": sum(2 * b.numel(me) for b, owner, _ in owned if b.of_one_replica(me, owner)),
             "owns": sum(2 * b.numel(r) for b, owner, _ in owned if owner == me for r in range(len(b.of))),

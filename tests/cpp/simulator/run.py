@@ -1,4 +1,4 @@
-"""`make simulate SIM=folder`: the comparisons of test_cuda_emulated and test_cuda_lowrank, run by the kernels' PTX in GPGPU-Sim.
+"""`make simulate SIM=folder`: the comparisons of test_cuda_emulated, test_cuda_lowrank and test_cuda_muon, run by the kernels' PTX in GPGPU-Sim.
 
     python run.py --check SIM            exits with 1 and says in one line what is missing
     python run.py SIM BUILD [PART...]    runs parts, two at a time; all without a name
@@ -27,7 +27,7 @@ PARTS = {
     "probe": ("probe", 0),
     "once": ("step", 0), "shapes": ("step", 4), "options": ("step", 6), "every_rule": ("step", 6), "cut": ("step", 12), "codes": ("step", 40),
     "accumulate": ("step", 40), "every_format": ("step", 30), "many": ("step", 300),
-    "formats": ("lowrank", 2), "parts": ("lowrank", 8), "sizes": ("lowrank", 70),
+    "formats": ("lowrank", 2), "parts": ("lowrank", 8), "sizes": ("lowrank", 70), "matrices": ("muon", 4), "inputs": ("muon", 2),
 }  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def prepare(sim: Path, build: Path) -> None:
     """The PTX, rewritten, and the simulator's configuration."""
     import ptx
 
-    for program in ("step", "lowrank", "probe"):
+    for program in ("step", "lowrank", "muon", "probe"):
         text = next(build.glob(f"csrc/cuda/**/{program}.ptx")).read_text()
         (build / f"{program}.ptx").write_text(ptx.rewrite(text))
         if program == "step":
