@@ -23,6 +23,13 @@ def is_fully_sharded(module: Any) -> bool:
     return any(hasattr(m, "set_requires_gradient_sync") for m in module.modules())
 
 
+def reshard(module: Any) -> None:
+    """Gives up the weights that FSDP2 has gathered and holds beyond a pass, so that the next pass gathers them anew."""
+    for part in module.modules():
+        if hasattr(part, "set_requires_gradient_sync"):
+            part.reshard()
+
+
 def reset_fully_sharded(module: Any) -> bool:
     """Restores FSDP2 after a pass that raised: it shards parameters again and drops sums that were never reduced.
 
