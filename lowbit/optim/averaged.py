@@ -117,6 +117,10 @@ def _check_param(name: str, p: Tensor, of_model: bool) -> None:
             f"parameter {name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides its shape and its place; EMA takes plain parameters and "
             "those of fully_shard: shard with fully_shard, or keep the average of a copy of the model that is not wrapped"
         )
+    if hasattr(p, "ds_tensor"):
+        raise ValueError(
+            f"parameter {name!r} is partitioned by DeepSpeed's ZeRO-3, which leaves an empty tensor in its place; take stage 1 or 2, or fully_shard"
+        )
     if p.is_meta:
         raise ValueError(f"parameter {name!r} is on the meta device; build the EMA when weights exist")  # fmt: skip
     if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -58,7 +58,7 @@ class EMA:
     Raises:
         TypeError: `params` is nothing of the above.
         ValueError: the format or the decay is none of the above; there is nothing to average; a parameter has another
-            dtype, is on the meta device or is a flat shard of FSDP1; or two have the same name.
+            dtype, is on the meta device, a flat shard of FSDP1 or partitioned by ZeRO-3; or two have the same name.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class EMA:
             written = self._take_out()
         if written is not None:
             raise RuntimeError(
-                f"parameter {written!r} was written within average_parameters: the weights are again what they were before it, but the average now "
-                "has what was written. Load or step weights outside of it"
+                f"parameter {written!r} was written within average_parameters: the weights are again what they were before it, and what was written is "
+                "in the average, or lost if that has another dtype. Load or step weights outside of it"
             )
 
     @torch.no_grad()
@@ -181,9 +181,9 @@ class EMA:
         written = None
         for i, (each, mine) in enumerate(zip(self._members, kept, strict=False)):
             weight, average = sharding.local(each.p).detach(), sharding.local(each.average)
+            if versions and version(each.p) != versions[i]:
+                written = written or each.name
             if mine is average:
-                if versions and version(each.p) != versions[i]:
-                    written = written or each.name
                 mine = average.clone()
                 average.copy_(weight)
             weight.copy_(mine)

@@ -252,8 +252,9 @@ def test_a_backward_pass_through_weights_of_before_is_refused():
         loss.backward()
 
 
-def test_what_would_mix_weights_and_averages_is_refused():
-    model = model_of()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_would_mix_weights_and_averages_is_refused(dtype):
+    model = model_of(dtype)
     ema = lowbit.EMA(model)
     saved = ema.state_dict()
     with ema.average_parameters():
@@ -396,6 +397,15 @@ def test_options_are_checked_at_construction(options, message):
 def test_what_cannot_be_averaged_is_refused_at_construction(params, error, message):
     with pytest.raises(error, match=message):
         lowbit.EMA(params)
+
+
+def test_what_zero_3_has_partitioned_is_refused():
+    """partition_parameters.py of DeepSpeed 0.19 keeps the partition in this attribute."""
+    model = nn.Linear(2, 2)
+    model.weight.ds_tensor = model.weight.detach().clone()
+    model.weight.data = torch.empty(0)
+    with pytest.raises(ValueError, match="'weight' is partitioned by DeepSpeed's ZeRO-3"):
+        lowbit.EMA(model)
 
 
 def test_a_model_that_changed_after_construction_is_refused():
