@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import sharding
+from lowbit.config.arguments import check_seed
 from lowbit.config.overrides import clean_name
 from lowbit.optim.averaged import averaged, by_device, version
+from lowbit.step.numbers import capturing
 from lowbit.step.versions import raise_versions, versioned
 
 FORMATS = {"bfloat16_stochastic": torch.bfloat16, "float32": torch.float32}
@@ -56,9 +58,10 @@ class EMA:
         decay: as above.
 
     Raises:
-        TypeError: `params` is nothing of the above.
-        ValueError: the format or the decay is none of the above; there is nothing to average; a parameter has another
-            dtype, is on the meta device, a flat shard of FSDP1 or partitioned by ZeRO-3; or two have the same name.
+        TypeError: `params` is nothing of the above, or `seed` is no int.
+        ValueError: the format, the decay or the seed is none of the above; there is nothing to average; a parameter has
+            another dtype, is on the meta device, a flat shard of FSDP1 or partitioned by ZeRO-3; or two have the same
+            name.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class EMA:
         seed: int = 0,
     ) -> None:
         _check_format(state_format)
+        check_seed(seed)
         self.model = params if isinstance(params, nn.Module) else None
         self.state_format, self.decay, self.warmup, self.seed = state_format, decay, warmup, seed
         self._count = torch.zeros((), dtype=torch.int64, device="cpu")  # as loads write it in place
@@ -80,7 +84,6 @@ class EMA:
         self._groups = by_device(self._members)
         self._kept: list[Tensor] | None = None  # the weights, in average_parameters
         self._versions: list[int] = []
-        self._checked = False
 
     @property
     def n_averaged(self) -> int:
@@ -94,18 +97,21 @@ class EMA:
         """Moves the average toward the weights; call it after `opt.step()`.
 
         Raises:
-            RuntimeError: it is called within `average_parameters`; or the model's parameters are others than at
-                construction, or are on another device.
+            RuntimeError: it is called within `average_parameters` or while a CUDA graph is captured; or the model's
+                parameters are others than at construction, or are on another device.
             ValueError: `decay` was set to a number that is not in [0, 1).
         """
         self._refuse_within("update_parameters")
-        if not self._checked:
-            self._check_params()
-            self._checked = True
+        self._check_params()
+        if any(capturing(group.device) for group in self._groups):
+            raise RuntimeError(
+                "update_parameters was called while a CUDA graph is captured: replays would not count updates, and would draw the same random bits; "
+                "call it after each replay"
+            )
+        keep = _float32_decay(self.next_decay())
         if self.n_averaged == 0:
             for each in self._members:
                 sharding.local(each.average).zero_()  # weights may not have been numbers before
-        keep = _float32_decay(self.next_decay())
         # The rule of SGD on the average: decoupled decay leaves `keep` of it, and the gradient is minus the weight.
         hyper = [1.0 - keep, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
         for group in self._groups:
@@ -139,16 +145,23 @@ class EMA:
             self._put_in()
             yield
         finally:
-            written = self._take_out()
+            try:
+                written = self._take_out()
+            except BaseException:  # Ctrl-C: it goes on with the weight where it stopped
+                self._take_out()
+                raise
         if written is not None:
             raise RuntimeError(
-                f"parameter {written!r} was written within average_parameters: the weights are again what they were before it, and what was written is "
-                "in the average, or lost if that has another dtype. Load or step weights outside of it"
+                f"parameter {written!r} was written within average_parameters: the weights are again what they were before it, and an average "
+                "of their dtype now has what was written. Load or step weights outside of it"
             )
 
     @torch.no_grad()
     def copy_to(self) -> None:
         """Writes the averages into the model's weights, for good.
+
+        With split or Kahan weights, build the optimizer anew afterwards: it keeps correction bits of the weights of
+        before.
 
         Raises:
             RuntimeError: as `average_parameters` does.
@@ -165,28 +178,38 @@ class EMA:
         for each in self._members:
             weight, average = sharding.local(each.p).detach(), sharding.local(each.average)
             mine = weight.clone()
+            self._kept.append(mine)  # before it is overwritten: Ctrl-C may come between
             weight.copy_(average)
             if weight.dtype == average.dtype:
                 average.copy_(mine)
-                mine = average
-            self._kept.append(mine)
+                self._kept[-1] = average
         self._weights_changed()
         self._versions = [version(each.p) for each in self._members]
 
     @torch.no_grad()
     def _take_out(self) -> str | None:
-        """Restores weights and averages. Returns the name of a parameter that was written meanwhile, or None."""
-        kept, versions = self._kept or [], self._versions
-        self._kept, self._versions = None, []
-        written = None
-        for i, (each, mine) in enumerate(zip(self._members, kept, strict=False)):
+        """Restores weights and averages. Returns the name of a parameter that was written meanwhile, or None.
+
+        If it raises, the next call goes on where it stopped.
+        """
+        kept = self._kept or []
+        written = next(
+            (
+                m.name
+                for m, at in zip(self._members, self._versions, strict=False)
+                if version(m.p) != at
+            ),
+            None,
+        )
+        while kept:  # backwards, since of tied weights the first copy is the weight
+            each, mine = self._members[len(kept) - 1], kept[-1]
             weight, average = sharding.local(each.p).detach(), sharding.local(each.average)
-            if versions and version(each.p) != versions[i]:
-                written = written or each.name
             if mine is average:
-                mine = average.clone()
+                kept[-1] = mine = average.clone()
                 average.copy_(weight)
             weight.copy_(mine)
+            kept.pop()
+        self._kept, self._versions = None, []
         self._weights_changed()
         return written
 
@@ -218,10 +241,12 @@ class EMA:
 
         Raises:
             RuntimeError: it is called within `average_parameters`.
-            ValueError: the state dict is none of these, has other names, or a tensor of another shape.
+            ValueError: the state dict is none of these, has other names, a tensor of another shape or of integers, or a
+                number of updates that is none.
         """
         self._refuse_within("load_state_dict")
         found, own = _saved(state_dict)
+        count = _count(state_dict["n_averaged"])
         missing = sorted(set(self.averages) - set(found))
         more = sorted(set(found) - set(self.averages)) if own else []
         if missing or more:
@@ -236,11 +261,12 @@ class EMA:
         taken = []
         for each in self._members:
             part, what = each.lay.part, f"the average of {each.name!r}"
+            _check_floating(found[each.name], what)
             dims = tuple(range(len(part.shape)))
             taken.append(sharding.take(found[each.name], each.average, part.shape, part.local, part.offset, dims, what))  # fmt: skip
         for each, value in zip(self._members, taken, strict=True):
             sharding.local(each.average).copy_(value)
-        self._count.fill_(int(state_dict["n_averaged"]))
+        self._count.fill_(count)
 
     # Mistakes
 
@@ -296,3 +322,21 @@ def _saved(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor], bool]:
             return {clean_name(name): t for name, t in inside.items()}, False
     keys = ", ".join(sorted(map(str, state_dict))[:5])
     raise ValueError(f"this is no state dict of EMA or AveragedModel, but has {keys or 'nothing'}")
+
+
+def _count(saved: Any) -> int:
+    """The number of updates in a state dict."""
+    try:
+        count = int(saved)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):  # the last is torch's
+        count = -1
+    if count < 0 or count != saved:
+        raise ValueError(f"n_averaged is {saved!r}; it counts updates, so it is an integer from 0")
+    return count
+
+
+def _check_floating(saved: Any, what: str) -> None:
+    if isinstance(saved, Tensor) and saved.is_floating_point():
+        return
+    kind = str(saved.dtype).removeprefix("torch.") if isinstance(saved, Tensor) else type(saved).__name__  # fmt: skip
+    raise ValueError(f"{what} is {kind} in the state dict; averages are tensors of floating point")

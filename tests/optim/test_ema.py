@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import lowbit
-from lowbit import ops
+from lowbit import ops, sharding
 
 ISAS = ops.catalog()["isas"]
 
@@ -244,6 +244,51 @@ def test_weights_come_back_to_the_same_bits(dtype):
     assert torch.equal(model[1].bias, ema.averages["1.bias"].to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tied", ["by .data", "one tensor"])
+def test_tied_weights_come_back_to_the_same_bits(dtype, tied):
+    p = nn.Parameter(torch.randn(32, generator=torch.Generator().manual_seed(0)).to(dtype))
+    q = p if tied == "one tensor" else nn.Parameter(torch.empty(32, dtype=dtype))
+    q.data = p.data
+    ema = lowbit.EMA([("a", p), ("b", q)], 0.5)
+    for _ in range(2):
+        ema.update_parameters()
+        moved(p, 0.3)
+    weight, averages = bits(p).clone(), {name: t.clone() for name, t in ema.averages.items()}
+    with ema.average_parameters():
+        assert not torch.equal(bits(p), weight)
+    assert torch.equal(bits(p), weight) and torch.equal(bits(q), weight)
+    assert all(torch.equal(ema.averages[name], t) for name, t in averages.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("when", ["put in", "taken out"])
+def test_an_interrupt_leaves_no_weight_averaged(monkeypatch, dtype, when):
+    model = model_of(dtype)
+    ema = lowbit.EMA(model, 0.5)
+    ema.update_parameters()
+    for p in model.parameters():
+        moved(p, 0.3)
+    weights = [bits(p).clone() for p in model.parameters()]
+    averages = {name: t.clone() for name, t in ema.averages.items()}
+    local, raised = sharding.local, []
+
+    def interrupted(t):
+        if t is ema.averages["0.bias"] and not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        return local(t)
+
+    if when == "put in":
+        monkeypatch.setattr(sharding, "local", interrupted)
+    with pytest.raises(KeyboardInterrupt), ema.average_parameters():
+        monkeypatch.setattr(sharding, "local", interrupted)
+    assert all(map(torch.equal, map(bits, model.parameters()), weights))
+    assert all(torch.equal(ema.averages[name], t) for name, t in averages.items())
+    with ema.average_parameters():
+        assert torch.equal(model[0].bias, averages["0.bias"].to(dtype))
+
+
 def test_a_backward_pass_through_weights_of_before_is_refused():
     model = model_of(torch.float32)
     ema = lowbit.EMA(model)
@@ -268,10 +313,17 @@ def test_what_would_mix_weights_and_averages_is_refused(dtype):
             pass
     weights = [p.detach().clone() for p in model.parameters()]
     with (
-        pytest.raises(RuntimeError, match=r"'1\.bias' was written within average_parameters"),
+        pytest.raises(
+            RuntimeError, match=r"'1\.bias' was written .* an average of their dtype now has what"
+        ),
         ema.average_parameters(),
     ):
         moved(model[1].bias, 1.0)
+    assert all(map(torch.equal, model.parameters(), weights))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match=r"'0\.weight' was written"), ema.average_parameters():
+        lowbit.AdamW(lowbit.param_groups(model), lr=0.1).step()
     assert all(map(torch.equal, model.parameters(), weights))
 
 
@@ -350,8 +402,23 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
     ):
         with pytest.raises(ValueError, match=message):
             ema.load_state_dict({**saved, "average_bfloat16": wrong})
+    whole = {name: torch.ones_like(t) for name, t in averages.items()}
+    for more, message in (
+        ({"n_averaged": -3}, "n_averaged is -3; it counts updates"),
+        ({"n_averaged": 1.5}, "n_averaged is 1.5; it counts updates"),
+        ({"n_averaged": "x"}, "n_averaged is 'x'; it counts updates"),
+        ({"n_averaged": torch.ones(2)}, r"n_averaged is tensor\(.*; it counts updates"),
+        (
+            {"average_bfloat16": whole | {"1.bias": torch.ones(8, dtype=torch.uint8)}},
+            r"the average of '1\.bias' is uint8",
+        ),
+        ({"average_bfloat16": whole | {"1.bias": [1.0] * 8}}, r"the average of '1\.bias' is list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ema.load_state_dict({**saved, "average_bfloat16": whole, **more})
     with pytest.raises(ValueError, match="no state dict of EMA or AveragedModel, but has state"):
         ema.load_state_dict({"state": {}})
+    assert ema.n_averaged == 0
     assert all(torch.equal(ema.averages[name], t) for name, t in before.items())
 
 
@@ -362,74 +429,3 @@ def test_the_tool_names_it(tmp_path):
     kinds = {each["name"]: each["kind"] for each in found["tensors"]}
     assert kinds["ema.average_bfloat16.0.weight"] == "averages of weights, bfloat16"
     assert kinds["ema.n_averaged"] == "step counters"
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"state_format": "bfloat16"}, "to nearest it stands still"),
-        ({"state_format": "8bit"}, "docs/ema.md has what fewer bits do"),
-        ({"decay": 1.0}, "Invalid decay value: 1.0"),
-        ({"decay": 0.999999999}, "in float32 too"),
-        ({"decay": -0.1}, "Invalid decay value: -0.1"),
-        ({"decay": float("nan")}, "Invalid decay value: nan"),
-    ],
-)
-def test_options_are_checked_at_construction(options, message):
-    with pytest.raises(ValueError, match=message):
-        lowbit.EMA(model_of(), **options)
-
-
-@pytest.mark.parametrize(
-    "params, error, message",
-    [
-        (torch.ones(3), TypeError, "takes the model or its parameters, not Tensor"),
-        ([3], TypeError, "not int in a list"),
-        (nn.Linear(2, 2).requires_grad_(False), ValueError, "nothing to average"),
-        (nn.Linear(2, 2, dtype=torch.float64), ValueError, "'weight' is float64, which is not"),
-        (nn.Linear(2, 2, device="meta"), ValueError, "'weight' is on the meta device"),
-        ([("w", nn.Parameter(torch.ones(2)))] * 2, ValueError, "two parameters are named 'w'"),
-    ],
-)
-def test_what_cannot_be_averaged_is_refused_at_construction(params, error, message):
-    with pytest.raises(error, match=message):
-        lowbit.EMA(params)
-
-
-def test_what_zero_3_has_partitioned_is_refused():
-    """partition_parameters.py of DeepSpeed 0.19 keeps the partition in this attribute."""
-    model = nn.Linear(2, 2)
-    model.weight.ds_tensor = model.weight.detach().clone()
-    model.weight.data = torch.empty(0)
-    with pytest.raises(ValueError, match="'weight' is partitioned by DeepSpeed's ZeRO-3"):
-        lowbit.EMA(model)
-
-
-def test_a_model_that_changed_after_construction_is_refused():
-    model = model_of()
-    ema = lowbit.EMA(model)
-    model[1].weight = nn.Parameter(model[1].weight.detach().clone())
-    with pytest.raises(RuntimeError, match=r"'1\.weight' was replaced, or began to require"):
-        ema.update_parameters()
-    frozen = model_of()
-    frozen[0].requires_grad_(False)
-    ema = lowbit.EMA(frozen)
-    assert list(ema.averages) == ["1.weight", "1.bias"]
-    ema.update_parameters()
-    frozen[0].requires_grad_(True)
-    with (
-        pytest.raises(RuntimeError, match=r"'0\.\w+' was replaced, or began to require"),
-        ema.average_parameters(),
-    ):
-        pass
-
-
-def test_wrappers_leave_no_trace_in_names():
-    model = model_of()
-    wrapped = nn.ModuleDict(
-        {"_orig_mod": model}
-    )  # as torch.compile names it, which takes long to import
-    assert list(lowbit.EMA(wrapped).averages) == [name for name, _ in model.named_parameters()]
