@@ -7,13 +7,18 @@ import torch
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    "mode, ranks", [("ddp", 2), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("hsdp", 4), ("tp", 4)]
+    "mode, ranks",
+    [("ddp", 2), ("replicate", 2), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("hsdp", 4), ("tp", 4)],
 )
 def test_every_sharding_gives_the_same_bits(pool, mode, ranks, dtype):
     found = pool.run(ranks, "ema_worker", "run", mode, ranks, dtype)
     assert all(one == found[0] for one in found)
     want = ema_worker.run("single tp" if mode == "tp" else "single", 1, dtype)
     assert found[0] == want
+
+
+def test_composable_ddp_is_not_taken_for_fsdp2(pool):
+    assert pool.run(2, "ema_worker", "composable_ddp") == [False, False]
 
 
 def test_a_checkpoint_of_three_ranks_loads_on_two_and_on_one(pool, tmp_path):

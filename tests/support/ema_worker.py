@@ -8,6 +8,7 @@ import pathlib
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed._composable import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -39,10 +40,17 @@ class Net(nn.Module):
         return self.down(self.up(x).relu())
 
 
+def composable_ddp() -> bool:
+    """Whether a model of `replicate` is taken for one of fully_shard."""
+    return sharding.is_fully_sharded(build("replicate", 1, torch.float32))
+
+
 def build(mode: str, ranks: int, dtype: torch.dtype) -> nn.Module:
     model: nn.Module = Net(dtype, widths(mode))
     if mode == "ddp":
         return nn.parallel.DistributedDataParallel(model)
+    if mode == "replicate":  # DDP without a wrapper
+        return replicate(model)
     if mode == "fsdp":  # which stays gathered after a forward pass
         fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), reshard_after_forward=False)
     if mode == "hsdp":
