@@ -70,8 +70,8 @@ test: programs
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2 --no-tests=error --tests-regex "$(T)"
 endif
 
-# 220 MB of transformers, accelerate, lightning, torchtitan and torchtune; without them their tests say so and are skipped.
-frameworks: setup $(VENV)/tests $(VENV)/frameworks  ## the tests through transformers, lightning, torchtitan, torchtune, deepspeed
+# 550 MB of transformers, accelerate, TRL with pyarrow, lightning, torchtitan, torchtune and launchers; without them their tests say so and are skipped.
+frameworks: setup $(VENV)/tests $(VENV)/frameworks  ## the tests through transformers, TRL, lightning, torchtitan, torchtune, deepspeed, launchers
 	@LOWBIT_REQUIRE=frameworks $(PYTEST) tests/frameworks
 
 # The C++ tests and the C++ front end, beside the package.
@@ -236,11 +236,15 @@ $(VENV)/tests: pyproject.toml | $(VENV)/installed
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[test]"
 	@touch $@
 
+# Launchers whose choice of an optimizer tests run, and what that part of them imports: a download of 8 MB, 65 MB on disk. They need Python 3.11.
+LAUNCHERS = $(foreach p,axolotl==0.19.0 llamafactory==0.9.5 nemo-automodel==0.7.0 peft==0.21.2 addict==2.4.0 omegaconf==2.4.0 antlr4-python3-runtime==4.9.3,"$(p); python_version >= '3.11'")
+
 # Frameworks that tests train through, without those dependencies of torchtitan (it needs Python 3.11) and torchtune that their optimizers do not use.
 $(VENV)/frameworks: pyproject.toml | $(VENV)/installed
 	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune, deepspeed"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[frameworks]"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'" "torchtune==0.6.1"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps $(LAUNCHERS)
 	@DS_BUILD_OPS=0 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation deepspeed==0.19.8 hjson msgpack py-cpuinfo
 	@touch $@
 

@@ -46,6 +46,7 @@ from lowbit.optim.ademamix import AdEMAMix
 from lowbit.optim.apollo import APOLLO
 from lowbit.optim.apollo_mini import APOLLOMini
 from lowbit.optim.came import CAME
+from lowbit.optim.ema import EMA
 from lowbit.optim.fira import Fira
 from lowbit.optim.lamb import LAMB
 from lowbit.optim.lars import LARS
@@ -66,6 +67,7 @@ globals()["__getattr__"] = _missing  # a type checker that saw it would take eve
 __all__ = [
     "APOLLO",
     "CAME",
+    "EMA",
     "LAMB",
     "LARS",
     "SGD",

@@ -153,11 +153,7 @@ def check_group(what: str, group: Mapping[str, Any]) -> None:
         raise ValueError(
             "state_memory is for a whole optimizer, not for a group of it: pass it to the optimizer"
         )
-    seed = group.get("seed", 0)
-    if not isinstance(seed, Integral):
-        raise TypeError(f"seed should be an int but is: {seed!r}")
-    if not -(1 << 63) <= int(seed) < 1 << 63:
-        raise ValueError(f"seed should fit into a signed 64-bit integer but is: {seed}")
+    check_seed(group.get("seed", 0))
     full_precision = group.get("full_precision", ())
     patterns = isinstance(full_precision, Sequence) and all(
         isinstance(p, str) for p in full_precision
@@ -168,6 +164,14 @@ def check_group(what: str, group: Mapping[str, Any]) -> None:
         )
     check_overrides(group.get("overrides") or {})
     check_together(what, group)
+
+
+def check_seed(seed: Any) -> None:
+    """Raises TypeError if a seed is no int, ValueError if it has more than 64 bits."""
+    if not isinstance(seed, Integral):
+        raise TypeError(f"seed should be an int but is: {seed!r}")
+    if not -(1 << 63) <= int(seed) < 1 << 63:
+        raise ValueError(f"seed should fit into a signed 64-bit integer but is: {seed}")
 
 
 def check_params(name: str, params: Any) -> None:

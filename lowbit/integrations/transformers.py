@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,42 @@ def optimizer(
     if issubclass(cls, lowbit.Adam | lowbit.ScheduleFreeAdamW):
         given |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     return lambda: build, {"cls": cls, **given, **options}
+
+
+def from_optim_args(
+    args: TrainingArguments,
+) -> tuple[Callable[[], Callable[..., LowbitOptimizer]], dict[str, Any]]:
+    """`optimizer` with what `args.optim_args` says, for launchers whose configuration is all there is.
+
+    Args:
+        args: with `optim_args` such as "name=AdamW,state_format=4bit,seed=1". Values are Python's literals, true, false,
+            none, or else text.
+
+    Returns:
+        As `optimizer`.
+
+    Raises:
+        ValueError: an entry is not NAME=VALUE; or as in `optimizer`.
+    """
+    options: dict[str, Any] = {}
+    for entry in filter(None, (part.strip() for part in (args.optim_args or "").split(","))):
+        key, found, value = (part.strip() for part in entry.partition("="))
+        if not (key and found and value):
+            raise ValueError(
+                f"optim_args has {entry!r}; its entries are NAME=VALUE, such as name=AdamW,state_format=4bit"
+            )
+        options[key] = _literal(value)
+    return optimizer(args, **options)
+
+
+def _literal(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 class ScheduleFreeCallback(TrainerCallback):

@@ -31,6 +31,7 @@ from lowbit.sharding.wrapper import (
     is_fully_sharded,
     reset_fully_sharded,
     reset_reducer,
+    reshard,
 )
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "reduce_over",
     "reset_fully_sharded",
     "reset_reducer",
+    "reshard",
     "row_range",
     "row_shards",
     "section",

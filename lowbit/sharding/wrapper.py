@@ -20,7 +20,19 @@ def inside_ddp(module: Any) -> bool:
 
 def is_fully_sharded(module: Any) -> bool:
     """Whether fully_shard (FSDP2) was called on any part of a module."""
-    return any(hasattr(m, "set_requires_gradient_sync") for m in module.modules())
+    return any(_is_fsdp2(part) for part in module.modules())
+
+
+def _is_fsdp2(part: Any) -> bool:
+    # Composable DDP (torch.distributed._composable.replicate) has the first alone.
+    return hasattr(part, "set_requires_gradient_sync") and hasattr(part, "reshard")
+
+
+def reshard(module: Any) -> None:
+    """Gives up the weights that FSDP2 has gathered and holds beyond a pass, so that the next pass gathers them anew."""
+    for part in module.modules():
+        if _is_fsdp2(part):
+            part.reshard()
 
 
 def reset_fully_sharded(module: Any) -> bool:
@@ -31,7 +43,7 @@ def reset_fully_sharded(module: Any) -> bool:
     """
     able = True
     for part in module.modules():
-        if not hasattr(part, "set_requires_gradient_sync"):
+        if not _is_fsdp2(part):
             continue
         if not hasattr(part, "reset_iter_state"):
             able = False

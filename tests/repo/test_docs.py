@@ -192,12 +192,14 @@ def test_the_losses_of_presets_are_those_of_quality():
         assert re.search(rf"^\| {re.escape(run)} \| {loss} \| .* \| {size} \|$", quality, re.M), run  # fmt: skip
 
 
-MODULES = ("lowbit", "lowbit.checkpoint", "lowbit.elastic", "lowbit.flat", "lowbit.fsdp1", "lowbit.integrations.deepspeed", "lowbit.integrations.transformers", "lowbit.integrations.torchtitan")  # fmt: skip
+MODULES = ("lowbit", "lowbit.checkpoint", "lowbit.elastic", "lowbit.flat", "lowbit.fsdp1", "lowbit.integrations.deepspeed", "lowbit.integrations.transformers", "lowbit.integrations.torchtitan", "lowbit.integrations.axolotl", "lowbit.integrations.nemo_automodel")  # fmt: skip
 PUBLIC = {
     "lowbit.fsdp1": ["bind", "get_state_dict", "set_state_dict"],
     "lowbit.integrations.deepspeed": ["bind"],
-    "lowbit.integrations.transformers": ["ScheduleFreeCallback", "optimizer"],
+    "lowbit.integrations.transformers": ["ScheduleFreeCallback", "from_optim_args", "optimizer"],
     "lowbit.integrations.torchtitan": ["LowbitOptimizers", "adamw"],
+    "lowbit.integrations.axolotl": ["LowbitArgs", "LowbitPlugin"],
+    "lowbit.integrations.nemo_automodel": ["LowbitConfig"],
 }
 
 

@@ -18,7 +18,7 @@ from paths import ROOT
 
 # What a block may be written in. Those of RUN are run, the rest is shown.
 RUN = ("python", "bash", "console")
-SHOWN = ("text", "cmake", "json")
+SHOWN = ("text", "cmake", "json", "yaml")
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

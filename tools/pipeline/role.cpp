@@ -24,6 +24,11 @@ bool in_state(const std::string& name) {
   return false;
 }
 
+/// Whether one of the keys before the last is this one.
+bool has_key(const std::string& name, const std::string& key) {
+  return name.starts_with(key + ".") || name.find("." + key + ".") != std::string::npos;
+}
+
 }  // namespace
 
 std::string kind_of(const std::string& name) {
@@ -38,6 +43,9 @@ std::string kind_of(const std::string& name) {
       "sum|variance|update_norm|projection|second_momentum_buffer)(_bfloat16)?$");
   static const std::regex short_key("\\.(?:sum|variance|projection)$");
   const std::string leaf = last_key(name);
+  for (const char* format : {"bfloat16", "float32"})  // of lowbit.EMA: parameters' names follow
+    if (has_key(name, std::string("average_") + format))
+      return std::string("averages of weights, ") + format;
   std::smatch match;
   if (std::regex_search(leaf, match, coded))
     return (match[2].matched ? "scales, " : "codes, ") + match[1].str();
@@ -47,6 +55,7 @@ std::string kind_of(const std::string& name) {
       (!std::regex_search(leaf, short_key) || in_state(name)))
     return match[1].matched ? "full-precision state, bfloat16" : "full-precision state, float32";
   if (leaf == ".step" && in_state(name)) return "step counters";
+  if (leaf == ".n_averaged") return "step counters";
   if (leaf == ".stream" && in_state(name)) return "random streams";
   if (leaf == ".shape" && in_state(name)) return "shapes of parameters";
   return "weights and other tensors";

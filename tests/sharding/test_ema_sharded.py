@@ -1,0 +1,40 @@
+"""The average of weights has the bits of one process under every wrapper, and its checkpoint crosses between numbers of ranks."""
+
+import ema_worker
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "mode, ranks",
+    [("ddp", 2), ("replicate", 2), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("hsdp", 4), ("tp", 4)],
+)
+def test_every_sharding_gives_the_same_bits(pool, mode, ranks, dtype):
+    found = pool.run(ranks, "ema_worker", "run", mode, ranks, dtype)
+    assert all(one == found[0] for one in found)
+    want = ema_worker.run("single tp" if mode == "tp" else "single", 1, dtype)
+    assert found[0] == want
+
+
+def test_composable_ddp_is_not_taken_for_fsdp2(pool):
+    assert pool.run(2, "ema_worker", "composable_ddp") == [False, False]
+
+
+def test_a_checkpoint_of_three_ranks_loads_on_two_and_on_one(pool, tmp_path):
+    def run(mode, ranks, save=False):
+        if ranks == 1:
+            return ema_worker.checkpoint(mode, 1, tmp_path / "ema", save)
+        found = pool.run(ranks, "ema_worker", "checkpoint", mode, ranks, tmp_path / "ema", save)
+        assert all(one == found[0] for one in found)
+        return found[0]
+
+    saved = run("fsdp", 3, save=True)
+    assert run("fsdp", 2) == run("ddp", 2) == run("hsdp", 4) == run("single", 1) == saved
+
+
+def test_flat_shards_and_lone_dtensors_are_refused(pool):
+    for said in pool.run(2, "ema_worker", "refused"):
+        assert len(said) == 3
+        assert all("is a flat shard of FSDP1" in message for message in said[:2])
+        assert "is a DTensor: pass the model" in said[2]
