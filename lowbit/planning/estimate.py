@@ -163,8 +163,8 @@ def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., 
         below = [c for c in left.pop().__subclasses__() if c.__module__.startswith("lowbit.")]
         known |= {c.__name__: c for c in below}
         left += below
-    for shared in ("SubspaceOptimizer", "OrthogonalOptimizer"):
-        known.pop(shared, None)
+    for shared in ("Matrix", "LowRank", "Subspace", "Orthogonal"):
+        known.pop(f"{shared}Optimizer", None)
     if not isinstance(optimizer, str) or optimizer not in known:
         raise ValueError(
             f"lowbit has no optimizer {optimizer!r}; it has {', '.join(sorted(known))}"
