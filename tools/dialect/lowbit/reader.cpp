@@ -48,7 +48,7 @@ class LowbitReader {
   /// `group`: of the parameter; null where none has it.
   LowbitReader(const Entry& entry, const Group* group, const Leaf* weight, Param& out)
       : entry_(entry),
-        low_rank_(group != nullptr && setting(*group, "rank") != nullptr),
+        low_rank_(group != nullptr && has_rank(*group)),
         weight_(weight),
         out_(out) {}
 
@@ -83,6 +83,11 @@ class LowbitReader {
   }
 
  private:
+  /// Adafactor's groups have a rank of None where they have none.
+  static bool has_rank(const Group& group) {
+    const Value* rank = setting(group, "rank");
+    return rank != nullptr && !rank->is(Value::Kind::kNone);
+  }
   static bool scale_of_known(const std::string& name) {
     std::string state, format;
     return split_key(name.substr(0, name.rfind("_scale")), state, format);
