@@ -55,7 +55,7 @@ class Adafactor(LowRankOptimizer):
             quarter of the shorter side. Other parameters are matrices that are not larger than `rank` on both sides or
             are named by `full_precision`, and all that are no matrices. In the subspace eps1 ** 2 is added to the
             second moment under the root, and None means 1e-8 there. On the CPU only.
-        update_proj_gap, scale_type: as in `APOLLO`, with its defaults; they need `rank`.
+        update_proj_gap, scale_type: as in `APOLLO`, with its defaults.
         projection: "philox" (default) draws it from `seed` and the parameter's stream; "torch" like adafactor-8bit
             0.1.9, with torch's generator from the seeds 0, 1, ... of parameters with two or more dimensions and a rank.
         state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
@@ -149,7 +149,7 @@ class Adafactor(LowRankOptimizer):
             ranked = {
                 member.number: None
                 for member in self._members()
-                if member.p.dim() >= 2 and self.param_groups[member.group].get("rank") is not None
+                if len(member.p.shape) >= 2 and self.param_groups[member.group].get("rank") is not None
             }
             self._seeds = (count, {number: seed for seed, number in enumerate(ranked)})
         return self._seeds[1][index]

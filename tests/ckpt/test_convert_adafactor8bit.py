@@ -336,6 +336,20 @@ def test_low_rank_state_has_no_place_elsewhere(tmp_path, to):
     assert words.get(to, "in a subspace") in convert(tmp_path, low_rank(), to, code=3)
 
 
+@pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor])
+@pytest.mark.parametrize("shape", [(20, 70), (70, 20)], ids=str)
+def test_lowbits_own_low_rank_state_has_no_place_elsewhere(tmp_path, make, shape):
+    """torch would load it as the state of a smaller matrix."""
+    p = torch.nn.Parameter(torch.randn(shape))
+    opt = make([p], rank=4, min_numel=1)
+    p.grad = torch.randn(shape)
+    opt.step()
+    assert "in a subspace" in convert(tmp_path, opt.state_dict(), "torch", code=3)
+    without = make([p], rank=None)
+    without.step()
+    assert len(convert(tmp_path, without.state_dict(), "torch")["state"]) == 1
+
+
 LATER = {key: value for key, value in LOW_RANK.items() if key != "apollo_beta1"}
 
 

@@ -21,8 +21,8 @@
 
 #include <cstdint>
 
+#include "core/explog.h"
 #include "core/macros.h"
-#include "core/power.h"
 #include "core/update/rule.h"
 
 namespace lowbit {

@@ -304,8 +304,8 @@ Status refuse_subspace(const Model& model, const std::string& whose) {
   for (const Param& p : model.params) {
     for (const auto& [name, value] : p.numbers) {
       if (name != "apollo_rank") continue;
-      return bad(shown(p) + ": its second moment is of the gradient in a subspace, which " + whose +
-                 " does not keep; only lowbit's Adafactor goes on with it (convert --to lowbit)");
+      return bad(shown(p) + ": its state is of the gradient in a subspace, which " + whose +
+                 " does not have; only lowbit goes on with it (convert --to lowbit)");
     }
   }
   return fine();
