@@ -149,7 +149,8 @@ class Adafactor(LowRankOptimizer):
             ranked = {
                 member.number: None
                 for member in self._members()
-                if len(member.p.shape) >= 2 and self.param_groups[member.group].get("rank") is not None
+                if len(member.p.shape) >= 2
+                and self.param_groups[member.group].get("rank") is not None
             }
             self._seeds = (count, {number: seed for seed, number in enumerate(ranked)})
         return self._seeds[1][index]

@@ -350,6 +350,17 @@ def test_lowbits_own_low_rank_state_has_no_place_elsewhere(tmp_path, make, shape
     assert len(convert(tmp_path, without.state_dict(), "torch")["state"]) == 1
 
 
+@pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor])
+def test_lowbits_own_low_rank_state_stays(tmp_path, make):
+    """All of it, with the limiter's norm."""
+    p = torch.nn.Parameter(torch.randn(80, 300))
+    opt = make([p], rank=64)
+    p.grad = torch.randn(80, 300)
+    opt.step()
+    saved = opt.state_dict()
+    same(convert(tmp_path, saved, "lowbit", "--keep")["state"], saved["state"])
+
+
 LATER = {key: value for key, value in LOW_RANK.items() if key != "apollo_beta1"}
 
 
