@@ -17,6 +17,7 @@
 #include "core/state/linear.h"
 #include "core/state/log8.h"
 #include "core/state/power.h"
+#include "core/state/uniform.h"
 #include "core/update/adafactor.h"
 #include "core/update/adagrad.h"
 #include "core/update/adam.h"
@@ -51,14 +52,14 @@ using StateFormats =
           PowerTwo4Unsigned, PowerTwo5, PowerTwo5Unsigned, PowerTwo6, PowerTwo6Unsigned, PowerTwo7,
           PowerTwo7Unsigned, PowerTwo8, PowerTwo8Unsigned, Float8E4M3, Float8E4M3Unsigned,
           Float8E5M2, Float8E5M2Unsigned, Log8Fixed, Log8, Log16, Log8Signed, Companded8,
-          Companded8Unsigned>;
+          Companded8Unsigned, Uniform8>;
 using UpdateRules =
     Types<AdamW, Adam, AdamWAmsgrad, AdamAmsgrad, AdamWFactored, AdamFactored, Adafactor,
           AdafactorFull, AdafactorMomentum, AdafactorFullMomentum, Came, CameFull, Lamb, Lars, Sgd,
           SgdMomentum, Lion, Rmsprop, RmspropMomentum, RmspropCentered, RmspropCenteredMomentum,
           Adagrad, Ademamix, ApolloInner, MuonMomentum, Muon, ScheduleFreeAdamW, Cautious<AdamW>,
           Cautious<Adam>, Cautious<AdamWAmsgrad>, Cautious<AdamAmsgrad>, Cautious<Lion>,
-          Cautious<SgdMomentum>>;
+          Cautious<SgdMomentum>, ApolloAdafactor>;
 using ParamFormats =
     Types<Float32Param, BFloat16Nearest, BFloat16Stochastic, Float16Nearest, Float16Stochastic,
           BFloat16Kahan, Float16Kahan, BFloat16Split8, BFloat16Split16, Float16Split8,

@@ -277,6 +277,12 @@ std::tuple<Tensor, Tensor> fira_norm(Tensor grad, double g_scale, Tensor low, Te
   return {residual, words};
 }
 
+/// The root of an exact sum of squares.
+double exact_norm(Tensor words) {
+  check("lowbit::exact_norm", "words", words, ScalarType::Long, 1, ExactSum::kWords);
+  return std::sqrt(exact_value(words_of(words, 0)));
+}
+
 /// What the limiter divides by; `previous` moves to the norm that is left.
 double limit(Tensor words, Tensor previous, double gamma) {
   const char* op = "lowbit::limit";
@@ -337,6 +343,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
   m.def(
       "fira_norm(Tensor grad, float g_scale, Tensor low, Tensor p, Tensor scales, bool tall, "
       "float[] hyper) -> (Tensor residual, Tensor words)");
+  m.def("exact_norm(Tensor words) -> float");
   m.def("limit(Tensor words, Tensor(a!) previous, float gamma) -> float");
   m.def(
       "apollo_step(Tensor grad, float g_scale, Tensor scales, bool tall, float[] hyper, float "
@@ -360,6 +367,7 @@ STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
   m.impl("tensor_scale", TORCH_BOX(&lowbit::tensor_scale));
   m.impl("apollo_norm", TORCH_BOX(&lowbit::apollo_norm));
   m.impl("fira_norm", TORCH_BOX(&lowbit::fira_norm));
+  m.impl("exact_norm", TORCH_BOX(&lowbit::exact_norm));
   m.impl("limit", TORCH_BOX(&lowbit::limit));
   m.impl("apollo_step", TORCH_BOX(&lowbit::apollo_step));
   m.impl("fira_step", TORCH_BOX(&lowbit::fira_step));

@@ -23,7 +23,7 @@ StateFormatName: TypeAlias = Literal[
     "power2_8_unsigned", "power2_7_unsigned", "power2_6_unsigned", "power2_5_unsigned", "power2_4_unsigned",
     "power2_3_unsigned", "power2_2_unsigned",
     "float8_e4m3", "float8_e4m3_unsigned", "float8_e5m2", "float8_e5m2_unsigned",
-    "log8_fixed", "log16", "log8_signed", "companded8_unsigned",
+    "log8_fixed", "log16", "log8_signed", "companded8_unsigned", "uniform8",
 ]  # fmt: skip
 
 # One name for all states; or a `lowbit.scaled(...)`; or one of these for each state's name.

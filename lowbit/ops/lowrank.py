@@ -43,6 +43,9 @@ apollo_norm = operators.apollo_norm
 fira_norm = operators.fira_norm
 
 
+exact_norm = operators.exact_norm
+
+
 limit = operators.limit
 
 

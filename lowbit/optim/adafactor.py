@@ -10,14 +10,20 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
+from lowbit import sharding
 from lowbit.config import arguments
 from lowbit.config.arguments import Options
-from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.apollo import check_projection
+from lowbit.optim.lowrank import LowRankOptimizer, check_subspace
+from lowbit.state import lowrank_layout
+from lowbit.state.layout import Layout
+from lowbit.step.lowrank_adafactor import AdafactorWork
 
 _DECAY_BY = ("lr", "rho", "alpha")
+_SUBSPACE_EPS = 1e-8  # in a subspace, under the root; adafactor-8bit's
 
 
-class Adafactor(LowbitOptimizer):
+class Adafactor(LowRankOptimizer):
     """Adafactor (arXiv:1804.04235) as in torch.optim.Adafactor, with the options of adafactor-8bit and transformers.
 
     Parameters of two or more dimensions keep the second moment as float32 means of rows and columns over the last two
@@ -44,10 +50,19 @@ class Adafactor(LowbitOptimizer):
             it.
         factored: False keeps every second moment element by element; True by default.
         add_eps: adds eps1 to the squared gradient; False by default.
+        rank: the rank of a random projection of each matrix, whose second moment scales the gradient as in `APOLLO`:
+            the low-rank path of adafactor-8bit 0.1.9 (docs/lowrank.md). None (default) uses none; "quarter" is a
+            quarter of the shorter side. Other parameters are matrices that are not larger than `rank` on both sides or
+            are named by `full_precision`, and all that are no matrices. In the subspace eps1 ** 2 is added to the
+            second moment under the root, and None means 1e-8 there. On the CPU only.
+        update_proj_gap, scale_type: as in `APOLLO`, with its defaults.
+        projection: "philox" (default) draws it from `seed` and the parameter's stream; "torch" like adafactor-8bit
+            0.1.9, with torch's generator from the seeds 0, 1, ... of parameters with two or more dimensions and a rank.
         state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
 
     Raises:
-        ValueError: an argument is out of range; the messages are torch's.
+        ValueError: an argument is out of range; the messages are torch's. Or `rank` meets beta1, add_eps, sharded
+            columns or a GPU.
     """
 
     @arguments.lists(Options)
@@ -70,6 +85,10 @@ class Adafactor(LowbitOptimizer):
         fira_margin: float | None = None,
         factored: bool = True,
         add_eps: bool = False,
+        rank: int | str | None = None,
+        update_proj_gap: int = 200,
+        scale_type: str = "channel",
+        projection: str = "philox",
         **options: Unpack[Options],
     ) -> None:
         defaults = arguments.shared(self, lr, maximize=maximize, foreach=foreach, **options)
@@ -90,25 +109,73 @@ class Adafactor(LowbitOptimizer):
             raise ValueError(f"decay_by should be one of {', '.join(_DECAY_BY)} but is: {decay_by}")
         if fira_margin is not None and not fira_margin >= 0.0:
             raise ValueError(f"fira_margin should be >= 0 or None but is: {fira_margin}")
+        check_subspace(rank, update_proj_gap)
+        check_projection(scale_type, projection)
         defaults |= {
             "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay,
             "beta1": beta1, "beta2": beta2, "relative_step": relative_step,
             "scale_parameter": scale_parameter, "decay_by": decay_by, "fira_margin": fira_margin,
-            "factored": factored, "add_eps": add_eps,
+            "factored": factored, "add_eps": add_eps, "rank": rank, "update_proj_gap": update_proj_gap,
+            "scale_type": scale_type, "projection": projection,
         }  # fmt: skip
         super().__init__(params, defaults)
 
     decides = ("beta1", "factored")
+    _seeds: tuple[int, dict[int, int]] | None = None  # of so many parameters, by their numbers
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         kind = "adafactor" if group["factored"] and len(shape) > 1 else "adafactor_full"
         return kind + ("" if group["beta1"] is None else "_momentum")
+
+    def subspace_of(
+        self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int, rank: int
+    ) -> Layout:
+        what = f"parameter {name!r}" if name else f"parameter {index}"
+        if group["beta1"] is not None or group["add_eps"]:
+            said = "add_eps=True" if group["beta1"] is None else f"beta1={group['beta1']}"
+            raise ValueError(
+                f"{what} has rank={group['rank']!r} and {said}, which Adafactor's subspace does not have; leave it out, "
+                "take APOLLO, or step the parameter without a subspace (rank=None in its group)"
+            )
+        self.work_on(sharding.local(p).device)
+        return lowrank_layout.layout_of(
+            group, p, name, index, rank, rule=lowrank_layout.ADAFACTOR, number=self._seed_of(index)
+        )
+
+    def _seed_of(self, index: int) -> int:
+        """The first seed of projection="torch": the parameter's place among those with two or more dimensions and a rank."""
+        count = sum(len(group["params"]) for group in self.param_groups)
+        if self._seeds is None or self._seeds[0] != count:
+            ranked = {
+                member.number: None
+                for member in self._members()
+                if len(member.p.shape) >= 2
+                and self.param_groups[member.group].get("rank") is not None
+            }
+            self._seeds = (count, {number: seed for seed, number in enumerate(ranked)})
+        return self._seeds[1][index]
+
+    def work_on(self, device: torch.device) -> Any:
+        if device.type not in ("cpu", "meta"):
+            raise ValueError(
+                f"Adafactor with a rank runs on the CPU only, but a parameter is on {device}; take APOLLO there, or rank=None"
+            )
+        return AdafactorWork
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         eps1, eps2 = group["eps"]
 
         def given(value: float | None) -> float:
             return -1.0 if value is None else float(value)
+
+        if rule == lowrank_layout.ADAFACTOR:  # as for APOLLO, a learning rate of 1 writes N
+            return [
+                1.0,
+                group["beta2_decay"],
+                given(group["beta2"]),
+                _SUBSPACE_EPS if eps1 is None else eps1 * eps1,
+                float(group["update_proj_gap"]),
+            ]
 
         return [
             arguments.number(group["lr"]),

@@ -13,6 +13,20 @@ from lowbit.optim.subspace import SubspaceOptimizer
 _PROJECTIONS = ("philox", "torch")
 
 
+def check_projection(scale_type: str, projection: str) -> None:
+    """Checks how a projection is drawn and how it scales.
+
+    Raises:
+        ValueError: one is unknown.
+    """
+    if scale_type not in ("channel", "tensor"):
+        raise ValueError(f"scale_type should be 'channel' or 'tensor' but is: {scale_type}")
+    if projection not in _PROJECTIONS:
+        raise ValueError(
+            f"projection should be one of {', '.join(_PROJECTIONS)} but is: {projection}"
+        )
+
+
 class APOLLO(SubspaceOptimizer):
     """APOLLO (arXiv:2412.05270): AdamW's step lengths, channel by channel, from a random projection of the gradient.
 
@@ -65,12 +79,7 @@ class APOLLO(SubspaceOptimizer):
     ) -> None:
         if not scale >= 0.0:
             raise ValueError(f"scale should be >= 0 but is: {scale}")
-        if scale_type not in ("channel", "tensor"):
-            raise ValueError(f"scale_type should be 'channel' or 'tensor' but is: {scale_type}")
-        if projection not in _PROJECTIONS:
-            raise ValueError(
-                f"projection should be one of {', '.join(_PROJECTIONS)} but is: {projection}"
-            )
+        check_projection(scale_type, projection)
         defaults = arguments.shared(self, lr, **options)
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "rank": rank, "scale": scale,

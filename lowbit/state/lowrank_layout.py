@@ -17,6 +17,7 @@ from lowbit.state.layout import Layout, stream_of
 from lowbit.state.slot import StateTensor
 
 INNER = "apollo_inner"  # the rule of the step inside the subspace
+ADAFACTOR = "apollo_adafactor"  # that of Adafactor
 _NOWHERE = sharding.Part((), (), ())
 
 
@@ -48,7 +49,7 @@ class LowRankLayout(Layout):
     own: sharding.Part = _NOWHERE
     rank: int = 0
     fira: bool = False
-    number_of: int = 0  # the parameter's number, counted from 1 over all groups
+    number_of: int = 0  # which projection="torch" draws from: the authors' number of the parameter
     steps: StepCount = field(default_factory=StepCount, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class LowRankLayout(Layout):
 
     @functools.cached_property
     def compensation(self) -> StateTensor | None:  # type: ignore[override]
-        own = Layout(INNER, self.own, (), self.param_format, 0)
+        own = Layout(self.rule, self.own, (), self.param_format, 0)
         return own.compensation
 
     @functools.cached_property
@@ -98,7 +99,7 @@ class LowRankLayout(Layout):
 
 def rank_of(group: Mapping[str, Any], shape: Sequence[int], name: str | None) -> int:
     """The rank of the subspace in which a parameter of this global shape is stepped; 0 for a step without one."""
-    rank = group["rank"]
+    rank = group.get("rank")  # an Adafactor that was pickled before it had a rank has none
     if (
         rank is None
         or len(shape) != 2
@@ -111,9 +112,21 @@ def rank_of(group: Mapping[str, Any], shape: Sequence[int], name: str | None) ->
 
 
 def layout_of(
-    group: Mapping[str, Any], p: Tensor, name: str | None, index: int, rank: int, fira: bool
+    group: Mapping[str, Any],
+    p: Tensor,
+    name: str | None,
+    index: int,
+    rank: int,
+    *,
+    rule: str = INNER,
+    fira: bool = False,
+    number: int | None = None,
 ) -> LowRankLayout:
     """The layout of a matrix that is stepped in a subspace.
+
+    Args:
+        rule: of the inner step.
+        number: the authors' number of the parameter; None (default) counts from 1 over all groups, as APOLLO's do.
 
     Raises:
         ValueError: the parameter is a flat shard, or its columns are split.
@@ -138,9 +151,10 @@ def layout_of(
     else:
         shape = (rank, own.global_cols)
         low = sharding.Part(shape, shape, (0, 0), (), (-1, 1))
-    chosen, full_precision = choose.chosen_of(INNER, low, options, name)
-    slots = choose.slots_of(INNER, chosen, full_precision)
+    chosen, full_precision = choose.chosen_of(rule, low, options, name)
+    slots = choose.slots_of(rule, chosen, full_precision)
     return LowRankLayout(
-        INNER, low, slots, choose.param_format_of(p, options["param_format"], what),
-        stream_of(name, index), own=own, rank=rank, fira=fira, number_of=index + 1,
+        rule, low, slots, choose.param_format_of(p, options["param_format"], what),
+        stream_of(name, index), own=own, rank=rank, fira=fira,
+        number_of=index + 1 if number is None else number,
     )  # fmt: skip

@@ -69,7 +69,7 @@ class Matrix:
         self.value = sharding.local(p)
         self.tall = lay.tall
         self.by_tensor = group.get("scale_type", "channel") == "tensor"
-        self.limits = not group["disable_nl"]
+        self.limits = self.limited(group)
         self.stream = int(state["stream"])
 
     def hyper(self, lr: float) -> list[float]:
@@ -81,6 +81,11 @@ class Matrix:
             lr, float(beta1), float(beta2), group["weight_decay"],
             root if front else 1.0, 1.0 if front else root, group["alpha"] if self.lay.fira else 1.0,
         ]  # fmt: skip
+
+    @staticmethod
+    def limited(group: Mapping[str, Any]) -> bool:
+        """Whether the growth of the update's norm is limited."""
+        return not group["disable_nl"]
 
     @property
     def max_rows(self) -> int:
@@ -199,12 +204,17 @@ class Work(Matrix):
         return self.over_rows(self.words, "sum") if self.limits else []
 
     def apply(self) -> list[tuple[Tensor, Any, str]]:
-        lay, state = self.lay, self.state
         if self.limits:
-            norm = sharding.local(state["update_norm"])
+            norm = sharding.local(self.state["update_norm"])
             self.divisor = ops.limit(self.words, norm, self.group["gamma"])
+        self._move()
+        return []
+
+    def _move(self) -> None:
+        """Steps the parameter, by `hypers` and `divisor`."""
+        lay, state = self.lay, self.state
         if self.lr == 0.0:
-            return []
+            return
         value = self.value.contiguous()  # a copy only if it is transposed
         compensation = sharding.local(state[lay.compensation.key]) if lay.compensation else None
         place = (
@@ -217,7 +227,6 @@ class Work(Matrix):
             ops.apollo_step(self.grad, self.g_scale, self.scales, *place)
         if value is not self.value:
             self.value.copy_(value)
-        return []
 
     def forget(self) -> None:
         """Releases the passes' tensors, so that a step has one bucket's at a time and not the model's."""

@@ -254,9 +254,167 @@ def cast():
     return adafactor_file([entry])
 
 
-def low_rank():
-    entry, *_ = factored("divided")
-    return adafactor_file([{**entry, "apollo_seed": 3, "v_low_q": torch.zeros(8, dtype=torch.uint8)}])  # fmt: skip
+LOW_RANK = {  # the settings of 0.1.9
+    "apollo_rank": 8, "apollo_beta1": 0.9, "apollo_update_proj_gap": 2, "apollo_scale_type": "channel", "apollo_eps": 1e-8,
+    "apollo_factorize": False, "enable_fira_for_adafactor": False, "fira_margin": 0.01, "scale_weight_decay": True, "quantize": False,
+}  # fmt: skip
+
+
+def low_rank_entries(**changes):
+    """What 0.1.9 left of two matrices and a vector (tests/golden/make_adafactor8bit.py). Changes are of the first one."""
+    left, entries = arrays("adafactor8bit"), []
+    for i in (0, 1):
+        of = {key: left[f"lowrank_default_{key}{i}"] for key in ("v_low", "scaled_grad_norm_prev", "current_proj_seed", "apollo_seed")}  # fmt: skip
+        entries.append({
+            "step": 5, "is_quantized": False, "block_size": 2048, "apollo_seed": int(of["apollo_seed"]), "apollo_rank": 8,
+            "apollo_update_proj_gap": 2, "last_proj_step": 5, "v_low_q": None, "v_low_scale": None, "v_low_shape": None, "v_low_pad": None,
+            "v_low": torch.tensor(of["v_low"]), "current_proj_seed": int(of["current_proj_seed"]),
+            "scaled_grad_norm_prev": torch.tensor(of["scaled_grad_norm_prev"]), **(changes if i == 0 else {}),
+        })  # fmt: skip
+    vector = torch.tensor(left["lowrank_default_variance2"])
+    entries.append({"step": 5, "is_quantized": False, "block_size": 2048, "variance": vector})
+    return entries
+
+
+def low_rank_weights():
+    left = arrays("adafactor8bit")
+    return {name: torch.tensor(left[f"lowrank_default_p{i}"]) for i, name in enumerate("abc")}
+
+
+def low_rank_file(settings=LOW_RANK, **changes):
+    file = adafactor_file(low_rank_entries(**changes), **{"weight_decay": 0.1, **settings})
+    file["param_groups"][0]["param_names"] = ["a", "b", "c"]
+    return file
+
+
+def low_rank(settings=LOW_RANK, **changes):
+    file = low_rank_file(settings, **changes)
+    return {"model": low_rank_weights(), "optimizer": file}
+
+
+def test_low_rank_state_goes_on(tmp_path):
+    """From what 0.1.9 left after five steps, the sixth is that of an optimizer of ours that took all six."""
+    left = arrays("adafactor8bit")
+    weights = low_rank_weights()
+    made = convert(tmp_path, low_rank(), "lowbit", "--state-format", "float32")["optimizer"]
+    group = made["param_groups"][0]
+    said = {"rank": 8, "update_proj_gap": 2, "scale_type": "channel", "projection": "torch", "decay_by": "alpha", "fira_margin": 0.01}  # fmt: skip
+    assert {key: group[key] for key in said} == said
+    options = {**said, "lr": 1e-2, "weight_decay": 0.1, "state_format": "float32"}
+    whole = {name: torch.nn.Parameter(torch.tensor(left[f"p{i}"])) for i, name in enumerate("abc")}
+    whole_opt = lowbit.Adafactor(whole.items(), **options)
+    params = {name: torch.nn.Parameter(weights[name].clone()) for name in "abc"}
+    opt = lowbit.Adafactor(params.items(), rank=8, state_format="float32")
+    opt.load_state_dict(made)
+    for t in range(6):
+        for i, name in enumerate("abc"):
+            grad = torch.tensor(left[f"g{i}"][t % 5]).float()
+            whole[name].grad = grad
+            params[name].grad = grad
+        if t == 5:
+            opt.step()
+        whole_opt.step()
+    for name in "ab":  # of the vector ours has a limiter too
+        torch.testing.assert_close(params[name], whole[name], rtol=0, atol=2e-6)
+        assert params[name].sub(weights[name]).abs().max() > 1e-3
+    assert "variance" in opt.state[params["a"]] and opt.state[params["a"]]["step"] == 6
+    coded = convert(tmp_path, low_rank(), "lowbit", "--state-format", "8bit")["optimizer"]
+    assert coded["state"][0]["variance"].shape == (8, 256)  # too few values for codes
+    assert coded["state"][1]["variance"].shape == (96, 8)
+
+
+def test_low_rank_state_without_weights_names_them(tmp_path):
+    assert "--model" in convert(tmp_path, low_rank_file(), "lowbit", code=3)
+
+
+@pytest.mark.parametrize("to", ["torch", "adafactor8bit", "lpmm", "flashoptim", "bitsandbytes", "torchao"])  # fmt: skip
+def test_low_rank_state_has_no_place_elsewhere(tmp_path, to):
+    words = {
+        "bitsandbytes": "has no optimizer",
+        "torchao": "has Adam and AdamW only",
+    }  # no Adafactor
+    assert words.get(to, "in a subspace") in convert(tmp_path, low_rank(), to, code=3)
+
+
+@pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor])
+@pytest.mark.parametrize("shape", [(20, 70), (70, 20)], ids=str)
+def test_lowbits_own_low_rank_state_has_no_place_elsewhere(tmp_path, make, shape):
+    """torch would load it as the state of a smaller matrix."""
+    p = torch.nn.Parameter(torch.randn(shape))
+    opt = make([p], rank=4, min_numel=1)
+    p.grad = torch.randn(shape)
+    opt.step()
+    assert "in a subspace" in convert(tmp_path, opt.state_dict(), "torch", code=3)
+    without = make([p], rank=None)
+    without.step()
+    assert len(convert(tmp_path, without.state_dict(), "torch")["state"]) == 1
+
+
+@pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor])
+def test_lowbits_own_low_rank_state_stays(tmp_path, make):
+    """All of it, with the limiter's norm."""
+    p = torch.nn.Parameter(torch.randn(80, 300))
+    opt = make([p], rank=64)
+    p.grad = torch.randn(80, 300)
+    opt.step()
+    saved = opt.state_dict()
+    same(convert(tmp_path, saved, "lowbit", "--keep")["state"], saved["state"])
+
+
+LATER = {key: value for key, value in LOW_RANK.items() if key != "apollo_beta1"}
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: low_rank(LATER), "only that of 0.1.9 can"),
+        (lambda: low_rank(v_low_q=torch.zeros(1, 2048, dtype=torch.uint8)), "0.1.9 quantizes it on a GPU"),
+        (lambda: low_rank(row_var_low=torch.zeros(8, 1)), "apollo_factorize factors it"),
+        (lambda: low_rank(v_low=torch.zeros(2047)), r"v_low has shape [2047] and not the 2048 values of [8, 256]"),
+        (lambda: low_rank(v_low=torch.zeros(2048).bfloat16()), "before 0.4.5"),
+        (lambda: low_rank(apollo_rank=16), "larger than the rank on both sides, and this is a tensor of shape [16, 256] and rank 16"),
+        (lambda: low_rank(last_proj_step=4), "its projection is of step 4 and not of step 5"),
+        (lambda: low_rank(current_proj_seed=7), "its projection has the seed 7, and that of matrix 0 is 3547493930362192512 in step 5"),
+        (lambda: low_rank(apollo_update_proj_gap=0), "below 1"),
+        (lambda: low_rank(step=2**50, apollo_update_proj_gap=1), "drawn anew too often"),
+        (lambda: low_rank(apollo_rank=None), "it has no apollo_rank"),
+    ],
+)  # fmt: skip
+def test_low_rank_state_that_is_another_is_refused(tmp_path, make, message):
+    error = convert(tmp_path, make(), "lowbit", code=3)
+    assert (message in error and "low-rank state cannot be recovered" in error) or "before 0.4.5" in message  # fmt: skip
+
+
+def test_groups_keep_their_meaning(tmp_path):
+    """Its decay is by the step's own factor, and a margin alone limits nothing."""
+    entry, *_ = factored("fixed")
+    for said, decay, margin in (
+        ({"scale_weight_decay": True, "enable_fira_for_adafactor": True}, "alpha", 0.01),
+        ({"scale_weight_decay": False, "enable_fira_for_adafactor": False}, "rho", None),
+    ):
+        file = adafactor_file([entry], m_block_size=128, fira_margin=0.01, **said)
+        group = convert(tmp_path, file, "lowbit")["param_groups"][0]
+        assert (group["decay_by"], group["fira_margin"]) == (decay, margin)
+
+
+def test_uniform_momentum_is_lowbits_uniform8(tmp_path):
+    """Where blocks of 256 end with rows: CAME of 0.4.6 through lowbit and back, not a bit other."""
+    left = {k.removeprefix("came_uf8_"): v for k, v in arrays("adafactor8bit").items() if k.startswith("came_uf8_")}  # fmt: skip
+    means = {key: torch.tensor(left[f"{key}0"]) for key in ("row_var", "col_var", "conf_row", "conf_col")}  # fmt: skip
+    codes = {"m_q": torch.tensor(left["m_q0"]), "m_scale": torch.tensor(left["m_scale0"])}
+    entry = {"step": 5, "is_quantized": True, "block_size": 2048, **means, **codes, "m_block_size": 256, "m_quant_type": "uf8"}  # fmt: skip
+    file = adafactor_file([entry], **ADAMW, m_quant_type="uf8")
+    ours = convert(tmp_path, file, "lowbit", "--keep")
+    state = ours["state"][0]
+    assert torch.equal(state["exp_avg_uniform8"].reshape(-1), codes["m_q"])
+    assert torch.equal(state["exp_avg_uniform8_scale"].reshape(-1), codes["m_scale"])
+    p = torch.nn.Parameter(torch.zeros(16, 256))
+    opt = lowbit.CAME([p], min_numel=1, state_format={"exp_avg": lowbit.scaled("uniform8", block=256)})  # fmt: skip
+    opt.load_state_dict(ours)
+    assert torch.equal(opt.state[p]["exp_avg_uniform8"], state["exp_avg_uniform8"])
+    back = convert(tmp_path, ours, "adafactor8bit", "--state-format", "8bit")["state"][0]
+    assert torch.equal(back["m_q"], codes["m_q"]) and torch.equal(back["m_scale"], codes["m_scale"])
+    assert back["m_quant_type"] == "uf8"
 
 
 def few_momenta():
@@ -281,7 +439,6 @@ def no_generation():
     [
         (fallback, "0.1.3 to 0.2.0, written by its fallback without CUDA"),
         (cast, "before 0.4.5"),
-        (low_rank, "low-rank state cannot be recovered"),
         (few_momenta, "0.2.1 to 0.2.5"),
         (torn, "2048 codes and 3 scales"),
         (no_generation, "its generation cannot be told"),

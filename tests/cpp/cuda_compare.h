@@ -17,21 +17,15 @@ namespace {
 
 /// A value for the hyperparameter `name`.
 double hyper_value(const std::string& name) {
-  const std::pair<const char*, double> known[] = {{"lr", 1e-2},
-                                                  {"beta1", 0.9},
-                                                  {"beta2", 0.99},
-                                                  {"beta3", 0.95},
-                                                  {"eps", 1e-8},
-                                                  {"eps1", 1e-20},
-                                                  {"eps2", 1e-3},
-                                                  {"d", 1.0},
-                                                  {"weight_decay", 1e-2},
-                                                  {"beta2_decay", -0.8},
-                                                  {"decay_by", 2.0},
-                                                  {"relative_step", 0.0},
-                                                  {"fira_margin", 0.1},
-                                                  {"scale_parameter", 1},
-                                                  {"trust_coefficient", 1e-2}};
+  const std::pair<const char*, double> known[] = {
+      {"lr", 1e-2},           {"beta1", 0.9},
+      {"beta2", 0.99},        {"beta3", 0.95},
+      {"eps", 1e-8},          {"eps1", 1e-20},
+      {"eps2", 1e-3},         {"d", 1.0},
+      {"weight_decay", 1e-2}, {"beta2_decay", -0.8},
+      {"update_proj_gap", 2}, {"decay_by", 2.0},
+      {"relative_step", 0.0}, {"fira_margin", 0.1},
+      {"scale_parameter", 1}, {"trust_coefficient", 1e-2}};
   for (const auto& [known_name, value] : known) {
     if (name == known_name) return value;
   }

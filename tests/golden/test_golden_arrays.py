@@ -35,6 +35,12 @@ FORMATS = {  # pattern of names in formats_golden.npz: the test
     "apollo_tall_ch/*": "test_lowrank.py::test_reference_meets_the_peers",
     "fira/*": "test_lowrank.py::test_reference_meets_the_peers",
 }
+ADAFACTOR = {  # of adafactor8bit.npz
+    "[pg][012]": "test_low_rank_adafactor_of_019",
+    **{f"lowrank_*_{x}": "test_low_rank_adafactor_of_019" for x in ("p[012]", "v_low[01]", "scaled_grad_norm_prev[01]", "variance2")},
+    **{f"lowrank_*_{x}": "test_seeds_count_from_0" for x in ("current_proj_seed[01]", "apollo_seed[01]")},
+    "came_*": "test_came_of_046",
+}  # fmt: skip
 FLASHOPTIM = {
     "q_m_*": "test_codes_of_first_moments",
     "q_v_*": "test_codes_of_second_moments",
@@ -49,7 +55,7 @@ FLASHOPTIM = {
 }
 
 
-def check(names, patterns):
+def check(names, patterns, tests="test_golden_flashoptim.py"):
     used = set()
     for name in names:
         matched = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern)]
@@ -58,7 +64,7 @@ def check(names, patterns):
     assert used == set(patterns), f"nothing is named {set(patterns) - used}"
     for test in patterns.values():
         file, _, function = test.rpartition("::")
-        source = next(TESTS.rglob(file or "test_golden_flashoptim.py")).read_text()
+        source = next(TESTS.rglob(file or tests)).read_text()
         assert f"def {function}(" in source, f"there is no {test}"
 
 
@@ -68,6 +74,10 @@ def test_every_array_of_the_formats():
 
 def test_every_array_of_flashoptim():
     check(arrays("flashoptim_golden"), FLASHOPTIM)
+
+
+def test_every_array_of_adafactor8bit():
+    check(arrays("adafactor8bit"), ADAFACTOR, "test_golden_adafactor_paths.py")
 
 
 def test_the_files_agree():

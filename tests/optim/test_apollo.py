@@ -1,4 +1,4 @@
-"""APOLLO, APOLLO-Mini and Fira: the authors' trajectories, state that continues, what trainers ask of an optimizer, and layouts."""
+"""APOLLO, APOLLO-Mini, Fira and Adafactor with a rank: the authors' trajectories, state that continues, what trainers ask of an optimizer, and layouts."""
 
 import copy
 
@@ -17,6 +17,9 @@ MAKERS = {
     "apollo": lambda params, **o: lowbit.APOLLO(params, rank=8, update_proj_gap=2, **o),
     "mini": lambda params, **o: lowbit.APOLLOMini(params, update_proj_gap=2, **o),
     "fira": lambda params, **o: lowbit.Fira(params, rank=8, update_proj_gap=2, alpha=0.5, **o),
+    "adafactor": lambda params, **o: lowbit.Adafactor(
+        params, rank=8, update_proj_gap=2, fira_margin=0.01, decay_by="alpha", **o
+    ),
 }
 SHAPES = [(70, 640), (600, 64), (48, 48), (33,), (6, 40, 20), (5, 7)]
 every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -91,6 +94,8 @@ class Run:
 def test_a_loaded_state_continues(make, dtype, tmp_path):
     stochastic = lowbit.scaled("dynamic8", rounding="stochastic")
     formats = {"exp_avg": stochastic, "exp_avg_sq": lowbit.scaled("dynamic4_unsigned", scale="row")}
+    if make is MAKERS["adafactor"]:
+        formats = lowbit.scaled("dynamic4_unsigned", scale="row")
     for state_format in ("8bit", formats):
         a = Run(make, dtype, state_format=state_format).advance(3)
         torch.save(a.opt.state_dict(), tmp_path / "s")
@@ -215,7 +220,7 @@ def test_it_learns():
     for name, make in MAKERS.items():
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 32))
-        lr = 1e-3 if name == "mini" else 1e-2
+        lr = {"mini": 1e-3, "adafactor": 0.1}.get(name, 1e-2)
         opt = make(model.named_parameters(), lr=lr)
         losses = []
         for _ in range(60):

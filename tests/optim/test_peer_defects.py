@@ -139,10 +139,10 @@ def test_scales_are_rounded_to_the_parameters_dtype_on_load(state_format, dtype)
         assert loaded.dtype == tensor.dtype and torch.equal(loaded, tensor), key
 
 
-@pytest.mark.parametrize("format", SIGNED)
+@pytest.mark.parametrize("format", [name for name in SIGNED if name != "uniform8"])
 def test_adafactor_8bit_positive_extremes_shrink(format):
     """Its uf4 and uf8 have no code for 1: the largest positive value loses an eighth, or a 128th, whenever it is stored. Here both extremes stay, or,
-    in maps without a -1 (dynamic) or float16 scales, stop after the first time."""
+    in maps without a -1 (dynamic) or float16 scales, stop after the first time. uniform8 is its uf8: test_golden_adafactor_paths.py."""
     block = ops.state_format(format)["block"]
     x = torch.zeros(1, block)
     x[0, 0], x[0, 1] = 1.37, -0.4

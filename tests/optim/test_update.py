@@ -30,7 +30,8 @@ ADEMAMIX = {"beta3": 0.999, "alpha": 5.0, "t_alpha": 0.0, "t_beta3": 0.0}
 SCHEDULE = {"average": 0.3}
 MUON = {"momentum": 0.95, "nesterov": 1.0, "ratio": 0.7, "cautious": 0.0}
 RMSPROP = {"alpha": 0.9, "momentum": 0.8, "least_variance": 1 / 4}
-FAMILY = {"adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}, "muon": MUON, "schedule": SCHEDULE}  # fmt: skip
+APOLLO_ADAFACTOR = {"beta2_decay": -0.8, "beta2": -1.0, "update_proj_gap": 5.0}
+FAMILY = {"apollo_adafactor": APOLLO_ADAFACTOR, "adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}, "muon": MUON, "schedule": SCHEDULE}  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,6 +41,11 @@ VARIANTS = {
         {"beta2": 0.95, "scale_parameter": 0.0, "decay_by": 2.0, "add_eps": 1.0, "eps1": 1e-12},
         {"relative_step": 1.0, "lr": 1e-2, "decay_by": 1.0, "fira_margin": 0.01, "d": 0.3},
         {"d": -1.0, "fira_margin": 0.0, "lr": 0.5},
+    ],
+    "apollo_adafactor": [
+        {"update_proj_gap": 2.0, "eps": 1e-3},
+        {"update_proj_gap": 1.0},
+        {"beta2": 0.95, "update_proj_gap": 3.0},
     ],
     "came": [{"d": 0.2}],
     "lars": [{"nesterov": 1.0}, {"momentum": 0.0, "dampening": 0.0}],
@@ -57,6 +63,8 @@ VARIANTS = {
 
 
 def family_of(rule):
+    if rule in FAMILY:
+        return rule
     return rule.removeprefix("cautious_").split("_")[0]
 
 
@@ -246,6 +254,14 @@ def apollo_inner(p, g, s, t, h):
     return m / (np.sqrt(v) + h["eps"]), [m, v]
 
 
+def apollo_adafactor(p, g, s, t, h):
+    """adafactor-8bit 0.1.9 in its subspace, in the place of the parameter; a new projection forgets the second moment."""
+    weight = 1 - h["beta2"] if h["beta2"] >= 0 else t ** h["beta2_decay"]
+    begins = (t - 1) % h["update_proj_gap"] == 0
+    v = g * g if begins else s[0] + weight * (g * g - s[0])
+    return g / np.sqrt(v + h["eps"]), [v]
+
+
 def muon_momentum(p, g, s, t, h):
     """The update of torch.optim.Muon before it is orthogonalized, in the place of the parameter."""
     m = h["momentum"] * s[0] + (1 - h["momentum"]) * g
@@ -281,7 +297,8 @@ def cautious(plain, *, decoupled):
     return twin
 
 
-WRITES_UPDATES = ("apollo_inner", "muon_momentum")  # in the place of the parameter
+# In the place of the parameter.
+WRITES_UPDATES = ("apollo_inner", "apollo_adafactor", "muon_momentum")
 
 REFERENCE = {
     "adamw": lambda *a: adam(*a, decoupled=True, amsgrad=False),
@@ -308,6 +325,7 @@ REFERENCE = {
     "adagrad": adagrad,
     "ademamix": ademamix,
     "apollo_inner": apollo_inner,
+    "apollo_adafactor": apollo_adafactor,
     "muon_momentum": muon_momentum,
     "muon": muon,
     "schedule_free_adamw": schedule_free_adamw,

@@ -1,4 +1,4 @@
-"""APOLLO (arXiv 2412.05270) and Fira (arXiv 2410.01623) in numpy, slow and obvious: what the C++ is held against."""
+"""APOLLO (arXiv 2412.05270), Fira (arXiv 2410.01623) and adafactor-8bit 0.1.9's Adafactor in a subspace in numpy, slow and obvious: what the C++ is held against."""
 
 import numpy as np
 
@@ -85,6 +85,37 @@ class LowRank:
                 u = u * f(self.scale**0.5)
         p = p - eta * u
         return p - f(self.lr * self.weight_decay) * p
+
+
+class LowRankAdafactor:
+    """One parameter of adafactor-8bit 0.1.9 with a rank. eps is under the root; margin is its limiter's, None without one."""
+
+    def __init__(self, rank, projections, gap=200, lr=1e-2, beta2=None, beta2_decay=-0.8, eps=1e-8, eps2=1e-3, d=1.0, weight_decay=0.0, decay_by="lr", relative_step=True, scale_parameter=True, margin=None, tensor=False, dtype=np.float32):  # fmt: skip
+        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
+        self.limiter, self.t, self.v = Limiter(1.0 + (margin or 0.0)), 0, None
+
+    def step(self, p, g):
+        f, begins = self.dtype, self.t % self.gap == 0
+        p, g = p.astype(f), g.astype(f)
+        tall = g.shape[0] >= g.shape[1]
+        if begins:
+            self.projection = self.projections(self.t // self.gap, g).astype(f)
+        self.t += 1
+        low = project(g, self.projection)
+        weight = f(self.t**self.beta2_decay if self.beta2 is None else 1 - self.beta2)
+        self.v = low**2 if begins else self.v + weight * (low**2 - self.v)
+        n = low / np.sqrt(self.v + f(self.eps))
+        axis = None if self.tensor else (1 if tall else 0)
+        s = np.sqrt((n * n).sum(axis)) / (np.sqrt((low * low).sum(axis)) + f(1e-8))
+        u = g * (s if self.tensor else np.expand_dims(s, axis))
+        if self.margin is not None:
+            u = u / f(self.limiter(float(np.sqrt((u * u).sum()))))
+        rho = min(self.lr, self.t**-0.5) if self.relative_step else self.lr
+        rms = float(np.sqrt((p * p).mean()))
+        alpha = rho * max(self.eps2, rms) if self.scale_parameter else rho
+        clip = float(np.sqrt((u * u).mean())) / self.d if self.d is not None else 0.0
+        decay = self.weight_decay * {"lr": self.lr, "rho": rho, "alpha": alpha}[self.decay_by]
+        return p * f(1 - decay) - f(alpha / max(1.0, clip)) * u
 
 
 # The cases of tests/golden/lowrank.bin: name, shape, method, rank, hyperparameters. The first three are what the authors' own code left.

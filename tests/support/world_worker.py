@@ -80,6 +80,9 @@ def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
     yield "APOLLO torch", functools.partial(lowbit.APOLLO, rank=4, projection="torch", **small)
     yield "APOLLO-Mini", functools.partial(lowbit.APOLLOMini, **small)
     yield "Fira", functools.partial(lowbit.Fira, rank=8, alpha=0.5, **small)
+    low = {"decay_by": "alpha", "fira_margin": 0.01, **small}
+    yield "Adafactor in a subspace", functools.partial(lowbit.Adafactor, rank=8, **low)
+    yield "Adafactor in a subspace, torch", functools.partial(lowbit.Adafactor, rank=4, projection="torch", scale_type="tensor", state_format=measured["exp_avg_sq"], **low)  # fmt: skip
     yield "Muon", matrices_by_muon
     yield "LARS", functools.partial(lowbit.LARS, lr=0.1, momentum=0.9, weight_decay=0.1)
 
@@ -141,7 +144,8 @@ def compare(ranks: int) -> tuple[int, list[str]]:
     rows = functools.partial(sharded, mesh, [Shard(0)])
     ways = [("", dict(rules() if ranks == 4 else cases()), rows)]
     if ranks == 2:
-        low_rank = ("APOLLO", "Fira", "Muon")  # refuse columns at construction (test_apollo.py)
+        # They refuse columns at construction (test_apollo.py).
+        low_rank = ("APOLLO", "Fira", "Muon", "Adafactor in a")
         cut = {name: make for name, make in rules() if not name.startswith(low_rank)}
         ways.append((", columns", cut, functools.partial(by_columns, mesh)))
     if ranks == 4:  # two replicas of two shards

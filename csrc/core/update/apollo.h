@@ -9,10 +9,19 @@
 //   p = m / (sqrt(v) + eps)
 //
 // in float32, each operation rounded once and never fused.
+//
+// ApolloAdafactor is the same for Adafactor (as in adafactor-8bit 0.1.9): no first moment, eps inside
+// the root, and a second moment that starts anew with every projection.
+//
+//   b = t^beta2_decay, or 1 - beta2 where beta2 is given                weight of this sample
+//   v = g^2                                 in the first step of a projection
+//   v = v + b * (g^2 - v)                   in the others
+//   p = g / sqrt(v + eps)
 #pragma once
 
 #include <cstdint>
 
+#include "core/explog.h"
 #include "core/macros.h"
 #include "core/update/rule.h"
 
@@ -45,6 +54,40 @@ struct ApolloInner {
     s[0] = s[0] * c.beta1 + g * c.one_minus_beta1;
     s[1] = s[1] * c.beta2 + (g * g) * c.one_minus_beta2;
     p = s[0] / (__builtin_sqrtf(s[1]) + c.eps);
+  }
+};
+
+struct ApolloAdafactor {
+  static constexpr const char* kName = "apollo_adafactor";
+  static constexpr int kSlots = 1;
+  static constexpr Slot kSlot[1] = {{"variance", false}};
+  static constexpr int kHypers = 5;
+  static constexpr const char* kHyper[kHypers] = {"lr", "beta2_decay", "beta2", "eps",
+                                                  "update_proj_gap"};
+
+  struct Coef {
+    float g_scale, weight, eps;
+    int begins;  // whether this step has a new projection
+  };
+
+  /// A negative beta2 means not given.
+  LB_HD static Coef prepare(const double* hyper, int64_t step, double g_scale) {
+    const double beta2 = hyper[2];
+    const auto gap = static_cast<int64_t>(hyper[4]);
+    Coef c;
+    c.g_scale = static_cast<float>(g_scale);
+    c.weight = static_cast<float>(beta2 >= 0.0 ? 1.0 - beta2
+                                               : power_of(static_cast<double>(step), hyper[1]));
+    c.eps = static_cast<float>(hyper[3]);
+    c.begins = step <= 1 || (gap >= 1 && (step - 1) % gap == 0);
+    return c;
+  }
+
+  LB_HD static void update(float g, float& p, float (&s)[kSlots], const Coef& c) {
+    g = g * c.g_scale;
+    const float square = g * g;
+    s[0] = c.begins ? square : s[0] + c.weight * (square - s[0]);  // not even a NaN is carried over
+    p = g / __builtin_sqrtf(s[0] + c.eps);
   }
 };
 

@@ -23,6 +23,11 @@ struct AdafactorEntry {
 /// Reads the momentum of any version, as the state `name`.
 Status read_momentum(const AdafactorEntry& from, const std::string& name);
 
+/// Whether an entry was stepped in a subspace.
+bool is_low_rank(const Entry& entry);
+/// Reads it, the `number`-th such entry of the file, as far as lowbit steps it likewise.
+Status read_low_rank(const AdafactorEntry& from, int64_t number);
+
 Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
                                  const OptimizerTree& tree);
 Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,

@@ -117,9 +117,13 @@ struct MomentumReader : AdafactorEntry {
     }
     s.values = block_floats(momentum_rule(kind), layout, q->source, {floats_of(*scale)});
     const MatrixShape m = matrix_of(s.shape);
-    if (param.known_shape && (m.rows == 1 || m.cols % length == 0) &&
-        (kind == AdafactorMomentum::kDynamic4 || kind == AdafactorMomentum::kDynamic8)) {
-      s.codes = Codes{.format = four ? "dynamic4" : "dynamic8",
+    // The codes of three kinds are also lowbit's, where blocks end with rows.
+    const char* same = kind == AdafactorMomentum::kDynamic4   ? "dynamic4"
+                       : kind == AdafactorMomentum::kDynamic8 ? "dynamic8"
+                       : kind == AdafactorMomentum::kUniform8 ? "uniform8"
+                                                              : nullptr;
+    if (same != nullptr && (m.rows == 1 || m.cols % length == 0)) {
+      s.codes = Codes{.format = same,
                       .bits = layout.bits,
                       .rows = m.rows,
                       .cols = m.cols,

@@ -74,10 +74,10 @@ struct Adafactor8bitReader : AdafactorEntry {
     return fine();
   }
 
-  /// row_var is [.., R, 1] and col_var [.., 1, C].
+  /// row_var and conf_row are [.., R, 1], col_var and conf_col [.., 1, C].
   static Shape squeezed(Shape shape, const std::string& x) {
-    if (x.find("row_var") != std::string::npos && !shape.empty()) shape.pop_back();
-    if (x.find("col_var") != std::string::npos && shape.size() > 1) shape.erase(shape.end() - 2);
+    if (x.find("row") != std::string::npos && shape.size() > 1) shape.pop_back();
+    if (x.find("col") != std::string::npos && shape.size() > 1) shape.erase(shape.end() - 2);
     return shape;
   }
 
@@ -179,6 +179,7 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
   Model model = model_of(tree, "adafactor8bit", document);
   const std::vector<const Group*> group_of = groups_by_param(model);
   bool seed_counter = false;
+  int64_t low_rank = 0;
   for (const Leaf& leaf : model.rest)
     seed_counter |= !leaf.path.empty() && leaf.path.back().text() == "_apollo_seed_counter";
   for (size_t i = 0; i < model.params.size(); ++i) {
@@ -188,16 +189,20 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
     param.known_shape = weight != nullptr;
     if (weight != nullptr) param.shape = weight->shape;
     for (const auto& [name, leaf] : entry.leaves) {
-      if (name.starts_with("apollo_seed") || name.find("_low") != std::string::npos)
-        return bad(
-            shown(param) + ", " + printable(name) +
-            ": adafactor-8bit's low-rank state cannot be recovered: its moments are of gradients "
-            "projected by torch's random numbers, which differ between devices; start that "
-            "optimizer anew");
       if (name.starts_with("lag_") || name == "fira_prev_norm")
         model.warnings.push_back(shown(param) + ": " + printable(name) + " is left out");
     }
     const Group& group = *group_of[i];
+    if (is_low_rank(entry)) {
+      RETURN_IF_ERROR(read_low_rank({entry, param, group, seed_counter}, low_rank++));
+      if (const Value* eps = setting(group, "apollo_eps");
+          eps != nullptr && !(eps->is(Value::Kind::kFloat) && eps->real == 1e-8))
+        model.warnings.push_back(shown(param) +
+                                 ": apollo_eps is not 1e-8; give a group of such matrices its root "
+                                 "as eps[0]");
+      RETURN_IF_ERROR(read_step(entry, param));
+      continue;
+    }
     Adafactor8bitReader reader{{entry, param, group, seed_counter}};
     const bool momentum = entry.find("m") != nullptr || entry.find("m_q") != nullptr;
     const bool confidence =

@@ -80,11 +80,12 @@ struct Adafactor8bitWriter {
     const bool copied = model.dialect == "adafactor8bit" && s.leaves.size() == 2 &&
                         s.stored_as.find("uf8") != std::string::npos &&
                         s.leaves[0]->shape == Shape{static_cast<int64_t>(layout.stored)};
-    // d8 is lowbit's dynamic8.
-    const bool own =
-        !copied && flat_codes(s, "dynamic8", kMomentumBlock) && layout.stored == layout.count;
+    // d8 is lowbit's dynamic8, and uf8 its uniform8.
+    const bool whole = !copied && layout.stored == layout.count;
+    const bool dynamic = whole && flat_codes(s, "dynamic8", kMomentumBlock);
+    const bool own = dynamic || (whole && flat_codes(s, "uniform8", kMomentumBlock));
     if (wanted.keep && !copied && !own) return would_round(param, s, "adafactor-8bit's");
-    const auto kind = own ? AdafactorMomentum::kDynamic8 : AdafactorMomentum::kUniform8;
+    const auto kind = dynamic ? AdafactorMomentum::kDynamic8 : AdafactorMomentum::kUniform8;
     StateReport* entry = report_of(
         report, param, s, std::string("adafactor-8bit ") + name_of(kind) + ", blocks of 256",
         copied || own);

@@ -135,7 +135,11 @@ const std::map<std::string, Settings>& lowbit_tables() {
                                        {"decay_by", Value::words("lr")},
                                        {"fira_margin", none()},
                                        {"factored", flag(true)},
-                                       {"add_eps", flag(false)}})},
+                                       {"add_eps", flag(false)},
+                                       {"rank", none()},
+                                       {"update_proj_gap", Value::number(200)},
+                                       {"scale_type", Value::words("channel")},
+                                       {"projection", Value::words("philox")}})},
       {"rmsprop", with_shared(1e-2, {{"alpha", real(0.99)},
                                      {"eps", real(1e-8)},
                                      {"weight_decay", zero()},
@@ -294,6 +298,17 @@ std::string algorithm_of(const Model& model) {
   if (only({"momentum_buffer"}, "momentum_buffer"))
     return set("trust_coefficient") ? "lars" : "sgd";
   return "";
+}
+
+Status refuse_subspace(const Model& model, const std::string& whose) {
+  for (const Param& p : model.params) {
+    for (const auto& [name, value] : p.numbers) {
+      if (name != "apollo_rank") continue;
+      return bad(shown(p) + ": its state is of the gradient in a subspace, which " + whose +
+                 " does not have; only lowbit goes on with it (convert --to lowbit)");
+    }
+  }
+  return fine();
 }
 
 Error no_optimizer(const Model& model, const std::string& whose) {

@@ -23,6 +23,9 @@ bool is_slow_state(const std::string& name);
 std::string algorithm_of(const Model& model);
 /// The error if no optimizer of `whose` ("lowbit") can continue from these states.
 Error no_optimizer(const Model& model, const std::string& whose);
+/// An error if a parameter's state is known to be of its gradient in a subspace: its number
+/// "apollo_rank" says so. `whose` optimizers have none.
+Status refuse_subspace(const Model& model, const std::string& whose);
 /// The settings of an algorithm with torch.optim's defaults; empty if torch has no such optimizer.
 const Settings& torch_settings(const std::string& algorithm);
 /// The same with lowbit's defaults, without state_format and other settings that depend on the

@@ -93,6 +93,7 @@ Error would_round(const Param& param, const State& state, const std::string& who
 }
 
 Status check_algorithm(const Model& model, const std::string& whose) {
+  RETURN_IF_ERROR(refuse_subspace(model, whose));
   const bool any = std::any_of(model.params.begin(), model.params.end(),
                                [](const Param& p) { return !p.states.empty(); });
   // Of the others' files each state says what it is. None of these libraries has Muon or

@@ -55,7 +55,7 @@ Error no_shape(const Param& param);
 Error would_round(const Param& param, const State& state, const std::string& whose);
 
 /// An error if the file is torch's and its optimizer is unknown: states named like Adam's need not
-/// be Adam's.
+/// be Adam's. And as `refuse_subspace`.
 Status check_algorithm(const Model& model, const std::string& whose);
 /// For a state that `whose` ("lpmm") optimizer does not have: an error, or a warning with --lossy.
 Status leave_out(const Param& param, const State& state, const std::string& whose,

@@ -2,12 +2,37 @@
 #include <algorithm>
 
 #include "dialect/common/algorithm.h"
+#include "dialect/common/numbers.h"
 #include "dialect/common/optimizer_tree.h"
 #include "dialect/common/weights.h"
 #include "dialect/lowbit/lowbit.h"
 #include "policy/names.h"
 
 namespace lowbit::ckpt {
+namespace {
+
+/// What adafactor-8bit's groups say under other names than lowbit.Adafactor's, or mean otherwise.
+void translate_adafactor8bit(const Model& model, const Group& group, Settings& out) {
+  const auto says = [&](const char* key) {
+    const Value* said = setting(group, key);
+    return said != nullptr && said->is(Value::Kind::kBool) && said->integer != 0;
+  };
+  if (setting(group, "scale_weight_decay") != nullptr)
+    set_in(out, "decay_by", Value::words(says("scale_weight_decay") ? "alpha" : "rho"));
+  const bool low_rank = std::any_of(group.params.begin(), group.params.end(), [&](size_t p) {
+    return number_in(model.params[p], "apollo_rank") != nullptr;
+  });
+  // Its margin is always that of the subspace; elsewhere it counts where it is enabled.
+  if (!low_rank && setting(group, "fira_margin") != nullptr && !says("enable_fira_for_adafactor"))
+    set_in(out, "fira_margin", Value{});
+  if (!low_rank) return;
+  for (const char* key : {"rank", "update_proj_gap", "scale_type"}) {
+    if (const Value* said = setting(group, std::string("apollo_") + key)) set_in(out, key, *said);
+  }
+  set_in(out, "projection", Value::words("torch"));
+}
+
+}  // namespace
 
 Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Group& group,
                               const std::map<std::string, StateSpec>& used) {
@@ -35,6 +60,8 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
     full_precision.items.push_back(Value::words(pattern));
   if (wanted.full_precision.empty()) full_precision = kept("full_precision", full_precision);
   Settings out = settings_of(group, lowbit_settings(model.algorithm));
+  if (model.dialect == "adafactor8bit" && model.algorithm == "adafactor")
+    translate_adafactor8bit(model, group, out);
   if (const Value* said = setting(group, "use_muon"); said && model.algorithm == "muon") {
     out.emplace_back("use_muon", *said);
     const Value* betas = setting(group, "betas");

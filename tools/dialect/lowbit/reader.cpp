@@ -48,7 +48,8 @@ class LowbitReader {
   /// `group`: of the parameter; null where none has it.
   LowbitReader(const Entry& entry, const Group* group, const Leaf* weight, Param& out)
       : entry_(entry),
-        low_rank_(group != nullptr && setting(*group, "rank") != nullptr),
+        rank_(group == nullptr ? nullptr : setting(*group, "rank")),
+        low_rank_(rank_ != nullptr && !rank_->is(Value::Kind::kNone)),
         weight_(weight),
         out_(out) {}
 
@@ -79,10 +80,22 @@ class LowbitReader {
           out_.states.back().values = floats_of(*leaf);
       }
     }
+    mark_subspace();
     return fine();
   }
 
  private:
+  /// Says of what is stepped in a subspace that it is (refuse_subspace): it has a limiter's norm,
+  /// and matrices with the rank for a side.
+  void mark_subspace() {
+    if (!low_rank_ || number_in(out_, "update_norm") == nullptr) return;
+    const bool any = std::any_of(out_.states.begin(), out_.states.end(), [&](const State& s) {
+      return s.shape.size() == 2 && !s.name.starts_with("param_") && s.name != "projection" &&
+             (!rank_->is(Value::Kind::kInt) || s.shape[0] == rank_->integer ||
+              s.shape[1] == rank_->integer);
+    });
+    if (any) out_.numbers.emplace_back("apollo_rank", *rank_);
+  }
   static bool scale_of_known(const std::string& name) {
     std::string state, format;
     return split_key(name.substr(0, name.rfind("_scale")), state, format);
@@ -264,6 +277,7 @@ class LowbitReader {
   }
 
   const Entry& entry_;
+  const Value* rank_;  // of the group; None where an Adafactor has none
   const bool low_rank_;
   const Leaf* weight_;
   Param& out_;

@@ -123,9 +123,10 @@ class LowbitWriter {
       RETURN_IF_ERROR(state(p, s, group));
     }
     if (coded_) put_shape(p);
-    if (model_.algorithm == "adafactor") {
+    const Value* said = number_in(p, "update_norm");
+    if (model_.algorithm == "adafactor" || said != nullptr) {  // and in APOLLO's subspace
       float norm = 0;
-      if (const Value* said = number_in(p, "update_norm")) {
+      if (said != nullptr) {
         ASSIGN_OR_RETURN(real, real_of(*said, shown(p) + ": update_norm"));
         norm = static_cast<float>(real);
       }

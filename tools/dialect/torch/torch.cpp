@@ -139,6 +139,7 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
         Exit::kUsage,
         "torch's optimizers keep state in float32 without blocks; leave --state-format and "
         "--block out, or take another --to"};
+  RETURN_IF_ERROR(refuse_subspace(model, "torch"));
   Document out = begun(model);
   out.leaves = model.rest;
   static const Settings kNone;

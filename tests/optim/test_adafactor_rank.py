@@ -1,0 +1,151 @@
+"""Adafactor with a rank: the numpy twin under every option, what is unused, and what is refused. test_apollo.py has what it shares with APOLLO."""
+
+import itertools
+
+import lowrank_reference as reference
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lowbit
+from lowbit.step import lowrank
+
+RANK, GAP = 6, 3
+OPTIONS = [
+    {"scale_type": kind, "relative_step": relative, "scale_parameter": scaled, "decay_by": by, **rest}
+    for (kind, relative, scaled, by), rest in zip(
+        itertools.product(("channel", "tensor"), (True, False), (True, False), ("lr", "rho", "alpha")),
+        itertools.cycle([{}, {"d": None}, {"beta2": 0.9, "fira_margin": 0.0}, {"d": 2.0, "fira_margin": 0.05}, {"eps": (1e-2, 0.3)}]),
+        strict=False,
+    )
+]  # fmt: skip
+
+
+def drawn(p, opt):
+    """The projections of a matrix as the optimizer draws them."""
+    lay = opt._layouts[p]
+    return lambda refresh, _: reference.long_side_first(lowrank._torch_projection(lay, refresh).numpy(), p.shape)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(map(str, o.values())))
+@pytest.mark.parametrize("shape", [(20, 70), (70, 20)], ids=str)
+def test_every_option_has_the_twins_steps(options, shape):
+    rng = np.random.default_rng(sum(shape))
+    value = rng.standard_normal(shape)
+    p = nn.Parameter(torch.tensor(value, dtype=torch.float32))
+    opt = lowbit.Adafactor(
+        [p], lr=0.3, rank=RANK, update_proj_gap=GAP, projection="torch", weight_decay=0.1, state_format="float32", **options
+    )  # fmt: skip
+    eps1, eps2 = options.get("eps", (1e-4, 1e-3))
+    twin = reference.LowRankAdafactor(
+        RANK, drawn(p, opt), gap=GAP, lr=0.3, weight_decay=0.1, eps=eps1**2, eps2=eps2, margin=options.get("fira_margin"),
+        tensor=options["scale_type"] == "tensor", d=options.get("d", 1.0), beta2=options.get("beta2"), dtype=np.float64,
+        **{k: options[k] for k in ("relative_step", "scale_parameter", "decay_by")},
+    )  # fmt: skip
+    for t in range(8):
+        g = rng.standard_normal(shape) * 10.0 ** -(t % 3)
+        p.grad = torch.tensor(g, dtype=torch.float32)
+        before = value
+        value = twin.step(value, p.grad.double().numpy())
+        opt.step()
+        step = np.abs(value - before).max()
+        off = np.abs(p.detach().double().numpy() - value).max()
+        assert off <= 2e-6 * (t + 1) * max(step, 1.0), (t, off)
+
+
+def test_without_a_rank_it_is_what_it_was():
+    """No tensor, no group of a step and no pass more."""
+    p = nn.Parameter(torch.randn(40, 70))
+    opt = lowbit.Adafactor([p])
+    assert sorted(opt.state[p]) == ["step", "stream", "update_norm", "variance_col", "variance_row"]
+    for _ in range(3):
+        p.grad = torch.randn(40, 70)
+        opt.step()
+    assert opt._step_cache is not None
+
+
+def test_a_new_projection_forgets_the_second_moment():
+    """Even a NaN in it: the state of a step that begins a projection is the gradient's own."""
+    p = nn.Parameter(torch.randn(30, 20))
+    opt = lowbit.Adafactor([p], rank=4, update_proj_gap=2, state_format="float32")
+    kept = []
+    for factor in (float("nan"), 1.0, 1.0):
+        p.grad = torch.ones(30, 20) * factor
+        opt.step()
+        kept.append(opt.state[p]["variance"].isfinite().all().item())
+        p.data.fill_(1.0)
+    assert kept == [False, False, True]
+
+
+def test_state_is_a_second_moment_alone():
+    wide, tall, vector = (nn.Parameter(torch.randn(s)) for s in ((64, 512), (512, 64), (5000,)))
+    opt = lowbit.Adafactor([wide, tall, vector], rank=16, min_numel=1)
+    keys = ["shape", "step", "stream", "update_norm", "variance_dynamic8_unsigned", "variance_dynamic8_unsigned_scale"]  # fmt: skip
+    assert sorted(opt.state[wide]) == sorted(opt.state[tall]) == keys
+    assert opt.state[wide]["variance_dynamic8_unsigned"].shape == (16, 512)
+    assert opt.state[tall]["variance_dynamic8_unsigned"].shape == (512, 16)
+    assert opt.state[vector]["variance"].shape == (5000,)
+    none = lowbit.Adafactor([{"params": [tall], "rank": None}, {"params": [wide]}], rank=16)
+    assert none.state[tall]["variance_row"].shape == (512,)
+    assert "update_norm" in none.state[wide]
+
+
+def test_seeds_count_parameters_of_two_dimensions_and_a_rank():
+    shapes = [(30, 20), (7,), (3, 20), (4, 5, 6), (20, 30)]
+    params = [nn.Parameter(torch.zeros(s)) for s in shapes]
+    other = nn.Parameter(torch.zeros(30, 30))
+    opt = lowbit.Adafactor([{"params": [other], "rank": None}, {"params": params}], rank=4)
+    assert [opt._layouts[params[i]].number_of for i in (0, 4)] == [0, 3]
+    opt.add_param_group({"params": [nn.Parameter(torch.zeros(9, 9))]})
+    assert opt._layouts[opt.param_groups[2]["params"][0]].number_of == 4
+
+
+def test_compensation_counts_in_the_root_mean_square():
+    """Of split weights the float32 values, not their upper halves."""
+    start = torch.full((40, 30), 1.00390625 - 2**-9).bfloat16()
+    split, wide = nn.Parameter(start.clone()), nn.Parameter(start.float())
+    opts = [
+        lowbit.Adafactor([split], rank=4, param_format="bfloat16_split16"),
+        lowbit.Adafactor([wide], rank=4),
+    ]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(6):
+        grad = torch.randn(40, 30, generator=generator).bfloat16()
+        split.grad, wide.grad = grad, grad.float()
+        for opt in opts:
+            opt.step()
+    joined = lowbit.ops.join(split.detach(), opts[0].state[split]["param_bfloat16_split16"], "bfloat16_split16")  # fmt: skip
+    assert torch.allclose(joined, wide, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"rank": 0}, "rank should be"),
+        ({"rank": 4, "update_proj_gap": 0}, "update_proj_gap should be"),
+        ({"rank": 4, "scale_type": "row"}, "scale_type should be"),
+        ({"rank": 4, "projection": "svd"}, "projection should be"),
+        ({"rank": 4, "beta1": 0.9}, "parameter 0 has rank=4 and beta1=0.9.*take APOLLO"),
+        ({"rank": 4, "add_eps": True}, "parameter 0 has rank=4 and add_eps=True"),
+    ],
+)
+def test_what_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        lowbit.Adafactor([nn.Parameter(torch.zeros(20, 20))], **options)
+
+
+def test_a_decay_to_zero_is_refused():
+    p = nn.Parameter(torch.ones(20, 20))
+    opt = lowbit.Adafactor([p], rank=4, lr=1.0, weight_decay=1.0)
+    p.grad = torch.ones(20, 20)
+    with pytest.raises(ValueError, match=r"weight_decay=1\.0 by decay_by='lr' decays every weight to 0"):  # fmt: skip
+        opt.step()
+
+
+def test_a_gpu_is_refused_at_construction(monkeypatch):
+    """On a stand-in: what the optimizer asks is the device of the local tensor."""
+    opt = lowbit.Adafactor([nn.Parameter(torch.zeros(20, 20))], rank=4)
+    assert opt.work_on(torch.device("cpu")) and opt.work_on(torch.device("meta"))
+    with pytest.raises(ValueError, match="runs on the CPU only, but a parameter is on cuda:1; take APOLLO"):  # fmt: skip
+        opt.work_on(torch.device("cuda", 1))
