@@ -367,7 +367,7 @@ def test_a_folder_that_another_save_took_is_left_to_it(tmp_path):
     (tmp_path / ".run.partial-saving").mkdir()
     (tmp_path / ".run.partial-saving" / ".owner").write_text("another")
     with pytest.raises(checkpoint.CheckpointError, match="another save"):
-        first.publish()
+        first.publish({}, b"", b"")
     first.drop()
     assert os.listdir(tmp_path) == [".run.partial-saving"]
 
