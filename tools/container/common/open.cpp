@@ -58,6 +58,42 @@ Result<Manifest> read_file(const std::string& path) {
              printable(head.substr(0, 8)) + "')");
 }
 
+/// What a folder of DeepSpeed is, by the names in it (those of 0.19.8); fine where it is none.
+Status check_deepspeed(const Directory& folder, const std::vector<std::string>& names) {
+  const std::string what = printable(folder.path());
+  size_t optimizers = 0;
+  std::string models;
+  for (const std::string& name : names) {
+    optimizers +=
+        name.find("zero_pp_rank_") != std::string::npos && name.ends_with("_optim_states.pt");
+    if (name.starts_with("mp_rank_") && name.ends_with("_model_states.pt"))
+      models += (models.empty() ? "" : ", ") + printable(name);
+  }
+  if (optimizers > 0)
+    return bad(what + ": is a checkpoint of DeepSpeed's ZeRO, whose " + std::to_string(optimizers) +
+               " files *_optim_states.pt hold each a rank's slices of flat vectors, which are not "
+               "read; load it with DeepSpeed, by the optimizer that wrote it. zero_to_fp32.py "
+               "in the folder above makes one file of its weights");
+  if (!models.empty())
+    return bad(what +
+               ": is a checkpoint of DeepSpeed, without ZeRO; give one of its files: " + models);
+  if (folder.has("latest") && folder.has("zero_to_fp32.py")) {
+    const auto tag = folder.content("latest", 4096);
+    std::string last = tag.ok() ? tag.value() : "";
+    while (last.ends_with(' ') || last.ends_with('\n')) last.pop_back();
+    return bad(what + ": holds checkpoints of DeepSpeed, each a folder" +
+               (last.empty() ? "" : "; the last one is " + printable(last)));
+  }
+  if (!folder.has("zero")) return fine();
+  const auto universal = path_kind(folder.path() + "/zero/optimizer_state.pt");
+  if (universal.ok() && universal.value() == PathKind::kFile)
+    return bad(what +
+               ": is a Universal Checkpoint of DeepSpeed, which is not read as a whole; its files "
+               "are of torch.save, give one of them, such as zero/NAME/exp_avg.pt, or load it with "
+               "DeepSpeed (load_universal_checkpoint)");
+  return fine();
+}
+
 /// What a folder is that is no checkpoint by itself; fine where it may be one.
 Status check_folder(const std::string& path) {
   ASSIGN_OR_RETURN(folder, Directory::open(path));
@@ -83,6 +119,7 @@ Status check_folder(const std::string& path) {
                (files.empty()     ? folders
                 : folders.empty() ? files
                                   : files + ", " + folders));
+  RETURN_IF_ERROR(check_deepspeed(*folder, names));
   if (!folders.empty())
     return bad(what + ": is no checkpoint, but holds some; give one of them: " + folders);
   if (!files.empty())
