@@ -89,6 +89,17 @@ def test_a_checkpoint_goes_there_and_back(options, tmp_path):
         checkpoint.convert(url, "s3://bucket/there/one.pt", storage_options=options)
 
 
+@pytest.mark.parametrize("dim, other", [(0, 0), (0, 1)])
+def test_ranks_save_and_load(pool, options, dim, other):
+    url = f"s3://bucket/ranks/{dim}-{other}"
+    read = pool.run(3, "storage_worker", "there_and_back", url, options, dim, other)
+    assert all(bad == [] for bad, _, _ in read)
+    assert (
+        sum(received for _, _, received in read) > 0
+    )  # of what all of them need, one asks the store
+    assert checkpoint.verify(url, storage_options=options)["ok"]
+
+
 def run_ranks(arguments, ranks, **options):
     return [subprocess.Popen([sys.executable, str(WORKER), *arguments, str(rank), str(ranks)], text=True, **options) for rank in range(ranks)]  # fmt: skip
 
