@@ -134,6 +134,7 @@ def test_folders_of_deepspeed(tmp_path):
     assert "DeepSpeed's ZeRO, whose 2 files" in run("inspect", step, code=3).stderr
     (tmp_path / "universal" / "zero" / "0.weight").mkdir(parents=True)
     (tmp_path / "universal" / "zero" / "optimizer_state.pt").touch()
+    (tmp_path / "universal" / "mp_rank_00_model_states.pt").touch()
     error = run("inspect", tmp_path / "universal", code=3).stderr
     assert "is a Universal Checkpoint of DeepSpeed" in error and "zero/NAME/exp_avg.pt" in error
 

@@ -61,6 +61,16 @@ Result<Manifest> read_file(const std::string& path) {
 /// What a folder of DeepSpeed is, by the names in it (those of 0.19.8); fine where it is none.
 Status check_deepspeed(const Directory& folder, const std::vector<std::string>& names) {
   const std::string what = printable(folder.path());
+  // It has a copy of the model's files too.
+  if (folder.has("zero")) {
+    const auto universal = path_kind(folder.path() + "/zero/optimizer_state.pt");
+    if (universal.ok() && universal.value() == PathKind::kFile)
+      return bad(
+          what +
+          ": is a Universal Checkpoint of DeepSpeed, which is not read as a whole; its files "
+          "are of torch.save, give one of them, such as zero/NAME/exp_avg.pt, or load it with "
+          "DeepSpeed (load_universal_checkpoint)");
+  }
   size_t optimizers = 0;
   std::string models;
   for (const std::string& name : names) {
@@ -70,10 +80,12 @@ Status check_deepspeed(const Directory& folder, const std::vector<std::string>& 
       models += (models.empty() ? "" : ", ") + printable(name);
   }
   if (optimizers > 0)
-    return bad(what + ": is a checkpoint of DeepSpeed's ZeRO, whose " + std::to_string(optimizers) +
-               " files *_optim_states.pt hold each a rank's slices of flat vectors, which are not "
-               "read; load it with DeepSpeed, by the optimizer that wrote it. zero_to_fp32.py "
-               "in the folder above makes one file of its weights");
+    return bad(
+        what + ": is a checkpoint of DeepSpeed's ZeRO, whose " + std::to_string(optimizers) +
+        " files *_optim_states.pt hold each a rank's slices of flat vectors, which are not put "
+        "together here, though each can be inspected; load the folder with DeepSpeed, by the "
+        "optimizer that wrote it. zero_to_fp32.py in the folder above makes one file of its "
+        "weights");
   if (!models.empty())
     return bad(what +
                ": is a checkpoint of DeepSpeed, without ZeRO; give one of its files: " + models);
@@ -84,13 +96,6 @@ Status check_deepspeed(const Directory& folder, const std::vector<std::string>& 
     return bad(what + ": holds checkpoints of DeepSpeed, each a folder" +
                (last.empty() ? "" : "; the last one is " + printable(last)));
   }
-  if (!folder.has("zero")) return fine();
-  const auto universal = path_kind(folder.path() + "/zero/optimizer_state.pt");
-  if (universal.ok() && universal.value() == PathKind::kFile)
-    return bad(what +
-               ": is a Universal Checkpoint of DeepSpeed, which is not read as a whole; its files "
-               "are of torch.save, give one of them, such as zero/NAME/exp_avg.pt, or load it with "
-               "DeepSpeed (load_universal_checkpoint)");
   return fine();
 }
 
