@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lowbit.checkpoint.commands import CheckpointError, convert, diff, inspect, reshard, verify
+from lowbit.checkpoint.commands import convert, diff, inspect, reshard, verify
+from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.reader import Checkpoint, Codes, Model, Param, State, Tensor
 
 if TYPE_CHECKING:

@@ -8,64 +8,49 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lowbit.checkpoint.reader import (
-    Path,
-    bytes_of,
-    module,
-)
+from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.object_store import StorageOptions, is_url, opened
+from lowbit.checkpoint.paths import Path, bytes_of
+from lowbit.checkpoint.reader import module
+from lowbit.checkpoint.upload import written
 
 Progress = Callable[[int, int], bool | None]
 
 
-class CheckpointError(RuntimeError):
-    """What is wrong with a checkpoint, or with writing one.
-
-    Attributes:
-        text: one sentence, which names the place too.
-        code: the exit code of `lowbit-ckpt`: 1 an I/O error, 2 usage, 3 bad or unsafe input, 4 two things differ that must not.
-        file, item, tensor: where, as far as it is known; "" otherwise. A name from a file has what a terminal could obey escaped.
-    """
-
-    def __init__(
-        self, text: str, code: int = 1, file: str = "", item: str = "", tensor: str = ""
-    ) -> None:
-        super().__init__(text, code, file, item, tensor)  # all of them, so that it can be pickled
-        self.text, self.code, self.file, self.item, self.tensor = text, code, file, item, tensor
-
-    def __str__(self) -> str:
-        return self.text
-
-
 def inspect(
     path: Path, *, include: Sequence[str] = (), exclude: Sequence[str] = (), health: bool = False,
-    digest: bool = False, progress: Progress | bool | None = None,
+    digest: bool = False, progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What is in a checkpoint: the report of `lowbit-ckpt inspect --json`.
 
     Args:
-        path: a folder of `torch.distributed.checkpoint`, a file of `torch.save` or one of safetensors.
+        path: a folder of `torch.distributed.checkpoint`, a file of `torch.save` or one of safetensors; a path, or a URL of an object store that
+            fsspec knows, such as "s3://bucket/run/step-1000" (docs/object-stores.md).
         include, exclude: globs on flat names such as "optim.state.*.exp_avg"; without `include` everything counts.
         health: read everything, for the range of scales, shares of zero and saturated codes, and NaN.
         digest: read everything, for a digest of all tensors that does not depend on how they are sharded.
         progress: called with bytes done and bytes in all, at most ten times a second, in this thread; False, and an exception, stop the work.
             True: a bar on standard error (with tqdm, where that is a terminal).
+        storage_options: what fsspec opens URLs with, such as `{"endpoint_url": "http://127.0.0.1:9000"}`; all URLs of the call.
 
     Raises:
         CheckpointError: the checkpoint is not sound.
     """
     with _Shown(progress, "inspect") as told:
         options = _options(include=_names(include), exclude=_names(exclude), health=bool(health), digest=bool(digest))  # fmt: skip
-        text = module().inspect(bytes_of(path), options, told)
+        with opened(storage_options, path) as (name,):
+            text = module().inspect(name, options, told)
     return json.loads(text)
 
 
 def verify(
     path: Path, *, include: Sequence[str] = (), exclude: Sequence[str] = (), finite: bool = True,
-    opaque: bool = False, threads: int = 1, progress: Progress | bool | None = None,
+    opaque: bool = False, threads: int = 1, progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Whether a checkpoint is whole: structure, checksums, coverage, values.
 
@@ -73,7 +58,7 @@ def verify(
         finite: also look at values: NaN, infinity, second moments below 0.
         opaque: let values pass that are no plain data; torch would run what they name.
         threads: that read.
-        path, include, exclude, progress: as for `inspect`.
+        path, include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
         The report of `lowbit-ckpt verify --json`. "ok" says whether the values are sound; "findings" name file, item and tensor of what is not.
@@ -85,7 +70,8 @@ def verify(
         options = _options(
             include=_names(include), exclude=_names(exclude), finite=bool(finite), opaque=bool(opaque), threads=threads,
         )  # fmt: skip
-        text = module().verify(bytes_of(path), options, told)
+        with opened(storage_options, path) as (name,):
+            text = module().verify(name, options, told)
     return json.loads(text)
 
 
@@ -95,7 +81,7 @@ def convert(
     model: Path = "", from_dialect: str = "", optimizer: str = "", lossy: bool = False, include: Sequence[str] = (),
     exclude: Sequence[str] = (), dry_run: bool = False, world_size: int | None = None, mesh: Mapping[int, int] | None = None,
     force: bool = False, manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20,
-    progress: Progress | bool | None = None,
+    progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Writes a checkpoint in the words of another optimizer.
 
@@ -112,7 +98,7 @@ def convert(
         lossy: leave out what the target cannot keep, with a warning.
         world_size, mesh: of a directory; by default as many ranks as the source has.
         target, dry_run, force, manifest, threads, memory_limit: as for `reshard`.
-        include, exclude, progress: as for `inspect`.
+        include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
         The report of `lowbit-ckpt convert --json`: for each state whether its bits stayed, else the errors of requantizing it.
@@ -120,14 +106,19 @@ def convert(
     Raises:
         CheckpointError: the source is not sound, or the target cannot say what the source does.
     """
-    with _Shown(progress, "convert") as told:
+    with (
+        _Shown(progress, "convert") as told,
+        opened(storage_options, source, model) as (name, weights_of),
+        written(storage_options, target, [source, model], force=force, dry_run=dry_run) as to_write,
+    ):
         options = _options(
             to=to, container=container, state_format=state_format, block=block, keep=bool(keep), full_precision=_names(full_precision),
             weights=weights, seed=seed, optimizer=optimizer, lossy=bool(lossy), include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run),
             **{"from": from_dialect}, **_writing(world_size, {} if world_size is None and mesh is None else mesh, force, manifest, threads, memory_limit),
+            **to_write.options,
         )  # fmt: skip
-        text = module().convert(bytes_of(source), bytes_of(target), bytes_of(model), options, told)
-    return json.loads(text)
+        text = module().convert(name, to_write.path, weights_of, options, told)
+    return to_write.report(text)
 
 
 def reshard(
@@ -135,11 +126,12 @@ def reshard(
     mesh: Mapping[int, int] | None = None, requantize: bool = False, include: Sequence[str] = (),
     exclude: Sequence[str] = (), dry_run: bool = False, part: tuple[int, int] | None = None, force: bool = False,
     manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20, progress: Progress | bool | None = None,
+    storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Writes a checkpoint for another number of ranks; values stay as they are.
 
     Args:
-        target: the folder to write; it appears whole or not at all.
+        target: the folder to write, or its URL; it appears whole or not at all. For a URL it is written to TMPDIR first.
         world_size: number of ranks, cut as FSDP2 cuts: `mesh={0: world_size}`.
         mesh: instead, parts along each tensor dimension, such as `{0: 4, 1: 2}` for FSDP over 4 and tensor parallelism over 2.
         requantize: make new codes where a cut falls inside a block of torchao's quantized state; otherwise that is an error.
@@ -149,7 +141,7 @@ def reshard(
         force: replace the target where it exists.
         manifest: leave digests of what was written, for `verify`.
         threads, memory_limit: that read and write, and their buffers in bytes, all together.
-        include, exclude, progress: as for `inspect`.
+        include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
         The report of `lowbit-ckpt reshard --json`; of a part also whether it "published" the target, and the parts that are "missing".
@@ -159,25 +151,34 @@ def reshard(
     """
     if world_size is None and mesh is None:
         raise TypeError("reshard needs world_size= or mesh=")
-    with _Shown(progress, "reshard") as told:
+    if part is not None and is_url(target):
+        raise CheckpointError(
+            f"{os.fsdecode(bytes_of(target))}: parts are written to a file system that the machines share; an object store has none", code=2
+        )  # fmt: skip
+    with (
+        _Shown(progress, "reshard") as told,
+        opened(storage_options, source) as (name,),
+        written(storage_options, target, [source], force=force, dry_run=dry_run) as to_write,
+    ):
         options = _options(
             include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run), requantize=bool(requantize),
             part=[] if part is None else _part(part), **_writing(world_size, mesh, force, manifest, threads, memory_limit),
+            **to_write.options,
         )  # fmt: skip
-        text = module().reshard(bytes_of(source), bytes_of(target), options, told)
-    return json.loads(text)
+        text = module().reshard(name, to_write.path, options, told)
+    return to_write.report(text)
 
 
 def diff(
     a: Path, b: Path, *, bytes: bool = False, tolerance: float = 0.0, include: Sequence[str] = (),
-    exclude: Sequence[str] = (), progress: Progress | bool | None = None,
+    exclude: Sequence[str] = (), progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
     """How two checkpoints differ.
 
     Args:
         bytes: compare what lies in the files; by default the dequantized values.
         tolerance: of a difference, relative to the 2-norm of the larger of two tensors.
-        include, exclude, progress: as for `inspect`.
+        include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
         The report of `lowbit-ckpt diff --json`: "same", and the "differences" by name with the first element that differs.
@@ -186,7 +187,8 @@ def diff(
         options = _options(
             include=_names(include), exclude=_names(exclude), bytes=bool(bytes), tolerance=min(float(tolerance), sys.float_info.max),
         )  # fmt: skip
-        text = module().diff(bytes_of(a), bytes_of(b), options, told)
+        with opened(storage_options, a, b) as names:
+            text = module().diff(*names, options, told)
     return json.loads(text)
 
 

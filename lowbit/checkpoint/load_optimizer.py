@@ -11,8 +11,16 @@ import torch
 from torch import nn
 
 from lowbit import ops, sharding
-from lowbit.checkpoint.commands import CheckpointError
+from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.match_params import matched
+from lowbit.checkpoint.object_store import (
+    MISSING,
+    Opened,
+    StorageOptions,
+    is_url,
+    local_path,
+    location,
+)
 from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, State
 from lowbit.config.arguments import STRUCTURE
 from lowbit.optim.optimizer import LowbitOptimizer
@@ -21,7 +29,11 @@ from lowbit.state.load import agreed
 
 
 def load_optimizer(
-    opt: LowbitOptimizer, path: str | os.PathLike[str], *, model: nn.Module | None = None
+    opt: LowbitOptimizer,
+    path: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Loads optimizer state from `path` into `opt`, whatever the two are sharded by, and whoever wrote it; float moments are quantized on the way.
 
@@ -32,10 +44,12 @@ def load_optimizer(
         opt: a lowbit optimizer. Its parameters are found by name, so build it from named parameters (`model.named_parameters()`,
             `lowbit.param_groups(model)`), or pass `model`.
         path: a file of `torch.save` or safetensors, or a directory of `torch.distributed.checkpoint`, nested or flattened; the optimizer state
-            dict lies there by itself or under a name of its own, such as 'optimizer' or 'optim'.
+            dict lies there by itself or under a name of its own, such as 'optimizer' or 'optim'. Or the URL of one in an object store, such as
+            "s3://bucket/run/step-1000": docs/object-stores.md.
         model: names parameters where the optimizer does not, and tells their order where the checkpoint only numbers them: the numbers of one
             group, as of `torch.optim.AdamW(model.parameters())`, are those of `model.parameters()`, all of them or the trained ones. Without it,
             and where the checkpoint has several groups, numbers are taken in the optimizer's order; its groups must then have as many parameters.
+        storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
     Warns as `load_state_dict` does: of a checkpoint without state, and of settings in which the groups that come together here differ.
 
@@ -56,12 +70,17 @@ def load_optimizer(
             f"load_optimizer takes the path of a checkpoint, not {_kind(path)}; opt.load_state_dict takes a state dict"
         )
     path = os.fspath(path)
-    if not os.path.lexists(path):
+    if is_url(path):
+        with Opened(path, storage_options) as name:
+            there = location(name).info("").kind != MISSING
+    else:
+        there = os.path.lexists(local_path(path))
+    if not there:
         raise FileNotFoundError(
             f"there is no checkpoint at {path}"
-            + ("" if os.path.isabs(path) else f" in {os.getcwd()}")
+            + ("" if os.path.isabs(path) or is_url(path) else f" in {os.getcwd()}")
         )
-    checkpoint = Checkpoint(path)
+    checkpoint = Checkpoint(path, storage_options)
     saved = _model_of(checkpoint)
     params, numbered = matched(opt, saved, model, checkpoint.path)
     try:

@@ -10,8 +10,9 @@ import socket
 import stat
 import threading
 import weakref
+from collections.abc import Mapping
 
-from lowbit.checkpoint.commands import CheckpointError
+from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.reader import module
 
 OWNER = ".owner"  # in the folder while it is written; its writer holds a lock on it
@@ -113,8 +114,11 @@ class PartialFolder:
             finally:
                 os.close(lock)
 
-    def publish(self) -> None:
-        """Gives the folder its name in one step; an old checkpoint of that name goes then."""
+    def publish(self, data: Mapping[str, int], index: bytes, digests: bytes) -> None:
+        """Writes `.metadata` and `lowbit.json`, and gives the folder its name in one step; an old checkpoint of that name goes then."""
+        self._check_owner()
+        self._put("lowbit.json", digests)
+        self._put(".metadata", index)
         self._check_owner()
         module().publish(
             os.fsencode(self.temporary), os.fsencode(self.path), self.overwrite, self.sync
@@ -123,6 +127,13 @@ class PartialFolder:
         with contextlib.suppress(OSError):  # until now it kept others from the folder
             os.unlink(os.path.join(self.path, OWNER))
         _close(self._lock)
+
+    def _put(self, name: str, content: bytes) -> None:
+        with open(os.path.join(self.temporary, name), "xb") as file:
+            file.write(content)
+            file.flush()
+            if self.sync:
+                os.fsync(file.fileno())
 
     def drop(self) -> None:
         """Removes the folder, if it was not published."""

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lowbit.checkpoint.object_store import Opened, StorageOptions
+from lowbit.checkpoint.paths import Path
+
 try:
     from lowbit import _checkpoint  # type: ignore[attr-defined]
 except ImportError as error:  # built without it
@@ -15,8 +18,6 @@ except ImportError as error:  # built without it
     _checkpoint = None
 else:
     _missing = None
-
-Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 def module() -> Any:
@@ -28,10 +29,6 @@ def module() -> Any:
             "pip install --no-build-isolation --force-reinstall --no-deps ."
         )
     return _checkpoint
-
-
-def bytes_of(path: Path) -> bytes:
-    return os.fsencode(path)  # a file's name need not be text
 
 
 @dataclass(frozen=True)
@@ -121,9 +118,10 @@ class Checkpoint:
     of them reads at a time.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, storage_options: StorageOptions = None) -> None:
         self.path = os.fsdecode(path)
-        self._reader = module().Reader(bytes_of(path))
+        self._opened = Opened(path, storage_options)  # as long as the reader may read
+        self._reader = module().Reader(self._opened.name)
         self.container: str = self._reader.container()
         self.tensors: dict[str, Tensor] = {}
         self._number: dict[str, int] = {}
@@ -136,9 +134,14 @@ class Checkpoint:
         self._model: Model | None = None
 
     @classmethod
-    def open(cls, path: Path) -> Checkpoint:
-        """The checkpoint at `path`: a folder of `torch.distributed.checkpoint`, a file of `torch.save` or one of safetensors."""
-        return cls(path)
+    def open(cls, path: Path, storage_options: StorageOptions = None) -> Checkpoint:
+        """The checkpoint at `path`: a folder of `torch.distributed.checkpoint`, a file of `torch.save` or one of safetensors.
+
+        Args:
+            path: a path, or a URL that fsspec knows.
+            storage_options: what fsspec opens a URL with.
+        """
+        return cls(path, storage_options)
 
     @property
     def optimizers(self) -> list[str]:

@@ -22,8 +22,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from lowbit.checkpoint.commands import CheckpointError
-from lowbit.checkpoint.reader import Path, bytes_of, module
+from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.object_store import Opened, StorageOptions
+from lowbit.checkpoint.paths import Path
+from lowbit.checkpoint.reader import module
 from lowbit.checkpoint.shared_reads import (
     Box,
     Piece,
@@ -35,7 +37,7 @@ from lowbit.checkpoint.shared_reads import (
     share,
     size_of,
 )
-from lowbit.checkpoint.storage import Storage
+from lowbit.checkpoint.storage import Storage, named
 
 COPIED = 256 << 20  # bytes that are read at a time for tensors which cannot be read into
 
@@ -57,13 +59,14 @@ class Reader(Storage, StorageReader):
     the storage once. The reads are dealt out by bytes.
 
     Args:
-        path: the folder; `checkpoint_id=` of `dcp.load` replaces it.
+        path: the folder, or its URL; `checkpoint_id=` of `dcp.load` replaces it.
         thread_count: threads of this rank that read; 1 by default.
         verify: False reads the bytes that are needed (short rows with what lies between), and verifies none of them; True by default.
         share_reads: False has each rank read all that it needs by itself; True by default. A planner of your own whose `finish_plan` may raise
             on one rank wants False: the others would wait for that rank's bytes until their group's time is up.
         process_group: that `dcp.load` is given; None, as there, is the default one. Reads are shared where all of its ranks take part in the
             load, and where it moves memory of the host, as gloo does. NCCL alone does not: use `init_process_group("cpu:gloo,cuda:nccl")`.
+        storage_options: what fsspec opens a URL with.
 
     Attributes:
         bytes_read: bytes of values that this object has read, without headers and what only checksums needed.
@@ -83,23 +86,26 @@ class Reader(Storage, StorageReader):
         verify: bool = True,
         share_reads: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        storage_options: StorageOptions = None,
     ) -> None:
-        super().__init__(path, thread_count)
+        super().__init__(path, thread_count, storage_options)
         self.verify, self.share_reads, self.process_group = verify, share_reads, process_group
         self.bytes_read = self.bytes_received = 0
         self._reader: Any = None
+        self._opened: Opened | None = None
         self._metadata: Metadata | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id:
-            self.path = os.fsdecode(checkpoint_id)
-        self._reader = self._metadata = None
+            self.path = named(checkpoint_id)
+        self._reader = self._metadata = self._opened = None
 
     def read_metadata(self) -> Metadata:
         """The metadata, from the C++ parser: torch's own would unpickle the file."""
         if not self.path:
             raise ValueError("Reader has no path: give it one, or checkpoint_id= to dcp.load")
-        self._reader = module().Reader(bytes_of(self.checkpoint_id))
+        self._opened = Opened(self.checkpoint_id, self.storage_options)
+        self._reader = module().Reader(self._opened.name)
         said = self._reader.layout()
         entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         paths: dict[str, tuple[str | int, ...]] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import os
 import pickle
+import tempfile
 import threading
 import uuid
 import weakref
@@ -28,9 +30,12 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from lowbit import sharding
+from lowbit.checkpoint.object_store import StorageOptions, is_url
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
-from lowbit.checkpoint.reader import Path, bytes_of, module
-from lowbit.checkpoint.storage import Storage
+from lowbit.checkpoint.paths import Path, bytes_of
+from lowbit.checkpoint.reader import module
+from lowbit.checkpoint.storage import Storage, named
+from lowbit.checkpoint.upload import StoreFolder, Upload
 
 COPIED = 256 << 20  # bytes of tensors on other devices that are copied to the host at a time
 VERSION = "1.0.0"  # of the directory's metadata, as torch writes it
@@ -54,7 +59,7 @@ class Save(threading.local):
     asked = ""  # the path that this thread's next save was given
     path = ""  # of the save that runs; absolute: a program may change its folder meanwhile
     id = ""
-    folder: PartialFolder | None = None
+    folder: PartialFolder | StoreFolder | None = None
 
 
 class Writer(Storage, BlockingAsyncStager, StorageWriter):
@@ -68,13 +73,15 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     `lowbit-ckpt verify` hold the values to.
 
     Args:
-        path: the folder to write; `checkpoint_id=` of `dcp.save` replaces it. Its parents are made where they are missing.
+        path: the folder to write, or its URL; `checkpoint_id=` of `dcp.save` replaces it. Its parents are made where they are missing. For a
+            URL each rank writes its file to TMPDIR, then uploads it.
         sync_files: wait until everything is on the disk before the folder gets its name; True by default.
         thread_count: threads of this rank that write; 1 by default.
         overwrite: replace a checkpoint of that name; True by default, as in torch. Any other folder is never replaced.
         cache_staged_state_dict: keep the host copy of `dcp.async_save` for the next one, so that memory is allocated once; True by default. A
             save that begins before the last one has written its data gets a copy of its own. Saves may run at the same time, through one
             writer too.
+        storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
     Raises:
         CheckpointError: the folder cannot be written; `dcp.save` raises its `CheckpointException` with it on every rank.
@@ -91,8 +98,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         thread_count: int = 1,
         overwrite: bool = True,
         cache_staged_state_dict: bool = True,
+        storage_options: StorageOptions = None,
     ) -> None:
-        Storage.__init__(self, path, thread_count)
+        Storage.__init__(self, path, thread_count, storage_options)
         BlockingAsyncStager.__init__(
             self, cache_staged_state_dict=cache_staged_state_dict, type_check=False
         )
@@ -108,7 +116,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         if not path:
             raise ValueError("Writer has no path: give it one, or checkpoint_id= to dcp.save")
         self._drop()
-        self._save.asked, self._save.path = "", os.path.join(os.getcwd(), path)
+        self._save.asked = ""
+        self._save.path = path if is_url(path) else os.path.join(os.getcwd(), path)
         self._save.id = str(uuid.uuid4())
         return self._meta(path)
 
@@ -117,7 +126,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id:
-            self.path = self._save.asked = os.fsdecode(checkpoint_id)
+            self.path = self._save.asked = named(checkpoint_id)
         self._drop()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -148,7 +157,10 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         # Between the plans of all ranks and their first byte, so nobody is in the folder yet.
         self._drop()
-        self._save.folder = PartialFolder(self._save.path, self.overwrite, self.sync_files)
+        if is_url(self._save.path):
+            self._save.folder = StoreFolder(self._save.path, self.overwrite, self.storage_options)
+        else:
+            self._save.folder = PartialFolder(self._save.path, self.overwrite, self.sync_files)
         # The name of a rank's file travels in torch's own words: a planner may keep plans, also for another writer.
         return [
             dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{rank}_"))
@@ -160,27 +172,39 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         memory: set[int] = set()
         try:
             if plan.items:
-                name = f"{plan.storage_data.prefix}0.distcp"
-                file = module().RankFile(
-                    bytes_of(partial_path(self._save.path)), name.encode(), self.sync_files
-                )
-                for batch in self._batches(plan.items, planner, memory):
-                    said = file.write([what for _, what in batch], self.thread_count, None)
-                    for (item, what), (offset, length, digest, *tiles) in zip(
-                        batch, said, strict=True
-                    ):
-                        if len(what) == 2 and item.type != WriteItemType.BYTE_IO:
-                            digest = ""  # of a tensor subclass, torch's own bytes
-                        data = Written(_StorageInfo(name, offset, length), digest, tuple(tiles))
-                        written.append(WriteResult(item.index, length, data))
-                if self.sync_files:
-                    file.sync()
+                with self._rank_file(plan.storage_data.prefix) as (name, file):
+                    for batch in self._batches(plan.items, planner, memory):
+                        said = file.write([what for _, what in batch], self.thread_count, None)
+                        for (item, what), (offset, length, digest, *tiles) in zip(
+                            batch, said, strict=True
+                        ):
+                            if len(what) == 2 and item.type != WriteItemType.BYTE_IO:
+                                digest = ""  # of a tensor subclass, torch's own bytes
+                            data = Written(_StorageInfo(name, offset, length), digest, tuple(tiles))
+                            written.append(WriteResult(item.index, length, data))
         finally:
             if memory & self._memory:  # it was the kept copy, which the next save may have now
                 self._staged = None
         future: Future[list[WriteResult]] = Future()
         future.set_result(written)
         return future
+
+    @contextlib.contextmanager
+    def _rank_file(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        """This rank's file and its name; at the end it is on the disk, or in the store."""
+        path = self._save.path
+        if not is_url(path):
+            name = f"{prefix}0.distcp"
+            file = module().RankFile(bytes_of(partial_path(path)), name.encode(), self.sync_files)
+            yield name, file
+            if self.sync_files:
+                file.sync()
+            return
+        upload = Upload(path, self.storage_options)
+        name = f"{prefix}{upload.number()}.distcp"
+        with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
+            yield name, module().RankFile(os.fsencode(folder), name.encode(), False)
+            upload.put(name, os.path.join(folder, name))
 
     def _batches(
         self, items: list[WriteItem], planner: SavePlanner, memory: set[int]
@@ -226,18 +250,12 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         metadata.version = VERSION
         metadata.storage_data = {index: said.info for index, said in written.items()}
         metadata.storage_meta = self._meta(self._save.path)
-        folder = made.temporary
-        self._put(folder, "lowbit.json", digests(metadata, written))
-        self._put(folder, ".metadata", pickle.dumps(metadata))
-        made.publish()
+        data: dict[str, int] = {}
+        for said in written.values():
+            end = said.info.offset + said.info.length
+            data[said.info.relative_path] = max(end, data.get(said.info.relative_path, 0))
+        made.publish(data, pickle.dumps(metadata), digests(metadata, written))
         self._save.folder = None
-
-    def _put(self, folder: str, name: str, content: bytes) -> None:
-        with open(os.path.join(folder, name), "xb") as file:
-            file.write(content)
-            file.flush()
-            if self.sync_files:
-                os.fsync(file.fileno())
 
     def _drop(self) -> None:
         if self._save.folder is not None:

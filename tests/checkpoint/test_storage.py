@@ -367,7 +367,7 @@ def test_a_folder_that_another_save_took_is_left_to_it(tmp_path):
     (tmp_path / ".run.partial-saving").mkdir()
     (tmp_path / ".run.partial-saving" / ".owner").write_text("another")
     with pytest.raises(checkpoint.CheckpointError, match="another save"):
-        first.publish()
+        first.publish({}, b"", b"")
     first.drop()
     assert os.listdir(tmp_path) == [".run.partial-saving"]
 
@@ -530,4 +530,5 @@ def test_misuse_is_said_at_once(tmp_path):
         load({"w": torch.zeros(2)}, pathlib.Path(tempfile.gettempdir()) / "there" / "is" / "none")
     with pytest.raises(dcp.api.CheckpointException, match=r"sp has the layout torch\.sparse_coo"):
         save({"sp": torch.eye(3).to_sparse()}, tmp_path / "sparse")
-    assert not checkpoint.Writer.validate_checkpoint_id("s3://bucket/run")
+    assert checkpoint.Writer.validate_checkpoint_id("s3://bucket/run")
+    assert not checkpoint.Writer.validate_checkpoint_id("nosuch://bucket/run")

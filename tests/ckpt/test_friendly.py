@@ -118,6 +118,27 @@ def test_folders_of_others(tmp_path):
     assert "holds some; give one of them: step-10" in error
 
 
+def test_folders_of_deepspeed(tmp_path):
+    """By the names that DeepSpeed 0.19.8 gives."""
+    run_folder, step = tmp_path / "run", tmp_path / "run" / "global_step3"
+    step.mkdir(parents=True)
+    (run_folder / "latest").write_text("global_step3\n")
+    (run_folder / "zero_to_fp32.py").touch()
+    error = run("inspect", run_folder, code=3).stderr
+    assert "holds checkpoints of DeepSpeed" in error and "the last one is global_step3" in error
+    (step / "mp_rank_00_model_states.pt").touch()
+    error = run("inspect", step, code=3).stderr
+    assert "without ZeRO; give one of its files: mp_rank_00_model_states.pt" in error
+    for rank in range(2):
+        (step / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    assert "DeepSpeed's ZeRO, whose 2 files" in run("inspect", step, code=3).stderr
+    (tmp_path / "universal" / "zero" / "0.weight").mkdir(parents=True)
+    (tmp_path / "universal" / "zero" / "optimizer_state.pt").touch()
+    (tmp_path / "universal" / "mp_rank_00_model_states.pt").touch()
+    error = run("inspect", tmp_path / "universal", code=3).stderr
+    assert "is a Universal Checkpoint of DeepSpeed" in error and "zero/NAME/exp_avg.pt" in error
+
+
 def test_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert "is a pipe, not a regular file" in run("inspect", tmp_path / "pipe", code=3).stderr

@@ -72,6 +72,15 @@ def load(kind, path, dim, seed=0, **options):
     return wrong(loaded, seed), getattr(source, "bytes_read", None)
 
 
+def there_and_back(url, options, dim, other):
+    """Saved by cuts along one dimension to a store, and loaded by cuts along another; what is wrong, and the bytes that were read and received."""
+    written = checkpoint.Writer(url, storage_options=options)
+    dcp.save(state(dim, 1), storage_writer=written)
+    loaded, source = state(other, 5), checkpoint.Reader(url, storage_options=options)
+    dcp.load(loaded, storage_reader=source)
+    return wrong(loaded, 1), source.bytes_read, source.bytes_received
+
+
 def load_even(path, dim):
     """The bytes that this rank reads of three tensors [64, 512], cut evenly."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 
+#include "io/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -18,17 +20,66 @@ namespace {
 
 constexpr size_t kMaxOpen = 64, kMaxMade = 32;
 
-bool plain(const std::string& name) {
+FileIdentity identity_of(const struct stat& info) {
+  return {info.st_dev,         info.st_ino,          static_cast<uint64_t>(info.st_size),
+          info.st_mtim.tv_sec, info.st_mtim.tv_nsec, {}};
+}
+
+class LocalFile : public File {
+ public:
+  LocalFile(int fd, FileIdentity identity, std::string name)
+      : File(std::move(identity), std::move(name)), fd_(fd) {}
+  ~LocalFile() override { ::close(fd_); }
+
+ private:
+  Status fetch(uint64_t offset, char* to, uint64_t bytes) const override {
+    while (bytes > 0) {
+      const ssize_t got =
+          ::pread(fd_, to, std::min<uint64_t>(bytes, 1u << 30), static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return failed(name() + ": cannot read: " + reason());
+      if (got == 0) return bad(name() + ": became shorter while it was read");
+      to += got;
+      offset += static_cast<uint64_t>(got);
+      bytes -= static_cast<uint64_t>(got);
+    }
+    return fine();
+  }
+  int fd_;
+};
+
+class LocalDirectory : public Directory {
+ public:
+  LocalDirectory(int fd, std::string path) : Directory(std::move(path)), fd_(fd) {}
+  ~LocalDirectory() override { ::close(fd_); }
+  Result<std::vector<std::string>> list() const override;
+  bool has(const std::string& name) const override;
+  Result<std::shared_ptr<File>> file(const std::string& name) const override;
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+bool is_entry_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;
 }
 
-FileIdentity identity_of(const struct stat& info) {
-  return {info.st_dev, info.st_ino, static_cast<uint64_t>(info.st_size), info.st_mtim.tv_sec,
-          info.st_mtim.tv_nsec};
+Result<PathKind> path_kind(const std::string& path) {
+  if (is_url(path)) {
+    ASSIGN_OR_RETURN(location, open_store(path));
+    ASSIGN_OR_RETURN(entry, location->info(""));
+    errno = ENOENT;
+    return entry.kind;
+  }
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return PathKind::kMissing;
+  if (S_ISREG(info.st_mode)) return PathKind::kFile;
+  if (S_ISDIR(info.st_mode)) return PathKind::kFolder;
+  return S_ISFIFO(info.st_mode) ? PathKind::kPipe : PathKind::kOther;
 }
-
-}  // namespace
 
 Error not_opened(const std::string& what) {
   const int why = errno;
@@ -38,35 +89,22 @@ Error not_opened(const std::string& what) {
   return bad(what + ": " + std::strerror(why));
 }
 
-File::~File() { ::close(fd_); }
-
 Result<std::shared_ptr<File>> File::of_bytes(std::string_view bytes, std::string name) {
   const int fd = ::memfd_create("lowbit-ckpt", MFD_CLOEXEC);
   if (fd < 0) return failed(name + ": cannot make a file in memory: " + reason());
   FileIdentity identity;
   identity.size = bytes.size();
-  std::shared_ptr<File> file(new File(fd, identity, std::move(name)));
+  const auto file = std::make_shared<LocalFile>(fd, identity, std::move(name));
   if (::write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()))
     return failed(file->name() + ": cannot write: " + reason());
-  return file;
+  return std::shared_ptr<File>(file);
 }
 
 Status File::read(uint64_t offset, void* out, uint64_t bytes) const {
   if (offset > size() || bytes > size() - offset)
     return bad(name_ + ": wants " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
                " of a file of " + std::to_string(size()));
-  char* to = static_cast<char*>(out);
-  while (bytes > 0) {
-    const ssize_t got =
-        ::pread(fd_, to, std::min<uint64_t>(bytes, 1u << 30), static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return failed(name_ + ": cannot read: " + reason());
-    if (got == 0) return bad(name_ + ": became shorter while it was read");
-    to += got;
-    offset += static_cast<uint64_t>(got);
-    bytes -= static_cast<uint64_t>(got);
-  }
-  return fine();
+  return fetch(offset, static_cast<char*>(out), bytes);
 }
 
 Result<Scratch> Scratch::create() {
@@ -109,18 +147,31 @@ Status Scratch::append(const void* data, uint64_t bytes) {
 std::shared_ptr<File> Scratch::finish(std::string name) {
   FileIdentity identity;
   identity.size = size_;
-  return std::shared_ptr<File>(new File(std::exchange(fd_, -1), identity, std::move(name)));
+  return std::make_shared<LocalFile>(std::exchange(fd_, -1), identity, std::move(name));
 }
-
-Directory::~Directory() { ::close(fd_); }
 
 Result<std::shared_ptr<Directory>> Directory::open(const std::string& path) {
+  if (is_url(path)) return open_store_folder(path);
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return not_opened("cannot open the folder " + printable(path));
-  return std::shared_ptr<Directory>(new Directory(fd, path));
+  return std::shared_ptr<Directory>(std::make_shared<LocalDirectory>(fd, path));
 }
 
-Result<std::vector<std::string>> Directory::list() const {
+Result<Directory::Named> Directory::around(const std::string& path) {
+  if (is_url(path)) {
+    ASSIGN_OR_RETURN(folder, open_store_object(path));
+    return Named{std::move(folder), path.substr(path.find_last_of('/') + 1)};
+  }
+  char resolved[PATH_MAX];
+  if (::realpath(path.c_str(), resolved) == nullptr)
+    return bad("cannot open " + printable(path) + ": " + reason());
+  const std::string full = resolved;
+  const size_t slash = full.find_last_of('/');
+  ASSIGN_OR_RETURN(folder, Directory::open(slash == 0 ? "/" : full.substr(0, slash)));
+  return Named{std::move(folder), full.substr(slash + 1)};
+}
+
+Result<std::vector<std::string>> LocalDirectory::list() const {
   const int again = ::openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* dir = again < 0 ? nullptr : ::fdopendir(again);
   if (dir == nullptr) {
@@ -134,13 +185,13 @@ Result<std::vector<std::string>> Directory::list() const {
   return names;
 }
 
-bool Directory::has(const std::string& name) const {
+bool LocalDirectory::has(const std::string& name) const {
   struct stat info;
-  return plain(name) && ::fstatat(fd_, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
+  return is_entry_name(name) && ::fstatat(fd_, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-Result<std::shared_ptr<File>> Directory::file(const std::string& name) const {
-  if (!plain(name))
+Result<std::shared_ptr<File>> LocalDirectory::file(const std::string& name) const {
+  if (!is_entry_name(name))
     return bad(printable(path_) + ": the file name '" + printable(name) +
                "' leads out of the folder");
   const std::string what = printable(path_ + "/" + name);
@@ -153,7 +204,7 @@ Result<std::shared_ptr<File>> Directory::file(const std::string& name) const {
     ::close(fd);
     return bad(what + ": is not a regular file");
   }
-  return std::shared_ptr<File>(new File(fd, identity_of(info), printable(name)));
+  return std::shared_ptr<File>(std::make_shared<LocalFile>(fd, identity_of(info), printable(name)));
 }
 
 Result<std::string> Directory::content(const std::string& name, uint64_t limit) const {
@@ -237,6 +288,7 @@ Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
 
 Status FileSet::check_unchanged() {
   const std::lock_guard held(lock_);
+  RETURN_IF_ERROR(folder_->refresh());
   for (const Member& member : files_) {
     if (member.make != nullptr) continue;
     ASSIGN_OR_RETURN(file, folder_->file(member.name));

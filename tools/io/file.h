@@ -1,6 +1,6 @@
-// Files open for reading. Every read from disk goes through here: links inside a checkpoint are not
-// followed, nothing outside the named folder is opened, and a file that changes meanwhile is an
-// error.
+// Files open for reading, on disk or in an object store (io/store.h). Every read goes through here:
+// links inside a checkpoint are not followed, nothing outside the named folder is opened, and a file
+// that changes meanwhile is an error.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ namespace lowbit::ckpt {
 struct FileIdentity {
   uint64_t device = 0, inode = 0, size = 0;
   int64_t seconds = 0, nanoseconds = 0;
+  std::string version = {};  // of an object, as its store tells: an ETag, a generation, a time
   bool operator==(const FileIdentity&) const = default;
 };
 
@@ -27,10 +28,15 @@ struct FileIdentity {
 /// system refused (permission, too many open files, no memory).
 Error not_opened(const std::string& what);
 
-/// A regular file, open for reading.
+/// What a path names.
+enum class PathKind : uint8_t { kMissing, kFile, kFolder, kPipe, kOther };
+/// By a path or a URL; links are followed. kMissing leaves why in `errno`.
+Result<PathKind> path_kind(const std::string& path);
+
+/// A file or an object, open for reading.
 class File {
  public:
-  ~File();
+  virtual ~File() = default;
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   uint64_t size() const { return identity_.size; }
@@ -42,12 +48,13 @@ class File {
   /// Exactly `bytes` bytes at `offset`, or an error that names the file.
   Status read(uint64_t offset, void* out, uint64_t bytes) const;
 
+ protected:
+  File(FileIdentity identity, std::string name)
+      : identity_(std::move(identity)), name_(std::move(name)) {}
+
  private:
-  friend class Directory;
-  friend class Scratch;
-  File(int fd, FileIdentity identity, std::string name)
-      : fd_(fd), identity_(identity), name_(std::move(name)) {}
-  int fd_;
+  /// The same of bytes that lie inside the file.
+  virtual Status fetch(uint64_t offset, char* out, uint64_t bytes) const = 0;
   FileIdentity identity_;
   std::string name_;
 };
@@ -75,24 +82,35 @@ class Scratch {
 class Directory {
  public:
   static Result<std::shared_ptr<Directory>> open(const std::string& path);
-  ~Directory();
+  struct Named {
+    std::shared_ptr<Directory> folder;
+    std::string name;
+  };
+  /// The folder of a file that the user named, and the file's name there. Links on the path are
+  /// followed.
+  static Result<Named> around(const std::string& path);
+  virtual ~Directory() = default;
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
   const std::string& path() const { return path_; }
   /// Names of the entries, sorted.
-  Result<std::vector<std::string>> list() const;
-  bool has(const std::string& name) const;
+  virtual Result<std::vector<std::string>> list() const = 0;
+  virtual bool has(const std::string& name) const = 0;
   /// A regular file of the folder. `name` has no '/' and is not '.' or '..'; a link or any other
   /// kind of file is an error.
-  Result<std::shared_ptr<File>> file(const std::string& name) const;
+  virtual Result<std::shared_ptr<File>> file(const std::string& name) const = 0;
+  /// Has `file` tell what is there now, where it remembers what was.
+  virtual Status refresh() { return fine(); }
   /// The content of a file; an error if it has more than `limit` bytes.
   Result<std::string> content(const std::string& name, uint64_t limit) const;
 
- private:
-  Directory(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
-  int fd_;
+ protected:
+  explicit Directory(std::string path) : path_(std::move(path)) {}
   std::string path_;
 };
+
+/// Whether `name` is that of an entry of a folder: it has no '/' and is not '.' or '..'.
+bool is_entry_name(const std::string& name);
 
 /// The files of one checkpoint, by number. Only the ones used last are open, because a checkpoint
 /// may have more files than a process can open. After the last `add`, all functions are

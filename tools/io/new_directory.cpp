@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "io/partial_name.h"
+#include "io/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -50,6 +51,7 @@ bool inside(const std::string& inner, const std::string& outer) {
 
 Status NewDirectory::check(const std::string& given, bool replace,
                            const std::vector<std::string>& sources) {
+  RETURN_IF_ERROR(check_no_url(given));
   const std::string path = without_slashes(given);
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (name.empty() || name == "." || name == "..")

@@ -12,6 +12,7 @@
 
 #include "io/file.h"
 #include "io/partial_name.h"
+#include "io/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -38,6 +39,7 @@ bool replaceable_file(const std::string& path) {
 
 Status NewFile::check(const std::string& path, bool replace,
                       const std::vector<std::string>& sources) {
+  RETURN_IF_ERROR(check_no_url(path));
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (name.empty() || name == "." || name == "..")
     return Error{Exit::kUsage, "'" + printable(path) + "' does not name a file to write"};

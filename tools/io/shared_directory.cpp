@@ -13,6 +13,7 @@
 #include "io/file.h"
 #include "io/new_directory.h"
 #include "io/partial_name.h"
+#include "io/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -51,6 +52,7 @@ Status make_folder(const std::string& path, mode_t mode) {
 
 Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
     const std::string& given, const std::string& plan, const std::vector<std::string>& sources) {
+  RETURN_IF_ERROR(check_no_url(given));
   std::string path = given;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   const std::string parent = parent_of(path);

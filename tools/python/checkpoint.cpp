@@ -5,6 +5,7 @@
 #include "python/options.h"
 #include "python/rank_file_type.h"
 #include "python/reader_type.h"
+#include "python/store.h"
 #include "python/work.h"
 
 namespace lowbit::ckpt::python {
@@ -150,6 +151,7 @@ PyMethodDef kFunctions[] = {
 int fill(PyObject* module) {
   return guarded(
       [&] {
+        use_python_stores();
         const Object reader = make_reader_type(), file = make_rank_file_type();
         check(PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(reader.get())));
         return PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(file.get()));

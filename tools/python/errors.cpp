@@ -1,6 +1,34 @@
 #include "python/errors.h"
 
 namespace lowbit::ckpt::python {
+namespace {
+
+struct Kept {
+  PyObject *type, *value, *traceback;
+};
+// Plain pointers: a thread that ends without the GIL frees no object.
+thread_local Kept kept_raised = {nullptr, nullptr, nullptr};
+
+}  // namespace
+
+void keep_raised() {
+  Kept now{};
+  PyErr_Fetch(&now.type, &now.value, &now.traceback);
+  if (kept_raised.type == nullptr) {
+    kept_raised = now;
+    return;
+  }
+  Py_XDECREF(now.type);
+  Py_XDECREF(now.value);
+  Py_XDECREF(now.traceback);
+}
+
+void raise_kept() {
+  if (kept_raised.type == nullptr) return;
+  const Kept now = std::exchange(kept_raised, {});
+  PyErr_Restore(now.type, now.value, now.traceback);
+  throw Raised();
+}
 
 void raise(const Error& error) {
   const Object module(PyImport_ImportModule("lowbit.checkpoint"));

@@ -15,6 +15,12 @@ namespace lowbit::ckpt::python {
 /// Raises one of Python's own exceptions: `raise(PyExc_ValueError, "...")`.
 [[noreturn]] void raise(PyObject* type, const std::string& text);
 
+/// Keeps the exception that Python has raised in this thread, where it must wait for C++ to return;
+/// what is no error of the work: KeyboardInterrupt, SystemExit.
+void keep_raised();
+/// Raises what was kept in this thread, if anything was.
+void raise_kept();
+
 /// Calls what Python called. An exception of C++ becomes one of Python's, and `failure` is returned.
 template <class F, class T>
 T guarded(F&& work, T failure) noexcept {

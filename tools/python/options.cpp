@@ -89,6 +89,8 @@ class Fields {
   void take(WriteOptions& out) {
     take("replace", out.replace);
     take("manifest", out.manifest);
+    take("file_number", out.file_number);
+    take("published_as", out.published_as);
     take("threads", out.threads);
     take("memory", out.memory);
     take("parts", out.mesh.parts);

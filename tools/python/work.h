@@ -29,6 +29,7 @@ void without_gil(F&& work) {
       done = failed(error.what());
     }
   }
+  raise_kept();
   if (!done.ok()) raise(done.error());
 }
 

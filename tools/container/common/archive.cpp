@@ -1,24 +1,14 @@
 #include "container/common/archive.h"
 
-#include <cerrno>
-#include <climits>
-#include <cstdlib>
-#include <cstring>
-
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 
 Result<std::shared_ptr<Archive>> Archive::open(const std::string& path) {
-  char resolved[PATH_MAX];
-  if (::realpath(path.c_str(), resolved) == nullptr)
-    return bad("cannot open " + printable(path) + ": " + std::strerror(errno));
-  const std::string full = resolved;
-  const size_t slash = full.find_last_of('/');
-  ASSIGN_OR_RETURN(folder, Directory::open(slash == 0 ? "/" : full.substr(0, slash)));
-  std::shared_ptr<Archive> out(new Archive(folder, path));
+  ASSIGN_OR_RETURN(named, Directory::around(path));
+  std::shared_ptr<Archive> out(new Archive(named.folder, path));
   out->what_ = printable(path);
-  RETURN_IF_ERROR(out->files_.add(full.substr(slash + 1)));
+  RETURN_IF_ERROR(out->files_.add(named.name));
   return out;
 }
 

@@ -1,12 +1,11 @@
 #include "container/common/open.h"
 
-#include <sys/stat.h>
-
 #include <cerrno>
 #include <cstring>
 
 #include "container/common/archive.h"
 #include "io/partial_name.h"
+#include "io/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -59,18 +58,63 @@ Result<Manifest> read_file(const std::string& path) {
              printable(head.substr(0, 8)) + "')");
 }
 
+/// What a folder of DeepSpeed is, by the names in it (those of 0.19.8); fine where it is none.
+Status check_deepspeed(const Directory& folder, const std::vector<std::string>& names) {
+  const std::string what = printable(folder.path());
+  // It has a copy of the model's files too.
+  if (folder.has("zero")) {
+    const auto universal = path_kind(folder.path() + "/zero/optimizer_state.pt");
+    if (universal.ok() && universal.value() == PathKind::kFile)
+      return bad(
+          what +
+          ": is a Universal Checkpoint of DeepSpeed, which is not read as a whole; its files "
+          "are of torch.save, give one of them, such as zero/NAME/exp_avg.pt, or load it with "
+          "DeepSpeed (load_universal_checkpoint)");
+  }
+  size_t optimizers = 0;
+  std::string models;
+  for (const std::string& name : names) {
+    optimizers +=
+        name.find("zero_pp_rank_") != std::string::npos && name.ends_with("_optim_states.pt");
+    if (name.starts_with("mp_rank_") && name.ends_with("_model_states.pt"))
+      models += (models.empty() ? "" : ", ") + printable(name);
+  }
+  if (optimizers > 0)
+    return bad(
+        what + ": is a checkpoint of DeepSpeed's ZeRO, whose " + std::to_string(optimizers) +
+        " files *_optim_states.pt hold each a rank's slices of flat vectors, which are not put "
+        "together here, though each can be inspected; load the folder with DeepSpeed, by the "
+        "optimizer that wrote it. zero_to_fp32.py in the folder above makes one file of its "
+        "weights");
+  if (!models.empty())
+    return bad(what +
+               ": is a checkpoint of DeepSpeed, without ZeRO; give one of its files: " + models);
+  if (folder.has("latest") && folder.has("zero_to_fp32.py")) {
+    const auto tag = folder.content("latest", 4096);
+    std::string last = tag.ok() ? tag.value() : "";
+    while (last.ends_with(' ') || last.ends_with('\n')) last.pop_back();
+    return bad(what + ": holds checkpoints of DeepSpeed, each a folder" +
+               (last.empty() ? "" : "; the last one is " + printable(last)));
+  }
+  return fine();
+}
+
 /// What a folder is that is no checkpoint by itself; fine where it may be one.
 Status check_folder(const std::string& path) {
   ASSIGN_OR_RETURN(folder, Directory::open(path));
   ASSIGN_OR_RETURN(names, folder->list());
   std::string files, folders;
+  int looks = 0;
   for (const std::string& name : names) {
     if (name.ends_with(".metadata") || name.ends_with(".distcp")) return fine();
     const bool known = name == "optimizer.pt" || name == "optimizer.bin" ||
                        name.ends_with(".safetensors") || name == "pytorch_model.bin";
     if (known) files += (files.empty() ? "" : ", ") + printable(name);
-    struct stat info;
-    if (::stat((path + "/" + name + "/.metadata").c_str(), &info) == 0)
+    // Each look into an object store is a request: the first few folders are enough of an example.
+    constexpr int kLooks = 8;
+    if (is_url(path) && (folder->file(name).ok() || looks++ >= kLooks)) continue;
+    const auto inside = path_kind(path + "/" + name + "/.metadata");
+    if (inside.ok() && inside.value() == PathKind::kFile)
       folders += (folders.empty() ? "" : ", ") + printable(name);
   }
   const std::string what = printable(path);
@@ -80,6 +124,7 @@ Status check_folder(const std::string& path) {
                (files.empty()     ? folders
                 : folders.empty() ? files
                                   : files + ", " + folders));
+  RETURN_IF_ERROR(check_deepspeed(*folder, names));
   if (!folders.empty())
     return bad(what + ": is no checkpoint, but holds some; give one of them: " + folders);
   if (!files.empty())
@@ -89,12 +134,13 @@ Status check_folder(const std::string& path) {
 
 /// "OUTER.zip/INNER.pth" as the path of the zip and the name of the record; empty for other paths.
 std::pair<std::string, std::string> member_of(const std::string& path) {
-  struct stat info;
   for (size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0;
        slash = path.rfind('/', slash - 1)) {
     const std::string outer = path.substr(0, slash);
-    if (::stat(outer.c_str(), &info) != 0) continue;
-    if (S_ISREG(info.st_mode)) return {outer, path.substr(slash + 1)};
+    if (outer.ends_with('/')) break;  // of "s3://"
+    const auto kind = path_kind(outer);
+    if (!kind.ok() || kind.value() == PathKind::kMissing) continue;
+    if (kind.value() == PathKind::kFile) return {outer, path.substr(slash + 1)};
     break;
   }
   return {};
@@ -103,24 +149,26 @@ std::pair<std::string, std::string> member_of(const std::string& path) {
 }  // namespace
 
 Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
-  struct stat info;
-  if (::stat(path.c_str(), &info) != 0) {
+  ASSIGN_OR_RETURN(kind, path_kind(path));
+  if (kind == PathKind::kMissing) {
     const int why = errno;
-    const auto [outer, member] = member_of(path);
+    std::pair<std::string, std::string> found;
+    if (why == ENOTDIR || is_url(path)) found = member_of(path);
+    const auto& [outer, member] = found;
     errno = why;
-    if (why != ENOTDIR || member.empty()) return not_opened("cannot open " + printable(path));
+    if (member.empty()) return not_opened("cannot open " + printable(path));
     ASSIGN_OR_RETURN(manifest, read_torch_zip(outer, member));
     return std::shared_ptr<const Manifest>(std::make_shared<Manifest>(std::move(manifest)));
   }
-  if (S_ISFIFO(info.st_mode))
+  if (kind == PathKind::kPipe)
     return bad(printable(path) +
                ": is a pipe, not a regular file: a checkpoint is read here and there; write it to "
                "a file first");
-  if (S_ISDIR(info.st_mode)) RETURN_IF_ERROR(check_folder(path));
+  if (kind == PathKind::kFolder) RETURN_IF_ERROR(check_folder(path));
   if (is_partial(path))
     return bad(printable(path) +
                ": was left by a program that was killed while it wrote; delete it");
-  ASSIGN_OR_RETURN(manifest, S_ISDIR(info.st_mode) ? read_dcp(path) : read_file(path));
+  ASSIGN_OR_RETURN(manifest, kind == PathKind::kFolder ? read_dcp(path) : read_file(path));
   return std::shared_ptr<const Manifest>(std::make_shared<Manifest>(std::move(manifest)));
 }
 

@@ -46,7 +46,8 @@ Result<std::string> DcpWriter::plan_text() const {
     for (uint32_t i = 0; i < source.file_names.size(); ++i) {
       const FileIdentity is = set.identity(i);
       files += source.file_names[i] + '\0' + std::to_string(is.size) + ' ' +
-               std::to_string(is.seconds) + ' ' + std::to_string(is.nanoseconds) + '\n';
+               std::to_string(is.seconds) + ' ' + std::to_string(is.nanoseconds) + is.version +
+               '\n';
     }
   };
   if (from_.manifest != nullptr) add(*from_.manifest);

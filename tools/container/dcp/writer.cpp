@@ -30,7 +30,8 @@ Status DcpWriter::plan() {
   RETURN_IF_ERROR(check_mesh(options_.mesh));
   const auto ranks = static_cast<size_t>(options_.mesh.ranks());
   for (size_t r = 0; r < ranks; ++r)
-    to_.file_names.push_back("__" + std::to_string(r) + "_0.distcp");
+    to_.file_names.push_back("__" + std::to_string(r) + "_" + std::to_string(options_.file_number) +
+                             ".distcp");
   to_.has_paths = from_.manifest == nullptr || from_.manifest->has_paths;
   for (const Leaf& leaf : from_.leaves) {
     if (leaf.kind != Leaf::Kind::kTensor && !is_subclass(leaf)) {
@@ -144,7 +145,8 @@ Result<WriteReport> DcpWriter::write(NewDirectory& folder, const std::string& pa
     RETURN_IF_ERROR(write_digests(*digests, to_, digests_, value_digests_));
   }
   ASSIGN_OR_RETURN(metadata, folder.file(".metadata"));
-  RETURN_IF_ERROR(metadata->write(metadata_bytes(to_, path)));
+  RETURN_IF_ERROR(metadata->write(
+      metadata_bytes(to_, options_.published_as.empty() ? path : options_.published_as)));
   RETURN_IF_ERROR(metadata->close());
   report_.unchecked = from_.unchecked();
   return report_;

@@ -1,0 +1,203 @@
+"""Checkpoints in object stores, read through fsspec: what a path is that begins like "s3://". C++ asks here for each range of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.paths import Path, bytes_of
+
+StorageOptions = Mapping[str, Any] | None
+MISSING, OBJECT, FOLDER = range(3)
+# By what a store tells that an object was written anew, the surest first.
+VERSIONS = ("ETag", "etag", "generation", "version_id", "LastModified", "last_modified", "updated", "mtime", "created")  # fmt: skip
+
+
+class Entry(NamedTuple):
+    """What a store tells of an object, or of the folder that its name is the beginning of."""
+
+    name: str
+    kind: int
+    size: int
+    version: str
+
+
+def is_url(path: Path) -> bool:
+    """Whether a path is a URL of a store; "file://" is a path."""
+    return b"://" in bytes_of(path) and not bytes_of(path).startswith((b"file://", b"local://"))
+
+
+def local_path(path: Path) -> bytes:
+    """A path as C++ takes it."""
+    name = bytes_of(path)
+    return name.split(b"://", 1)[1] if name.startswith((b"file://", b"local://")) else name
+
+
+def failed(url: str, doing: str, error: Exception) -> CheckpointError:
+    """One sentence of what a store's library raised."""
+    kind = type(error).__name__
+    hint = ""
+    if isinstance(error, PermissionError) or "credential" in kind.lower():
+        hint = "; check the credentials, or pass storage_options="
+    return CheckpointError(f"{url}: cannot {doing}: {kind}: {error}{hint}")
+
+
+class Location:
+    """A URL. Names are those of entries below it, and lead nowhere else; "" is the URL itself."""
+
+    def __init__(self, url: str, fs: Any, path: str) -> None:
+        self.url, self.fs, self.path = url, fs, path
+
+    def below(self, rest: str) -> Location:
+        return Location(f"{self.url}/{rest}", self.fs, self.at(rest))
+
+    def at(self, name: str) -> str:
+        # Joined as text: fsspec would take a name such as "a::file:///b" for a URL of its own.
+        return f"{self.path.rstrip('/')}/{name}" if name else self.path
+
+    def url_of(self, name: str) -> str:
+        """For messages: a terminal obeys nothing of it."""
+        url = f"{self.url}/{name}" if name else self.url
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in url)
+
+    def info(self, name: str) -> Entry:
+        """What is there now; MISSING where nothing is."""
+        try:
+            self.fs.invalidate_cache(self.at(name))
+            said = self.fs.info(self.at(name))
+        except FileNotFoundError:
+            return Entry(name, MISSING, 0, "")
+        except Exception as error:
+            raise failed(self.url_of(name), "open it", error) from error
+        if said["type"] == "file" and said.get("size") is None:
+            raise CheckpointError(f"{self.url_of(name)}: its store does not tell its size, without which it is not read")  # fmt: skip
+        return _entry(name, said)
+
+    def list(self) -> list[Entry]:
+        """What lies below it now, by one request for each thousand or so."""
+        try:
+            self.fs.invalidate_cache(self.path)
+            listed = self.fs.ls(self.path, detail=True)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise failed(self.url, "list it", error) from error
+        entries = []
+        for said in listed:
+            parent, _, name = said["name"].strip("/").rpartition("/")
+            if not name or parent != self.path.strip("/"):
+                continue  # the folder's own marker
+            unsized = said["type"] == "file" and said.get("size") is None
+            entries.append(self.info(name) if unsized else _entry(name, said))
+        return entries
+
+    def read(self, name: str, begin: int, end: int) -> bytes:
+        """Bytes [begin, end) of an object; code 3 where it has changed meanwhile."""
+        try:
+            got = self.fs.cat_file(self.at(name), start=begin, end=end)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{self.url_of(name)}: is gone: it was there when the checkpoint was opened", code=3
+            ) from error
+        except Exception as error:
+            raise failed(self.url_of(name), f"read bytes {begin}-{end - 1}", error) from error
+        if len(got) != end - begin:
+            raise CheckpointError(
+                f"{self.url_of(name)}: gave {len(got)} bytes for {begin}-{end - 1}: it changed while it was read, or its store knows no ranges",
+                code=3,
+            )
+        return got
+
+
+def _entry(name: str, said: Mapping[str, Any]) -> Entry:
+    kind = {"file": OBJECT, "directory": FOLDER}.get(said["type"], MISSING)
+    version = next((str(said[key]) for key in VERSIONS if said.get(key)), "")
+    return Entry(name, kind, int(said.get("size") or 0), version)
+
+
+def connect(url: str, storage_options: StorageOptions = None) -> Location:
+    """A URL as fsspec opens it.
+
+    Raises:
+        ImportError: fsspec, or the package that it needs for this kind of URL, is not installed.
+        CheckpointError: there is no such kind, or the options do not fit.
+    """
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise ImportError(f"{url}: object stores are read by fsspec: pip install 'lowbit[fsspec]'") from error  # fmt: skip
+    try:
+        fs, path = url_to_fs(url, **dict(storage_options or {}))
+    except ImportError as error:
+        raise ImportError(f"{url}: {error}") from error
+    except Exception as error:
+        raise failed(url, "open it", error) from error
+    return Location(url, fs, path)
+
+
+_LOCK = threading.Lock()
+_OPENED: dict[str, tuple[Location, int]] = {}  # and how many have it open
+
+
+class Opened:
+    """A path that C++ may open: a URL is known to it, with its options, as long as this lives.
+
+    Raises:
+        ValueError: the same URL is open with other options.
+    """
+
+    def __init__(self, path: Path, storage_options: StorageOptions = None) -> None:
+        self.name = local_path(path)
+        if not is_url(path):
+            return
+        url = os.fsdecode(self.name).rstrip("/")
+        self.name = os.fsencode(url)
+        location = connect(url, storage_options)
+        with _LOCK:
+            known, count = _OPENED.get(url, (location, 0))
+            if known.fs is not location.fs:
+                raise ValueError(
+                    f"{url} is open with other storage_options: drop the Checkpoint or Reader that has it first"
+                )
+            _OPENED[url] = known, count + 1
+        self.close = weakref.finalize(self, _close, url)
+        self.close.atexit = False  # type: ignore[misc]
+
+    def __enter__(self) -> bytes:
+        return self.name
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "close"):
+            self.close()
+
+
+def _close(url: str) -> None:
+    with _LOCK:
+        location, count = _OPENED[url]
+        _OPENED[url] = location, count - 1
+        if count == 1:
+            del _OPENED[url]
+
+
+@contextlib.contextmanager
+def opened(storage_options: StorageOptions, *paths: Path) -> Iterator[list[bytes]]:
+    """Paths as C++ takes them, for the length of a call."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Opened(path, storage_options)) for path in paths]
+
+
+def location(name: bytes) -> Location:
+    """Called by C++: a URL that is open, or lies below one; any other is opened without options."""
+    url = os.fsdecode(name)
+    with _LOCK:
+        for base, (known, _) in sorted(_OPENED.items(), reverse=True):
+            if url == base:
+                return known
+            if url.startswith(f"{base}/"):
+                return known.below(url[len(base) + 1 :])
+    return connect(url)

@@ -1,0 +1,207 @@
+"""Checkpoints written to object stores, which have no rename: what the name shows is whole at every moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.object_store import (
+    FOLDER,
+    MISSING,
+    OBJECT,
+    Entry,
+    StorageOptions,
+    connect,
+    failed,
+    is_url,
+    local_path,
+)
+from lowbit.checkpoint.paths import Path, bytes_of
+
+INDEX, DIGESTS = ".metadata", "lowbit.json"
+DATA = re.compile(r"__\d+_(\d+)\.distcp")
+RANK = re.compile(r"__\d+\.metadata")
+# What may be replaced begins like a zip, a pickle or a page; safetensors has a length below 2^48 and a brace.
+HEADS = (b"PK", b"\x80", b"<!doctype")
+
+
+class Upload:
+    """A checkpoint on its way to a URL.
+
+    Objects of data come first, under names that no object there has, so that they change nothing that a reader sees. `.metadata` is one
+    object, and put last: with it the checkpoint is there, or is another one. What an older checkpoint had is removed after that. Who is killed
+    before leaves objects that nothing names; the next write to the URL removes them.
+
+    Raises:
+        CheckpointError: the URL may not be replaced, or cannot be written.
+    """
+
+    def __init__(self, url: str, storage_options: StorageOptions = None) -> None:
+        self.url = url.rstrip("/")
+        self.location = connect(self.url, storage_options)
+
+    def check(self, overwrite: bool, advice: str = "force=True replaces it") -> None:
+        """Whether a checkpoint may be written here."""
+        kind = self.location.info("").kind
+        there = self._entries() if kind != OBJECT else {}
+        if kind == MISSING or (kind == FOLDER and not there):
+            return
+        if not overwrite:
+            raise CheckpointError(f"{self.url} exists; {advice}", code=2)
+        if not (self._is_file() if kind == OBJECT else INDEX in there or any(map(DATA.fullmatch, there))):  # fmt: skip
+            raise CheckpointError(
+                f"{self.url} exists and holds something else than a checkpoint, which is not replaced", code=2
+            )  # fmt: skip
+
+    def _is_file(self) -> bool:
+        size = min(self.location.info("").size, 9)
+        head = self.location.read("", 0, size) if size else b""
+        return not head or head.startswith(HEADS) or (len(head) == 9 and head[6:8] == b"\0\0")
+
+    def _entries(self) -> dict[str, Entry]:
+        return {entry.name: entry for entry in self.location.list()}
+
+    def number(self) -> int:
+        """The N of names __RANK_N.distcp that no object here has."""
+        taken = [int(m[1]) for m in map(DATA.fullmatch, self._entries()) if m]
+        return max(taken, default=-1) + 1
+
+    def put(self, name: str, local: str) -> None:
+        """A file of the local disk; "" is the URL itself."""
+        try:
+            self.location.fs.put_file(local, self.location.at(name))
+        except Exception as error:
+            raise failed(self.location.url_of(name), "write it", error) from error
+
+    def _pipe(self, name: str, content: bytes) -> None:
+        try:
+            self.location.fs.pipe_file(self.location.at(name), content)
+        except Exception as error:
+            raise failed(self.location.url_of(name), "write it", error) from error
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    self.location.fs.rm_file(self.location.at(name))
+                except FileNotFoundError:
+                    raise
+                except Exception as error:
+                    raise failed(self.location.url_of(name), "remove it", error) from error
+
+    def publish(self, data: Mapping[str, int], index: bytes, digests: bytes | None) -> None:
+        """The last step.
+
+        Args:
+            data: the objects that are there already, and their bytes.
+            index, digests: the contents of `.metadata` and, where there are digests, of `lowbit.json`.
+        """
+        there = self._entries()
+        for name, size in data.items():
+            if name not in there or there[name].size != size:
+                found = f"{there[name].size} bytes" if name in there else "nothing"
+                raise CheckpointError(
+                    f"{self.location.url_of(name)}: {size} bytes were written, and {found} is there; the checkpoint was not published"
+                )
+        # Digests of another checkpoint would call this one damaged: without them it loads.
+        replaced = INDEX in there or any(map(RANK.fullmatch, there))
+        if DIGESTS in there and (replaced or digests is None):
+            self._remove([DIGESTS])
+        if digests is not None and not replaced:
+            self._pipe(DIGESTS, digests)
+        self._pipe(INDEX, index)
+        if digests is not None and replaced:
+            self._pipe(DIGESTS, digests)
+        self._remove([n for n in there if (DATA.fullmatch(n) and n not in data) or RANK.fullmatch(n)])  # fmt: skip
+
+    def folder(self, local: str) -> None:
+        """A whole directory of torch.distributed.checkpoint from the local disk."""
+        data = {n: os.path.getsize(os.path.join(local, n)) for n in sorted(os.listdir(local)) if DATA.fullmatch(n)}  # fmt: skip
+        begun: list[str] = []
+        try:
+            for name in data:
+                begun.append(name)
+                self.put(name, os.path.join(local, name))
+        except BaseException:
+            with contextlib.suppress(CheckpointError):
+                self._remove(begun)
+            raise
+        digests = os.path.join(local, DIGESTS)
+        self.publish(data, _content(os.path.join(local, INDEX)), _content(digests) if os.path.exists(digests) else None)  # fmt: skip
+
+
+class StoreFolder:
+    """A save to a URL, as its coordinator has it: what PartialFolder is on a disk.
+
+    What a save left that failed or was killed, the next one to the URL removes: nobody can tell it from the files of one that runs.
+    """
+
+    def __init__(self, url: str, overwrite: bool, storage_options: StorageOptions) -> None:
+        self.upload = Upload(url, storage_options)
+        self.upload.check(overwrite, "overwrite=True replaces it")
+
+    def publish(self, data: Mapping[str, int], index: bytes, digests: bytes) -> None:
+        self.upload.publish(data, index, digests)
+
+    def drop(self) -> None:
+        """Nothing to do: without `.metadata` it is no checkpoint, and an older one is whole."""
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Target:
+    """Where a command writes: the target itself, or a place on the local disk from where it is uploaded."""
+
+    def __init__(self, path: bytes, options: dict[str, Any], url: str = "") -> None:
+        self.path, self.options, self.url = path, options, url
+
+    def report(self, text: str) -> dict[str, Any]:
+        """A command's report, by the name that the caller gave."""
+        said = json.loads(text)
+        return {**said, "target": self.url} if self.url else said
+
+
+@contextlib.contextmanager
+def written(
+    storage_options: StorageOptions, target: Path, sources: Sequence[Path], *, force: bool, dry_run: bool
+) -> Iterator[Target]:  # fmt: skip
+    """A target, for the length of a command. What is for a URL is written to TMPDIR, then uploaded."""
+    if not is_url(target):
+        yield Target(local_path(target), {})
+        return
+    url = os.fsdecode(bytes_of(target)).rstrip("/")
+    for source in sources:
+        if f"{os.fsdecode(bytes_of(source))}/".startswith(f"{url}/"):
+            raise CheckpointError(f"{url} is what is read; choose another place", code=2)
+    upload = Upload(url, storage_options)
+    upload.check(force)
+    with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
+        local = os.path.join(folder, url.rpartition("/")[2])
+        try:
+            yield Target(
+                os.fsencode(local), {"file_number": upload.number(), "published_as": url}, url
+            )
+        except CheckpointError as error:
+            if local not in error.text:
+                raise
+            text = error.text.replace(local, f"{local} (TMPDIR, from where {url} is uploaded)")
+            raise CheckpointError(text, error.code, error.file, error.item, error.tensor) from error
+        if dry_run:
+            return
+        kind = upload.location.info("").kind
+        if kind != MISSING and os.path.isdir(local) != (kind == FOLDER):
+            what = "a folder" if kind == FOLDER else "an object"
+            raise CheckpointError(f"{url} exists and is {what}; choose another place", code=2)
+        if os.path.isdir(local):
+            upload.folder(local)
+        else:
+            upload.put("", local)
