@@ -42,6 +42,13 @@ LARGEST_LOOP = 1000  # instructions; longer ones go around all formats
 # What is counted: rules, whether each of their states has a sign (None: a mean over thousands of steps), and the formats of states with and without one.
 SIGNS = {"Adam": (True, False), "Lion": (True,), "SgdMomentum": (True,), "Ademamix": (True, None, False), "AdafactorMomentum": (True,),
          "Rmsprop": (False,), "Adagrad": (False,), "Lamb": (True, False), "Lars": (True,), "Came": (True,), "AdamWFactored": (True,)}  # fmt: skip
+# What is left out: rules that differ from a counted one by a few instructions, AdamW as Adam, and what few people use.
+NOT_COUNTED = {
+    "AdamW", "AdamWAmsgrad", "AdamAmsgrad", "AdamFactored", "AdafactorFull", "AdafactorFullMomentum", "CameFull",
+    "RmspropMomentum", "RmspropCentered", "RmspropCenteredMomentum", "ApolloInner", "ApolloAdafactor", "MuonMomentum", "Muon",
+    "ScheduleFreeAdamW", "Cautious<AdamW>", "Cautious<Adam>", "Cautious<AdamWAmsgrad>", "Cautious<AdamAmsgrad>",
+    "Cautious<Lion>", "Cautious<SgdMomentum>",
+}  # fmt: skip
 CODES = (("Dynamic8", "Dynamic8Unsigned"), ("Dynamic4", "PowerOne4Unsigned"), ("Float8E4M3", "Float8E4M3Unsigned"))  # fmt: skip
 SLOW = "BFloat16State"  # such a mean, rounded stochastically
 BITS = {"Dynamic4": 4, "PowerOne4Unsigned": 4}  # of codebooks

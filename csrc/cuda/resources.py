@@ -197,6 +197,8 @@ def print_any(arch: str, counts: list[tuple[any_path.Combination, int]], fixed: 
         beside = f"{own:5} {instructions / own:5.1f}" if own else f"{'':5} {'':5}"
         print(f"{instructions:8} {beside}  {combination.name()}", file=out)
         most = allowed.get((arch, combination.name()))
+        if most is None and any(known == arch for known, _ in allowed):
+            bad.append(f"sm_{arch}: {combination.name()} has no limit in tile_limits.txt")
         if most and instructions > most[0]:
             bad.append(f"sm_{arch}: {combination.name()} executes {instructions} instructions for a tile; tile_limits.txt allows {most[0]}")  # fmt: skip
     return bad
@@ -207,6 +209,7 @@ def main(folder: Path, out: TextIO, lenient: bool = False, set_limits: bool = Fa
     bad = []
     tables = 0
     counted: dict[tuple[str, str], tuple[int, int]] = {}
+    unread = []
     for file in cubins:
         archs = re.findall(r"(?:sm|compute)_(\d+)", file.name)
         arch = archs[-1] if archs else file.stem
@@ -225,6 +228,7 @@ def main(folder: Path, out: TextIO, lenient: bool = False, set_limits: bool = Fa
             )
             if kernel.unreadable:
                 print(f"not counted: {kernel.unreadable}", file=out)
+                unread.append(f"sm_{arch}: {kernel.unreadable}")
                 if any(known == arch for known, _ in limits()):  # others are not tested
                     bad.append(f"sm_{arch}: {kernel.unreadable}")
             if kernel.frame:
@@ -241,7 +245,9 @@ def main(folder: Path, out: TextIO, lenient: bool = False, set_limits: bool = Fa
     if not tables:
         print(f"no kernel found in the cubins of {folder}", file=sys.stderr)
         return 1
-    if set_limits:
+    if set_limits and unread:  # the file would lose the limits of what could not be read
+        bad += unread
+    elif set_limits:
         write_limits(counted)
     for line in bad:
         print(line, file=sys.stderr)

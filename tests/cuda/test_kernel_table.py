@@ -177,6 +177,9 @@ def test_the_way_through_step_any(tmp_path, monkeypatch):
             assert re.search(rf"^{arch} \d+ 0 {re.escape(c.name())}$", limits, re.MULTILINE), c
             if c.fixed:
                 assert re.search(rf"^{arch} \d+ \d+ {re.escape(c.fixed)}$", limits, re.MULTILINE), c
+    counted = {*any_path.SIGNS, "Adafactor", "Sgd"}
+    assert set(any_path.registered("UpdateRules")) == counted | any_path.NOT_COUNTED
+    assert not counted & any_path.NOT_COUNTED
     assert any_path.registered("GradFormats") == ["Float32Grad", "BFloat16Grad", "Float16Grad"]
 
 
@@ -191,6 +194,12 @@ def test_step_any_has_limits(monkeypatch):
     assert resources.print_any("90", [(lion, 10)], {}, out) == []
     bad = resources.print_any("90", [(lion, 11)], {lion.fixed: 5}, out)
     assert bad == [f"sm_90: {lion.name()} executes 11 instructions for a tile; tile_limits.txt allows 10"]  # fmt: skip
+    other = any_path.Combination("Adagrad", ("Dynamic8Unsigned",))
+    assert resources.print_any("90", [(other, 10)], {}, out) == [f"sm_90: {other.name()} has no limit in tile_limits.txt"]  # fmt: skip
+    assert (
+        resources.print_any("80", [(other, 10)], {}, out) == []
+    )  # an architecture that is not tested
+    resources.print_any("90", [(lion, 11)], {lion.fixed: 5}, out)
     assert out.getvalue().splitlines()[-1] == f"      11     5   2.2  {lion.name()}"
 
 
