@@ -17,8 +17,8 @@ from lowbit.integrations.transformers import build, optimizer
 from lowbit.optim.optimizer import LowbitOptimizer
 
 TORCHS = ("adamw_torch", "adamw_torch_fused")  # what `optimizer:` may say beside the plugin
-# Settings of groups that axolotl makes for other optimizers.
-UNREAD = ("lr_groups", "embedding_lr", "embedding_lr_scale", "loraplus_lr_ratio")
+# Settings of groups that axolotl makes for other optimizers, and of options that it gives them.
+UNREAD = ("lr_groups", "embedding_lr", "embedding_lr_scale", "loraplus_lr_ratio", "optim_args")
 
 
 class LowbitArgs(BaseModel):
@@ -47,16 +47,21 @@ class LowbitPlugin(BasePlugin):
         """Sets the trainer's `optimizer_cls_and_kwargs`.
 
         Raises:
-            ValueError: the file chooses another optimizer too, or has settings of groups that this one does not read;
-                or as `optimizer` raises it.
+            ValueError: the file chooses another optimizer too, or has settings of groups or options that this one does
+                not read; or as `optimizer` raises it.
         """
         if trainer.optimizer_cls_and_kwargs is not None or cfg.optimizer not in (None, *TORCHS):
             raise ValueError(
                 f"the file has optimizer: {cfg.optimizer} beside LowbitPlugin, which chooses {cfg.lowbit_optimizer}; leave out one of the two"
             )
         if unread := [name for name in UNREAD if getattr(trainer.args, name, None) is not None]:
+            instead = (
+                "put an optimizer's options in lowbit_options"
+                if unread[0] == "optim_args"
+                else "its groups are Trainer's, with embeddings and heads in full precision"
+            )
             raise ValueError(
-                f"the file has {unread[0]}, which LowbitPlugin does not read: its groups are Trainer's, with embeddings and heads in full precision"
+                f"the file has {unread[0]}, which LowbitPlugin does not read: {instead}"
             )
         name = cfg.lowbit_optimizer or "AdamW"
         _, given = optimizer(trainer.args, name, **dict(cfg.lowbit_options or {}))

@@ -10,6 +10,7 @@ optimizer:
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from nemo_automodel.components.optim.optimizer import OptimizerConfig
 from torch import nn
 
 import lowbit
+from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
 from lowbit.optim.optimizer import LowbitOptimizer
 
@@ -54,9 +56,17 @@ class LowbitConfig(OptimizerConfig):
     def build(
         self, model: Any, *, device_mesh: Any = None, is_peft: bool = False
     ) -> list[LowbitOptimizer]:
-        """One optimizer for each of `model.parts`, or for the model."""
+        """One optimizer for each of `model.parts`, or for the model. Warns of each override that no parameter gets."""
+        matched: set[int] = set()
         parts = getattr(model, "parts", [model])
-        return [self._build_optimizer(self._groups(part)) for part in parts]
+        made = [self._build_optimizer(self._groups(part, matched)) for part in parts]
+        for number, rule in enumerate(self.param_group_overrides):
+            if number not in matched:
+                warnings.warn(
+                    f"the pattern {rule.pattern!r} of param_group_overrides matches no parameter of this rank that an earlier pattern leaves",
+                    stacklevel=outside(),
+                )
+        return made
 
     def _build_optimizer(self, params: Any, *, foreach: bool | None = None) -> LowbitOptimizer:
         options: dict[str, Any] = {
@@ -65,8 +75,11 @@ class LowbitConfig(OptimizerConfig):
         }
         return self._cls(params, lr=self.lr, weight_decay=self.weight_decay, **options)
 
-    def _groups(self, part: nn.Module) -> list[dict[str, Any]]:
-        """The groups of `lowbit.param_groups`, split by the first override whose pattern is found in a name."""
+    def _groups(self, part: nn.Module, matched: set[int]) -> list[dict[str, Any]]:
+        """The groups of `lowbit.param_groups`, split by the first override whose pattern is found in a name.
+
+        Numbers of such overrides are added to `matched`.
+        """
         rules = [(re.compile(each.pattern), each) for each in self.param_group_overrides]
         made: list[dict[str, Any]] = []
         for group in lowbit.param_groups(part):
@@ -77,6 +90,7 @@ class LowbitConfig(OptimizerConfig):
                 )
                 own = {**group, "params": [], "param_names": []}
                 if number >= 0:
+                    matched.add(number)
                     rule = rules[number][1]
                     own |= {"lr_mult": rule.lr_mult, "wd_mult": rule.wd_mult}
                 chosen = split.setdefault(number, own)

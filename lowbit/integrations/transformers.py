@@ -67,14 +67,18 @@ def from_optim_args(
         As `optimizer`.
 
     Raises:
-        ValueError: an entry is not NAME=VALUE; or as in `optimizer`.
+        ValueError: an entry is not NAME=VALUE, or its name is no optimizer's option; or as in `optimizer`.
     """
     options: dict[str, Any] = {}
     for entry in filter(None, (part.strip() for part in (args.optim_args or "").split(","))):
         key, found, value = (part.strip() for part in entry.partition("="))
         if not (key and found and value):
             raise ValueError(
-                f"optim_args has {entry!r}; its entries are NAME=VALUE, such as name=AdamW,state_format=4bit"
+                f"optim_args has {entry!r}; its entries are NAME=VALUE, such as name=AdamW,state_format=4bit; a value has no comma"
+            )
+        if key in ("args", "cls", "model"):  # arguments of the functions on the way
+            raise ValueError(
+                f"optim_args has {entry!r}, which is no option of an optimizer; name= chooses the class"
             )
         options[key] = _literal(value)
     return optimizer(args, **options)

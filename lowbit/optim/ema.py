@@ -317,9 +317,10 @@ def _saved(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor], bool]:
         for key in _KEYS.values():
             if key in state_dict:
                 return {clean_name(name): t for name, t in state_dict[key].items()}, True
-        inside = {k.removeprefix("module."): t for k, t in state_dict.items() if k.startswith("module.")}  # fmt: skip
+        # AveragedModel is a wrapper, and what is in it has its prefix.
+        inside = {clean_name(k): t for k, t in state_dict.items() if clean_name(k) != k}
         if inside:
-            return {clean_name(name): t for name, t in inside.items()}, False
+            return inside, False
     keys = ", ".join(sorted(map(str, state_dict))[:5])
     raise ValueError(f"this is no state dict of EMA or AveragedModel, but has {keys or 'nothing'}")
 

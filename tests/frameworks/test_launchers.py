@@ -74,13 +74,26 @@ def test_options_in_text_are_those_of_python(tmp_path, text, options):
     assert found == wanted | ({"amsgrad": False} if "amsgrad" in text else {})
 
 
-@pytest.mark.parametrize("text", ["AdamW", "state_format=", "=4bit", "name=AdamW,4bit"])
+@pytest.mark.parametrize(
+    "text", ["AdamW", "state_format=", "=4bit", "name=AdamW,4bit", "betas=(0.9,0.95)"]
+)
 def test_options_in_text_that_are_none_are_refused(tmp_path, text):
     need_package("transformers")
     from lowbit.integrations.transformers import from_optim_args
 
-    with pytest.raises(ValueError, match="its entries are NAME=VALUE"):
+    with pytest.raises(ValueError, match=r"its entries are NAME=VALUE.*; a value has no comma"):
         from_optim_args(launchers.arguments(tmp_path, optim_args=text))
+
+
+@pytest.mark.parametrize("name", ["cls", "args", "model"])
+def test_names_of_the_factory_are_no_options_in_text(tmp_path, name):
+    need_package("transformers")
+    from lowbit.integrations.transformers import from_optim_args
+
+    with pytest.raises(
+        ValueError, match=f"optim_args has '{name}=1', which is no option of an opt"
+    ):
+        from_optim_args(launchers.arguments(tmp_path, optim_args=f"name=AdamW,{name}=1"))
 
 
 # TRL
@@ -165,7 +178,13 @@ def axolotl_trainer(axolotl, folder, **more):
     from transformers import Trainer
 
     made = launchers.trainer(folder, type("AxolotlTrainer", (axolotl.mixin, Trainer), {}))
-    for name in ("lr_groups", "embedding_lr", "embedding_lr_scale", "loraplus_lr_ratio"):
+    for name in (
+        "lr_groups",
+        "embedding_lr",
+        "embedding_lr_scale",
+        "loraplus_lr_ratio",
+        "optim_args",
+    ):
         setattr(made.args, name, more.get(name))
     return made
 
@@ -189,6 +208,11 @@ def test_axolotl_trains_by_its_plugin(axolotl, reference, tmp_path):
     [
         ({"optimizer": "muon"}, {}, "optimizer: muon beside LowbitPlugin, which chooses AdamW"),
         ({}, {"embedding_lr": 1e-3}, "has embedding_lr, which LowbitPlugin does not read"),
+        (
+            {},
+            {"optim_args": "a=1"},
+            r"has optim_args, .*: put an optimizer's options in lowbit_options",
+        ),
         ({"lowbit_optimizer": "AdamX"}, {}, "lowbit has no optimizer 'AdamX'"),
     ],
 )
@@ -259,6 +283,22 @@ def test_automodel_builds_from_its_file(automodel, tmp_path):
     steady = (1e-2, 1e-2, 1e-2, 0, 10, "constant", 0.1, 0.1, 10, "constant")
     OptimizerParamScheduler(opt, *steady).step(1)
     assert [group["lr"] for group in opt.param_groups] == pytest.approx([1e-2, 1e-3, 1e-2])
+
+
+def test_automodel_warns_of_patterns_that_match_nothing(automodel, tmp_path):
+    """In no part of the model: those of a pipeline's stages have different layers."""
+    parts = torch.nn.Module()
+    parts.parts = [torch.nn.ModuleDict({name: torch.nn.Linear(4, 4)}) for name in ("a", "b")]
+    text = """
+        optimizer:
+          _target_: lowbit.integrations.nemo_automodel.LowbitConfig
+          param_group_overrides: [{pattern: "a"}, {pattern: "routr"}, {pattern: "b"}, {pattern: "exprt"}]
+        """
+    with pytest.warns(UserWarning, match="param_group_overrides") as found:
+        opts = automodel(tmp_path, text, parts)
+    said = [str(each.message) for each in found if "param_group" in str(each.message)]
+    assert len(opts) == 2 and len(said) == 2
+    assert "'routr'" in said[0] and "'exprt'" in said[1]
 
 
 def test_automodel_takes_the_class_itself_but_names_it_does_not_give(automodel, tmp_path):
