@@ -167,22 +167,27 @@ def _run(
     if not together:
         for one in bucket:
             one.orthogonalize(one.update, one.row_moments)
-    _exchange([(g, several) for g, all_of in together.items() for several in _rounds(all_of)], skipped)  # fmt: skip
+    for group, several in together.items():  # one at a time: NCCL may hang where groups overlap
+        _exchange(group, _rounds(several), skipped)
     run_phases(_steps(bucket, bind))
     for one in bucket:
         one.end()
 
 
-def _exchange(rounds: Sequence[tuple[Any, Sequence[Matrix]]], skipped: bool) -> None:
-    """Orthogonalizes matrices by their owners. While those of a round are, the next ones arrive and the ones before return."""
+def _exchange(group: Any, rounds: Sequence[Sequence[Matrix]], skipped: bool) -> None:
+    """Orthogonalizes a process group's matrices by their owners.
+
+    While those of a round are orthogonalized, the next ones arrive and the ones before return. All have returned at the end.
+    """
     coming: list[Any] = []
     returning = []
     for i in range(len(rounds)):
-        for group, several in rounds[len(coming) : i + 2]:
+        for several in rounds[len(coming) : i + 2]:
             parts = [one.parts for one in several]
             coming.append((parts, sharding.to_owners(group, parts)))
-        (group, several), (parts, arrived) = rounds[i], coming[i]
+        several, (parts, arrived) = rounds[i], coming[i]
         coming[i], whole = None, arrived()
+        del arrived  # it has what was sent and received
         for k, owned in () if skipped else whole.items():
             several[k].orthogonalize(*owned)
         returning.append(sharding.from_owners(group, parts, whole))

@@ -252,17 +252,32 @@ def trained(early: bool, micro: int) -> list[str]:
 
 
 def collectives(kind: str, numel: int = muon_step.ROUND) -> dict[str, Any]:
-    """Those of a step, and the bytes that this rank sends in each; of every exchange of a process group what it has and owns in bfloat16."""
+    """Those of a step: each with the bytes that this rank sends, its ranks, and the ranks of all that have not finished before it.
+
+    Of every exchange of a process group what this rank has and owns in bfloat16.
+    """
     model, opt = made(kind, "8bit")
     step(model, opt, 0)
-    seen: list[tuple[str, int]] = []
+    seen: list[tuple[str, int, list[int], list[list[int]]]] = []
+    running: list[list[int]] = []
     names = [n for n in dir(dist) if n.startswith(("all_", "reduce", "broadcast", "gather", "scatter"))]  # fmt: skip
     before = {n: getattr(dist, n) for n in names if callable(getattr(dist, n))}
 
     def counted(name: str, *args: Any, **keywords: Any) -> Any:
         sent = args[1] if name == "all_to_all_single" else args[0]
-        seen.append((name, sent.nbytes if isinstance(sent, torch.Tensor) else 0))
-        return before[name](*args, **keywords)
+        ranks = dist.get_process_group_ranks(keywords.get("group"))
+        size = sent.nbytes if isinstance(sent, torch.Tensor) else 0
+        seen.append((name, size, ranks, running.copy()))
+        work = before[name](*args, **keywords)
+        if not keywords.get("async_op"):
+            return work
+        running.append(ranks)
+
+        def wait() -> None:
+            work.wait()
+            running.remove(ranks)
+
+        return types.SimpleNamespace(wait=wait)
 
     for name in before:
         setattr(dist, name, functools.partial(counted, name))
