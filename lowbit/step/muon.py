@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +20,8 @@ from lowbit.step.phases import run_phases
 
 TOGETHER = 1 << 24  # local elements whose updates are held at once; a larger parameter goes alone
 
-ROUNDS, ROUND = (
-    4,
-    1 << 24,
-)  # the most exchanges each way of a process group's matrices, and elements that are worth one
+MAX_ROUNDS = 4  # exchanges each way of a process group's matrices
+MIN_ROUND_NUMEL = 1 << 24  # elements that are worth one
 
 # Binds a step group to its operator call: (step group, where its plan is kept, ratio or None for the momentum).
 Bind = Callable[[StepGroup, Any, "float | None"], None]
@@ -196,15 +195,24 @@ def _exchange(group: Any, rounds: Sequence[Sequence[Matrix]], skipped: bool) -> 
 
 
 def _rounds(several: Sequence[Matrix]) -> list[list[Matrix]]:
-    """The matrices of a process group in rounds of about one cost, the same on all of its ranks."""
-    size = sum(math.prod(one.lay.part.shape) for one in several)
-    costs = [one.lay.cost * len(one.owners) for one in several]
-    count = max(1, min(ROUNDS, size // ROUND))
+    """The matrices of a process group in rounds, the same on all of its ranks.
+
+    The work of each owner is spread over them: one that has no matrix of a round would wait for the others.
+    """
+    size = sum(math.prod(one.lay.part.shape[-2:]) * len(one.owners) for one in several)
+    count = max(1, min(MAX_ROUNDS, size // MIN_ROUND_NUMEL))
+    total: dict[int, float] = defaultdict(float)
+    before: dict[int, float] = defaultdict(float)
+    for one in several:
+        for owner in one.owners:
+            total[owner] += one.lay.cost
     rounds: list[list[Matrix]] = [[] for _ in range(count)]
-    before, total = 0.0, sum(costs) or 1.0
-    for one, cost in zip(several, costs, strict=True):
-        rounds[min(count - 1, int(count * (before + cost / 2) / total))].append(one)
-        before += cost
+    for one in several:
+        at = 0.0  # how far its owners are with their own work
+        for owner in one.owners:
+            at = max(at, (before[owner] + one.lay.cost / 2) / (total[owner] or 1.0))
+            before[owner] += one.lay.cost
+        rounds[min(count - 1, int(count * at))].append(one)
     return [one for one in rounds if one]
 
 

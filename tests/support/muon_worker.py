@@ -149,14 +149,14 @@ def differing(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 @contextlib.contextmanager
 def rounds_of(numel: int) -> Iterator[None]:
     """Exchanges of at least so many elements."""
-    before, muon_step.ROUND = muon_step.ROUND, numel
+    before, muon_step.MIN_ROUND_NUMEL = muon_step.MIN_ROUND_NUMEL, numel
     try:
         yield
     finally:
-        muon_step.ROUND = before
+        muon_step.MIN_ROUND_NUMEL = before
 
 
-def compare(kind: str, way: str, numel: int = muon_step.ROUND) -> list[str]:
+def compare(kind: str, way: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> list[str]:
     """What is not, byte for byte, this rank's part of what one process has."""
     model, opt = made(kind, way)
     with rounds_of(numel):
@@ -251,7 +251,7 @@ def trained(early: bool, micro: int) -> list[str]:
     return differing(bits(model, opt), bits(plain, want))
 
 
-def collectives(kind: str, numel: int = muon_step.ROUND) -> dict[str, Any]:
+def collectives(kind: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> dict[str, Any]:
     """Those of a step: each with the bytes that this rank sends, its ranks, and the ranks of all that have not finished before it.
 
     Of every exchange of a process group what this rank has and owns in bfloat16.
