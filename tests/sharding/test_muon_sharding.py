@@ -52,13 +52,13 @@ def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, a
         exchanges = one["exchanges"]
         assert names == ["all_reduce"] * agreed + ["all_to_all_single"] * 2 * len(exchanges)
         assert all(other == ranks for *_, ranks, running in one["seen"] for other in running)
-        by_group = [(ranks, [size for _, size, *_ in several]) for ranks, several in
+        by_group = [(members, [size for _, size, *_ in several]) for members, several in
                     itertools.groupby(one["seen"][agreed:], key=lambda one: one[2])]  # fmt: skip
         assert len(by_group) == len({tuple(e["ranks"]) for e in exchanges})
-        for ranks, sent in by_group:
+        for members, sent in by_group:
             # Each but the first leaves before the one before it comes back.
             there, back = [sent[0], *sent[1:-1:2]], [*sent[2:-1:2], sent[-1]]
-            of_group = [e for e in exchanges if e["ranks"] == ranks]
+            of_group = [e for e in exchanges if e["ranks"] == members]
             assert there == [e["has"] for e in of_group]
             assert back == [e["owns"] for e in of_group]
         of_one = {tuple(e["ranks"]): 0 for e in exchanges}
