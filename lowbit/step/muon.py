@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +20,8 @@ from lowbit.step.phases import run_phases
 
 TOGETHER = 1 << 24  # local elements whose updates are held at once; a larger parameter goes alone
 
-ROUNDS, ROUND = (
-    4,
-    1 << 24,
-)  # the most exchanges each way of a process group's matrices, and elements that are worth one
+MAX_ROUNDS = 4  # exchanges each way of a process group's matrices
+MIN_ROUND_NUMEL = 1 << 24  # elements that are worth one
 
 # Binds a step group to its operator call: (step group, where its plan is kept, ratio or None for the momentum).
 Bind = Callable[[StepGroup, Any, "float | None"], None]
@@ -167,22 +166,27 @@ def _run(
     if not together:
         for one in bucket:
             one.orthogonalize(one.update, one.row_moments)
-    _exchange([(g, several) for g, all_of in together.items() for several in _rounds(all_of)], skipped)  # fmt: skip
+    for group, several in together.items():  # one at a time: NCCL may hang where groups overlap
+        _exchange(group, _rounds(several), skipped)
     run_phases(_steps(bucket, bind))
     for one in bucket:
         one.end()
 
 
-def _exchange(rounds: Sequence[tuple[Any, Sequence[Matrix]]], skipped: bool) -> None:
-    """Orthogonalizes matrices by their owners. While those of a round are, the next ones arrive and the ones before return."""
+def _exchange(group: Any, rounds: Sequence[Sequence[Matrix]], skipped: bool) -> None:
+    """Orthogonalizes a process group's matrices by their owners.
+
+    While those of a round are orthogonalized, the next ones arrive and the ones before return. All have returned at the end.
+    """
     coming: list[Any] = []
     returning = []
     for i in range(len(rounds)):
-        for group, several in rounds[len(coming) : i + 2]:
+        for several in rounds[len(coming) : i + 2]:
             parts = [one.parts for one in several]
             coming.append((parts, sharding.to_owners(group, parts)))
-        (group, several), (parts, arrived) = rounds[i], coming[i]
+        several, (parts, arrived) = rounds[i], coming[i]
         coming[i], whole = None, arrived()
+        del arrived  # it has what was sent and received
         for k, owned in () if skipped else whole.items():
             several[k].orthogonalize(*owned)
         returning.append(sharding.from_owners(group, parts, whole))
@@ -191,15 +195,24 @@ def _exchange(rounds: Sequence[tuple[Any, Sequence[Matrix]]], skipped: bool) -> 
 
 
 def _rounds(several: Sequence[Matrix]) -> list[list[Matrix]]:
-    """The matrices of a process group in rounds of about one cost, the same on all of its ranks."""
-    size = sum(math.prod(one.lay.part.shape) for one in several)
-    costs = [one.lay.cost * len(one.owners) for one in several]
-    count = max(1, min(ROUNDS, size // ROUND))
+    """The matrices of a process group in rounds, the same on all of its ranks.
+
+    The work of each owner is spread over them: one that has no matrix of a round would wait for the others.
+    """
+    size = sum(math.prod(one.lay.part.shape[-2:]) * len(one.owners) for one in several)
+    count = max(1, min(MAX_ROUNDS, size // MIN_ROUND_NUMEL))
+    total: dict[int, float] = defaultdict(float)
+    before: dict[int, float] = defaultdict(float)
+    for one in several:
+        for owner in one.owners:
+            total[owner] += one.lay.cost
     rounds: list[list[Matrix]] = [[] for _ in range(count)]
-    before, total = 0.0, sum(costs) or 1.0
-    for one, cost in zip(several, costs, strict=True):
-        rounds[min(count - 1, int(count * (before + cost / 2) / total))].append(one)
-        before += cost
+    for one in several:
+        at = 0.0  # how far its owners are with their own work
+        for owner in one.owners:
+            at = max(at, (before[owner] + one.lay.cost / 2) / (total[owner] or 1.0))
+            before[owner] += one.lay.cost
+        rounds[min(count - 1, int(count * at))].append(one)
     return [one for one in rounds if one]
 
 

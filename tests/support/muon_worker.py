@@ -149,14 +149,14 @@ def differing(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 @contextlib.contextmanager
 def rounds_of(numel: int) -> Iterator[None]:
     """Exchanges of at least so many elements."""
-    before, muon_step.ROUND = muon_step.ROUND, numel
+    before, muon_step.MIN_ROUND_NUMEL = muon_step.MIN_ROUND_NUMEL, numel
     try:
         yield
     finally:
-        muon_step.ROUND = before
+        muon_step.MIN_ROUND_NUMEL = before
 
 
-def compare(kind: str, way: str, numel: int = muon_step.ROUND) -> list[str]:
+def compare(kind: str, way: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> list[str]:
     """What is not, byte for byte, this rank's part of what one process has."""
     model, opt = made(kind, way)
     with rounds_of(numel):
@@ -251,18 +251,33 @@ def trained(early: bool, micro: int) -> list[str]:
     return differing(bits(model, opt), bits(plain, want))
 
 
-def collectives(kind: str, numel: int = muon_step.ROUND) -> dict[str, Any]:
-    """Those of a step, and the bytes that this rank sends in each; of every exchange of a process group what it has and owns in bfloat16."""
+def collectives(kind: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> dict[str, Any]:
+    """Those of a step: each with the bytes that this rank sends, its ranks, and the ranks of all that have not finished before it.
+
+    Of every exchange of a process group what this rank has and owns in bfloat16.
+    """
     model, opt = made(kind, "8bit")
     step(model, opt, 0)
-    seen: list[tuple[str, int]] = []
+    seen: list[tuple[str, int, list[int], list[list[int]]]] = []
+    running: list[list[int]] = []
     names = [n for n in dir(dist) if n.startswith(("all_", "reduce", "broadcast", "gather", "scatter"))]  # fmt: skip
     before = {n: getattr(dist, n) for n in names if callable(getattr(dist, n))}
 
     def counted(name: str, *args: Any, **keywords: Any) -> Any:
         sent = args[1] if name == "all_to_all_single" else args[0]
-        seen.append((name, sent.nbytes if isinstance(sent, torch.Tensor) else 0))
-        return before[name](*args, **keywords)
+        ranks = dist.get_process_group_ranks(keywords.get("group"))
+        size = sent.nbytes if isinstance(sent, torch.Tensor) else 0
+        seen.append((name, size, ranks, running.copy()))
+        work = before[name](*args, **keywords)
+        if not keywords.get("async_op"):
+            return work
+        running.append(ranks)
+
+        def wait() -> None:
+            work.wait()
+            running.remove(ranks)
+
+        return types.SimpleNamespace(wait=wait)
 
     for name in before:
         setattr(dist, name, functools.partial(counted, name))
