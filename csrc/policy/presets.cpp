@@ -20,6 +20,8 @@ constexpr Preset kPresets[] = {
     {"fp8_e5m2", {"float8_e5m2"}, {"float8_e5m2_unsigned"}},
     {"log8", {"log8_signed"}, {"log8"}},
     {"linear8", {"linear8"}, {"linear8_unsigned"}},
+    // Its map has a zero, and a sign that a second moment does not need.
+    {"uniform8", {"uniform8"}, {"linear8_unsigned"}},
     {"companded8", {"companded8"}, {"companded8_unsigned"}},
     // Even steps, a zero, and short blocks: what Newton-Schulz forgives most of 4 bits (docs/muon.md).
     {"muon4", {"linear4", "block", 32}, {"power1_4_unsigned"}},

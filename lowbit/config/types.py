@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 # The presets, then the formats of `lowbit.catalog()["state"]` that are no presets.
 StateFormatName: TypeAlias = Literal[
-    "8bit", "7bit", "6bit", "5bit", "4bit", "3bit", "2bit", "fp8", "fp8_e5m2", "log8", "linear8", "companded8", "muon4", "lpmm4",
-    "factored8", "factored4", "bfloat16", "bfloat16_stochastic", "float32",
+    "8bit", "7bit", "6bit", "5bit", "4bit", "3bit", "2bit", "fp8", "fp8_e5m2", "log8", "linear8", "uniform8", "companded8",
+    "muon4", "lpmm4", "factored8", "factored4", "bfloat16", "bfloat16_stochastic", "float32",
     "factored",
     "dynamic8", "dynamic7", "dynamic6", "dynamic5", "dynamic4", "dynamic3", "dynamic2",
     "dynamic8_unsigned", "dynamic7_unsigned", "dynamic6_unsigned", "dynamic5_unsigned", "dynamic4_unsigned",
@@ -23,7 +23,7 @@ StateFormatName: TypeAlias = Literal[
     "power2_8_unsigned", "power2_7_unsigned", "power2_6_unsigned", "power2_5_unsigned", "power2_4_unsigned",
     "power2_3_unsigned", "power2_2_unsigned",
     "float8_e4m3", "float8_e4m3_unsigned", "float8_e5m2", "float8_e5m2_unsigned",
-    "log8_fixed", "log16", "log8_signed", "companded8_unsigned", "uniform8",
+    "log8_fixed", "log16", "log8_signed", "companded8_unsigned",
 ]  # fmt: skip
 
 # One name for all states; or a `lowbit.scaled(...)`; or one of these for each state's name.

@@ -50,7 +50,7 @@ class Adafactor(LowRankOptimizer):
             it.
         factored: False keeps every second moment element by element; True by default.
         add_eps: adds eps1 to the squared gradient; False by default.
-        rank: the rank of a random projection of each matrix, whose second moment scales the gradient as in `APOLLO`:
+        rank: the rank of a random projection of each matrix, whose second moment scales the gradient as APOLLO's does:
             the low-rank path of adafactor-8bit 0.1.9 (docs/lowrank.md). None (default) uses none; "quarter" is a
             quarter of the shorter side. Other parameters are matrices that are not larger than `rank` on both sides or
             are named by `full_precision`, and all that are no matrices. In the subspace eps1 ** 2 is added to the
@@ -61,8 +61,8 @@ class Adafactor(LowRankOptimizer):
         state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
 
     Raises:
-        ValueError: an argument is out of range; the messages are torch's. Or `rank` meets beta1, add_eps, sharded
-            columns or a GPU.
+        ValueError: an argument is out of range; the messages are torch's. Or `rank` meets beta1, add_eps, an eps1
+            whose square is 0 in float32, sharded columns or a GPU.
     """
 
     @arguments.lists(Options)
@@ -136,6 +136,12 @@ class Adafactor(LowRankOptimizer):
             raise ValueError(
                 f"{what} has rank={group['rank']!r} and {said}, which Adafactor's subspace does not have; leave it out, "
                 "take APOLLO, or step the parameter without a subspace (rank=None in its group)"
+            )
+        eps1 = group["eps"][0]
+        if eps1 is not None and not eps1 * eps1 >= torch.finfo(torch.float32).tiny:
+            raise ValueError(
+                f"{what} has rank={group['rank']!r} and eps[0]={eps1}, whose square is 0 in float32: a gradient of 0 would be "
+                "divided by 0; take None (1e-8 under the root) in the group of matrices"
             )
         self.work_on(sharding.local(p).device)
         return lowrank_layout.layout_of(

@@ -24,10 +24,14 @@ def check_subspace(rank: Any, update_proj_gap: Any) -> None:
     Raises:
         ValueError: one is out of range.
     """
-    if not (rank is None or rank == "quarter" or (isinstance(rank, int) and rank >= 1)):
+    if not (rank is None or rank == "quarter" or _counts(rank)):
         raise ValueError(f"rank should be a positive int, 'quarter' or None but is: {rank}")
-    if not update_proj_gap >= 1:
-        raise ValueError(f"update_proj_gap should be >= 1 but is: {update_proj_gap}")
+    if not _counts(update_proj_gap):
+        raise ValueError(f"update_proj_gap should be an int >= 1 but is: {update_proj_gap}")
+
+
+def _counts(said: Any) -> bool:
+    return isinstance(said, int) and not isinstance(said, bool) and said >= 1
 
 
 class LowRankOptimizer(MatrixOptimizer):
@@ -39,6 +43,7 @@ class LowRankOptimizer(MatrixOptimizer):
         rank = lowrank_layout.rank_of(group, tuple(p.shape), name)
         if rank == 0:
             return super().layout_of(group, p, name, index)
+        check_subspace(group["rank"], group["update_proj_gap"])
         return self.subspace_of(group, p, name, index, rank)
 
     def subspace_of(

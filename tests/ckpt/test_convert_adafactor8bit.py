@@ -4,7 +4,7 @@ here (tests/support/peer_files.py): around the arrays that 0.4.6 left, and by th
 import numpy as np
 import pytest
 import torch
-from peer_files import ADAM, adafactor_file, convert, need_tool, same, scaled_normal
+from peer_files import ADAM, adafactor_file, convert, need_tool, run, same, scaled_normal
 from peer_golden import arrays, entries
 
 import lowbit
@@ -329,25 +329,40 @@ def test_low_rank_state_without_weights_names_them(tmp_path):
 
 @pytest.mark.parametrize("to", ["torch", "adafactor8bit", "lpmm", "flashoptim", "bitsandbytes", "torchao"])  # fmt: skip
 def test_low_rank_state_has_no_place_elsewhere(tmp_path, to):
-    words = {
-        "bitsandbytes": "has no optimizer",
-        "torchao": "has Adam and AdamW only",
-    }  # no Adafactor
-    assert words.get(to, "in a subspace") in convert(tmp_path, low_rank(), to, code=3)
+    said = convert(tmp_path, low_rank(), to, code=3)
+    assert "in a subspace" in said and "Adafactor with a rank goes on with it (convert --to lowbit)" in said  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor])
-@pytest.mark.parametrize("shape", [(20, 70), (70, 20)], ids=str)
-def test_lowbits_own_low_rank_state_has_no_place_elsewhere(tmp_path, make, shape):
+@pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor, lowbit.Fira])
+@pytest.mark.parametrize("shape, options", [
+    ((20, 70), {"min_numel": 1}), ((70, 20), {"min_numel": 1}), ((96, 64), {"rank": "quarter"}), ((96, 64), {"min_numel": 1, "state_format": "4bit"}),
+], ids=str)  # fmt: skip
+def test_lowbits_own_low_rank_state_has_no_place_elsewhere(tmp_path, make, shape, options):
     """torch would load it as the state of a smaller matrix."""
     p = torch.nn.Parameter(torch.randn(shape))
-    opt = make([p], rank=4, min_numel=1)
+    opt = make([p], **{"rank": 4, **options})
     p.grad = torch.randn(shape)
     opt.step()
-    assert "in a subspace" in convert(tmp_path, opt.state_dict(), "torch", code=3)
+    whose = {lowbit.APOLLO: "APOLLO", lowbit.Fira: "Fira"}.get(make, "Adafactor with a rank")
+    for to in ("torch", "torchao", "bitsandbytes"):
+        said = convert(tmp_path, opt.state_dict(), to, code=3)
+        assert "in a subspace" in said and f"only lowbit's {whose} goes on with it" in said
     without = make([p], rank=None)
     without.step()
     assert len(convert(tmp_path, without.state_dict(), "torch")["state"]) == 1
+
+
+def test_what_a_rank_leaves_as_it_is_converts(tmp_path):
+    """Means with the rank for a side, and a second moment of the weight's own shape."""
+    weights = {"a": torch.randn(8, 5, 6), "b": torch.randn(8, 70)}
+    for factored in (True, False):
+        params = {name: torch.nn.Parameter(w) for name, w in weights.items()}
+        opt = lowbit.Adafactor(params.items(), rank=8, factored=factored)
+        for p in params.values():
+            p.grad = torch.randn_like(p)
+        opt.step()
+        file = {"model": weights, "optimizer": opt.state_dict()}
+        assert len(convert(tmp_path, file, "torch")["optimizer"]["state"]) == 2
 
 
 @pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor])
@@ -359,6 +374,42 @@ def test_lowbits_own_low_rank_state_stays(tmp_path, make):
     opt.step()
     saved = opt.state_dict()
     same(convert(tmp_path, saved, "lowbit", "--keep")["state"], saved["state"])
+
+
+def with_matrix_before(entry, shape=(20, 30)):
+    """The file of `low_rank`, behind a matrix that had no low-rank state."""
+    file = adafactor_file([entry, *low_rank_entries()], **{"weight_decay": 0.1, **LOW_RANK})
+    file["param_groups"][0]["param_names"] = ["z", "a", "b", "c"]
+    weights = {} if shape is None else {"z": torch.zeros(shape)}
+    return {"model": {**weights, **low_rank_weights()}, "optimizer": file}
+
+
+def test_a_matrix_without_gradient_shifts_the_seeds(tmp_path):
+    """adafactor-8bit gives out seeds at first gradients, lowbit to all matrices with a rank."""
+    message = "its projection has the seed 3547493930362192512, and that of matrix 1 is"
+    assert message in convert(tmp_path, with_matrix_before({}), "lowbit", code=3)
+    assert "--model" in convert(tmp_path, with_matrix_before({}, None), "lowbit", code=3)
+    vector = {"step": 5, "is_quantized": False, "block_size": 2048, "variance": torch.ones(9)}
+    for entry in ({}, vector):
+        convert(tmp_path, with_matrix_before(entry, (9,)), "lowbit")
+
+
+@pytest.mark.parametrize("floor, eps1", [(1e-8, None), (1e-6, 1e-3)])
+def test_the_floor_in_the_subspace_becomes_eps(tmp_path, floor, eps1):
+    """The file's eps[0], 1e-30 by default, is of other parameters; in lowbit its square would be 0."""
+    file = low_rank({**LOW_RANK, "eps": (1e-30, 1e-3), "apollo_eps": floor})
+    made = convert(tmp_path, file, "lowbit")["optimizer"]
+    assert made["param_groups"][0]["eps"] == (eps1, 1e-3)
+    said = run("convert", tmp_path / "in.pt", tmp_path / "out.pt", "--to", "lowbit", "--force")
+    assert "its other parameters lose their own eps[0]" in said.stdout + said.stderr
+    params = {name: torch.nn.Parameter(w) for name, w in low_rank_weights().items()}
+    opt = lowbit.Adafactor(params.items(), rank=8)
+    opt.load_state_dict(made)
+    for p in params.values():
+        p.grad = torch.randn_like(p)
+        p.grad[3] = 0.0
+    opt.step()
+    assert all(p.isfinite().all() for p in params.values())
 
 
 LATER = {key: value for key, value in LOW_RANK.items() if key != "apollo_beta1"}
@@ -378,6 +429,7 @@ LATER = {key: value for key, value in LOW_RANK.items() if key != "apollo_beta1"}
         (lambda: low_rank(apollo_update_proj_gap=0), "below 1"),
         (lambda: low_rank(step=2**50, apollo_update_proj_gap=1), "drawn anew too often"),
         (lambda: low_rank(apollo_rank=None), "it has no apollo_rank"),
+        (lambda: low_rank({**LOW_RANK, "apollo_eps": 0.0}), "apollo_eps is 0"),
     ],
 )  # fmt: skip
 def test_low_rank_state_that_is_another_is_refused(tmp_path, make, message):

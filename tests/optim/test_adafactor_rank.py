@@ -124,23 +124,52 @@ def test_compensation_counts_in_the_root_mean_square():
     [
         ({"rank": 0}, "rank should be"),
         ({"rank": 4, "update_proj_gap": 0}, "update_proj_gap should be"),
+        ({"rank": 4, "update_proj_gap": 200.0}, "update_proj_gap should be an int >= 1 but is: 200.0"),
+        ({"rank": 4, "update_proj_gap": 1.5}, "update_proj_gap should be"),
+        ({"rank": 4, "update_proj_gap": float("inf")}, "update_proj_gap should be"),
+        ({"rank": 4, "update_proj_gap": True}, "update_proj_gap should be"),
         ({"rank": 4, "scale_type": "row"}, "scale_type should be"),
         ({"rank": 4, "projection": "svd"}, "projection should be"),
         ({"rank": 4, "beta1": 0.9}, "parameter 0 has rank=4 and beta1=0.9.*take APOLLO"),
         ({"rank": 4, "add_eps": True}, "parameter 0 has rank=4 and add_eps=True"),
+        ({"rank": 4, "eps": (1e-30, 1e-3)}, r"parameter 0 has rank=4 and eps\[0\]=1e-30, whose square is 0 in float32"),
+        ({"rank": 4, "eps": (0.0, 1e-3)}, r"eps\[0\]=0.0, whose square is 0.*take None"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         lowbit.Adafactor([nn.Parameter(torch.zeros(20, 20))], **options)
 
 
-def test_a_decay_to_zero_is_refused():
-    p = nn.Parameter(torch.ones(20, 20))
-    opt = lowbit.Adafactor([p], rank=4, lr=1.0, weight_decay=1.0)
-    p.grad = torch.ones(20, 20)
-    with pytest.raises(ValueError, match=r"weight_decay=1\.0 by decay_by='lr' decays every weight to 0"):  # fmt: skip
+def test_a_group_with_no_whole_gap_is_refused():
+    group = {"params": [nn.Parameter(torch.zeros(20, 20))], "update_proj_gap": 2.0}
+    with pytest.raises(ValueError, match=r"update_proj_gap should be an int >= 1 but is: 2\.0"):
+        lowbit.Adafactor([group], rank=4)
+
+
+@pytest.mark.parametrize("eps1", [None, 1.1e-19])
+def test_a_row_without_gradient_stays_finite(eps1):
+    """A NaN there would reach every weight, through the update's norm."""
+    p = nn.Parameter(torch.randn(40, 30))
+    opt = lowbit.Adafactor([p], rank=4, eps=(eps1, 1e-3))
+    p.grad = torch.randn(40, 30)
+    p.grad[7] = 0.0
+    opt.step()
+    assert p.isfinite().all()
+
+
+@pytest.mark.parametrize("by, decay", [("lr", 2.0), ("rho", 2.0), ("alpha", 8.0)])
+def test_a_decay_to_zero_is_refused_before_anything_moves(by, decay):
+    """Also the parameters before it, and its own state. alpha is rho times eps2 where weights are 0."""
+    first, p = nn.Parameter(torch.ones(30, 20)), nn.Parameter(torch.zeros(20, 20))
+    groups = [{"params": [first], "weight_decay": 0.0}, {"params": [p]}]
+    opt = lowbit.Adafactor(groups, rank=4, lr=0.5, weight_decay=decay, decay_by=by, eps=(None, 0.25), relative_step=False)  # fmt: skip
+    first.grad, p.grad = torch.ones(30, 20), torch.ones(20, 20)
+    kept = [t.clone() for q in (first, p) for t in (q.detach(), *opt.state[q].values())]
+    with pytest.raises(ValueError, match=rf"weight_decay={decay} by decay_by='{by}' decays every weight to 0"):  # fmt: skip
         opt.step()
+    now = [t for q in (first, p) for t in (q.detach(), *opt.state[q].values())]
+    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
 
 
 def test_a_gpu_is_refused_at_construction(monkeypatch):

@@ -237,6 +237,7 @@ def test_it_learns():
     [
         ({"rank": 0}, "rank should be"),
         ({"update_proj_gap": 0}, "update_proj_gap should be"),
+        ({"update_proj_gap": 1.5}, "update_proj_gap should be"),
         ({"scale_type": "row"}, "scale_type should be"),
         ({"projection": "svd"}, "projection should be"),
         ({"gamma": 0.5}, "gamma should be"),

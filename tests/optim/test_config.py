@@ -100,6 +100,20 @@ def test_presets_are_named_as_in_the_catalog():
         assert PRESETS["lpmm4"]["unsigned"] == lowbit.scaled("power1_4_unsigned", scale="rank1")
 
 
+def test_uniform8_keeps_second_moments_without_a_zero():
+    """Its map rounds small positive values to 0, by whose root a step would be divided."""
+    p = torch.nn.Parameter(torch.zeros(64, 64))
+    opt = lowbit.AdamW([p], lr=1e-3, weight_decay=0.0, state_format="uniform8")
+    p.grad = torch.full((64, 64), 1e-4)
+    p.grad[:, 0] = 1.0
+    opt.step()
+    assert {"exp_avg_uniform8", "exp_avg_sq_linear8_unsigned"} <= set(opt.state[p])
+    p.grad[:, 0] = 0.0
+    before = p.detach().clone()
+    opt.step()
+    assert p.sub(before).abs().max() < 10e-3
+
+
 def test_unknown_names_say_what_there_is(monkeypatch):
     with pytest.raises(
         ValueError, match=r"named 'nope'; presets are .*8bit.*catalog\(\)\['state'\]"

@@ -5,6 +5,7 @@
 // norm that its limiter left. The projection is drawn from current_proj_seed by torch's generator of
 // the device. So the state is taken only where lowbit draws the same projection: on a CPU, from
 // seeds that count the parameters from 0.
+#include <cfloat>
 #include <random>
 
 #include "dialect/adafactor8bit/adafactor8bit.h"
@@ -61,6 +62,12 @@ struct LowRankReader : AdafactorEntry {
     // Later versions project momentum too, count from 1 and keep v_low at a refresh.
     if (seed_counter || setting(group, "apollo_beta1") == nullptr)
       return refused("only that of 0.1.9 can, whose groups have apollo_beta1");
+    if (setting(group, "apollo_eps") != nullptr) {
+      const auto floor = real_setting(group, "apollo_eps");
+      if (!floor || !(*floor >= FLT_MIN && *floor <= FLT_MAX))
+        return refused("apollo_eps is " + (floor ? std::to_string(*floor) : "no number") +
+                       ", and lowbit divides by the root of a positive one");
+    }
     for (const auto& [name, leaf] : entry.leaves) {
       if (name == "row_var_low" || name == "col_var_low")
         return refused("apollo_factorize factors it, which lowbit does not");

@@ -15,6 +15,7 @@
 #include "dialect/adafactor8bit/adafactor8bit.h"
 
 #include <algorithm>
+#include <set>
 
 #include "dialect/adafactor8bit/rules.h"
 #include "dialect/common/adapters.h"
@@ -160,6 +161,21 @@ struct Adafactor8bitReader : AdafactorEntry {
   }
 };
 
+/// Low-rank state decides eps[0] of its group in lowbit, also for the others there.
+void warn_of_eps(Model& model, const Group& group, const OptimizerTree& tree) {
+  const bool alone = std::all_of(group.params.begin(), group.params.end(),
+                                 [&](size_t p) { return is_low_rank(tree.params[p]); });
+  const Value* eps = setting(group, "eps");
+  const bool says =
+      eps != nullptr && eps->items.size() == 2 && !eps->items[0].is(Value::Kind::kNone);
+  const bool usual = real_setting(group, "apollo_eps").value_or(1e-8) == 1e-8;
+  if (alone || (!says && usual)) return;
+  model.warnings.push_back("a group with low-rank state takes eps[0]=" +
+                           std::string(usual ? "None" : "the root of apollo_eps") +
+                           " for it, and its other parameters lose their own eps[0]; give those a "
+                           "group of their own");
+}
+
 }  // namespace
 
 Result<const Leaf*> AdafactorEntry::intact(const std::string& name, const char* dtype,
@@ -180,6 +196,8 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
   const std::vector<const Group*> group_of = groups_by_param(model);
   bool seed_counter = false;
   int64_t low_rank = 0;
+  const Param* without_shape = nullptr;  // the first that may have a seed of lowbit's
+  std::set<const Group*> warned;
   for (const Leaf& leaf : model.rest)
     seed_counter |= !leaf.path.empty() && leaf.path.back().text() == "_apollo_seed_counter";
   for (size_t i = 0; i < model.params.size(); ++i) {
@@ -194,12 +212,9 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
     }
     const Group& group = *group_of[i];
     if (is_low_rank(entry)) {
+      if (without_shape != nullptr) return no_shape(*without_shape);
       RETURN_IF_ERROR(read_low_rank({entry, param, group, seed_counter}, low_rank++));
-      if (const Value* eps = setting(group, "apollo_eps");
-          eps != nullptr && !(eps->is(Value::Kind::kFloat) && eps->real == 1e-8))
-        model.warnings.push_back(shown(param) +
-                                 ": apollo_eps is not 1e-8; give a group of such matrices its root "
-                                 "as eps[0]");
+      if (warned.insert(&group).second) warn_of_eps(model, group, tree);
       RETURN_IF_ERROR(read_step(entry, param));
       continue;
     }
@@ -227,6 +242,11 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
     RETURN_IF_ERROR(read_momentum(reader, "exp_avg"));
     if (momentum) std::rotate(param.states.begin(), param.states.end() - 1, param.states.end());
     RETURN_IF_ERROR(read_step(entry, param));
+    // That package gives out seeds at first gradients, and lowbit to every matrix with a rank.
+    const Value* rank = setting(group, "apollo_rank");
+    if (rank == nullptr || !rank->is(Value::Kind::kInt) || rank->integer <= 0) continue;
+    if (!param.known_shape && without_shape == nullptr) without_shape = &param;
+    if (param.known_shape && param.shape.size() >= 2) ++low_rank;
   }
   model.algorithm = algorithm_of(model);
   return model;

@@ -5,6 +5,7 @@
 
 #include "dialect/bitsandbytes/bitsandbytes.h"
 #include "dialect/common/adapters.h"
+#include "dialect/common/algorithm.h"
 #include "dialect/common/floats.h"
 #include "dialect/common/formats.h"
 #include "dialect/common/nearest.h"
@@ -54,6 +55,7 @@ class BitsandbytesWriter {
   }
 
   Result<Document> write() {
+    RETURN_IF_ERROR(refuse_subspace(model_, "bitsandbytes"));
     if (slots_.first.empty()) return no_optimizer(model_, "bitsandbytes");
     out_ = begun(model_);
     out_.leaves = model_.rest;

@@ -304,8 +304,14 @@ Status refuse_subspace(const Model& model, const std::string& whose) {
   for (const Param& p : model.params) {
     for (const auto& [name, value] : p.numbers) {
       if (name != "apollo_rank") continue;
+      const bool fira = std::any_of(p.states.begin(), p.states.end(),
+                                    [](const State& s) { return s.name == "projection"; });
+      const char* by = fira                             ? "Fira"
+                       : model.algorithm == "adafactor" ? "Adafactor with a rank"
+                                                        : "APOLLO";
       return bad(shown(p) + ": its state is of the gradient in a subspace, which " + whose +
-                 " does not have; only lowbit goes on with it (convert --to lowbit)");
+                 " does not have; only lowbit's " + by + " goes on with it" +
+                 (model.dialect == "lowbit" ? "" : " (convert --to lowbit)"));
     }
   }
   return fine();

@@ -1,5 +1,6 @@
 // The settings of a parameter group as lowbit's optimizers have them.
 #include <algorithm>
+#include <cmath>
 
 #include "dialect/common/algorithm.h"
 #include "dialect/common/numbers.h"
@@ -10,6 +11,8 @@
 
 namespace lowbit::ckpt {
 namespace {
+
+constexpr double kSubspaceEps = 1e-8;  // of lowbit.Adafactor where eps[0] is None
 
 /// What adafactor-8bit's groups say under other names than lowbit.Adafactor's, or mean otherwise.
 void translate_adafactor8bit(const Model& model, const Group& group, Settings& out) {
@@ -30,6 +33,12 @@ void translate_adafactor8bit(const Model& model, const Group& group, Settings& o
     if (const Value* said = setting(group, std::string("apollo_") + key)) set_in(out, key, *said);
   }
   set_in(out, "projection", Value::words("torch"));
+  // lowbit's subspace has eps[0]'s square under the root; the file's eps[0] is not of its subspace.
+  const double floor = real_setting(group, "apollo_eps").value_or(kSubspaceEps);
+  for (auto& [key, value] : out) {
+    if (key == "eps" && value.items.size() == 2)
+      value.items[0] = floor == kSubspaceEps ? Value::none() : Value::floating(std::sqrt(floor));
+  }
 }
 
 }  // namespace

@@ -85,16 +85,18 @@ class LowbitReader {
   }
 
  private:
-  /// Says of what is stepped in a subspace that it is (refuse_subspace): it has a limiter's norm,
-  /// and matrices with the rank for a side.
+  /// Says of what is stepped in a subspace that it is (refuse_subspace): it has a limiter's norm, and
+  /// matrices with the rank for a side that are not of the weight's shape, or codes of another.
   void mark_subspace() {
     if (!low_rank_ || number_in(out_, "update_norm") == nullptr) return;
     const bool any = std::any_of(out_.states.begin(), out_.states.end(), [&](const State& s) {
-      return s.shape.size() == 2 && !s.name.starts_with("param_") && s.name != "projection" &&
+      if (weight_ != nullptr && s.shape == weight_->shape) return false;
+      return s.shape.size() == 2 && is_moment(s.name) &&
              (!rank_->is(Value::Kind::kInt) || s.shape[0] == rank_->integer ||
               s.shape[1] == rank_->integer);
     });
-    if (any) out_.numbers.emplace_back("apollo_rank", *rank_);
+    if (any || number_in(out_, "shape") != nullptr)
+      out_.numbers.emplace_back("apollo_rank", *rank_);
   }
   static bool scale_of_known(const std::string& name) {
     std::string state, format;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dialect/common/adapters.h"
+#include "dialect/common/algorithm.h"
 #include "dialect/common/nearest.h"
 #include "dialect/common/other_libraries.h"
 #include "dialect/torchao/leaf.h"
@@ -52,6 +53,7 @@ class TorchaoWriter {
       : model_(model), wanted_(wanted), kind_(kind), report_(report) {}
 
   Result<Document> write() {
+    RETURN_IF_ERROR(refuse_subspace(model_, "torchao"));
     if (model_.algorithm != "adam")
       return bad("torchao has Adam and AdamW only, and these are states of " +
                  (model_.algorithm.empty() ? "an optimizer that is not known"
