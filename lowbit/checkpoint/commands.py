@@ -17,7 +17,7 @@ from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import StorageOptions, is_url, opened
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.reader import module
-from lowbit.checkpoint.upload import written
+from lowbit.checkpoint.upload import is_folder, written
 
 Progress = Callable[[int, int], bool | None]
 
@@ -109,7 +109,14 @@ def convert(
     with (
         _Shown(progress, "convert") as told,
         opened(storage_options, source, model) as (name, weights_of),
-        written(storage_options, target, [source, model], force=force, dry_run=dry_run) as to_write,
+        written(
+            storage_options,
+            target,
+            [source, model],
+            folder=is_folder(target, container),
+            force=force,
+            dry_run=dry_run,
+        ) as to_write,
     ):
         options = _options(
             to=to, container=container, state_format=state_format, block=block, keep=bool(keep), full_precision=_names(full_precision),
@@ -158,7 +165,9 @@ def reshard(
     with (
         _Shown(progress, "reshard") as told,
         opened(storage_options, source) as (name,),
-        written(storage_options, target, [source], force=force, dry_run=dry_run) as to_write,
+        written(
+            storage_options, target, [source], folder=True, force=force, dry_run=dry_run
+        ) as to_write,
     ):
         options = _options(
             include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run), requantize=bool(requantize),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import re
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -27,15 +29,36 @@ class Entry(NamedTuple):
     version: str
 
 
+URL = re.compile(rb"[A-Za-z0-9+.:-]+://")  # as is_url of C++ has it
+LOCAL = (b"file://", b"local://")
+SECRET = re.compile(rb"://[^/@]*:[^/@]*@|[?&](?:x-amz-signature|x-goog-signature|signature|sig)=", re.I)  # fmt: skip
+
+
 def is_url(path: Path) -> bool:
-    """Whether a path is a URL of a store; "file://" is a path."""
-    return b"://" in bytes_of(path) and not bytes_of(path).startswith((b"file://", b"local://"))
+    """Whether a path is a URL of a store; "file://" is a path. What takes one asks here first.
+
+    Raises:
+        CheckpointError: it is one that has a password, or that names nothing.
+    """
+    name = bytes_of(path)
+    scheme = URL.match(name)
+    if scheme is None or name.startswith(LOCAL):
+        return False
+    if SECRET.search(name):
+        raise CheckpointError(
+            f"{os.fsdecode(scheme[0])}...: the URL has a password or a signature, which errors and .metadata would show; "
+            f"pass it by storage_options=",
+            code=2,
+        )
+    if not name[scheme.end() :].strip(b"/"):
+        raise CheckpointError(f"{os.fsdecode(name)}: names no bucket or folder", code=2)
+    return True
 
 
 def local_path(path: Path) -> bytes:
     """A path as C++ takes it."""
     name = bytes_of(path)
-    return name.split(b"://", 1)[1] if name.startswith((b"file://", b"local://")) else name
+    return name if is_url(name) or not name.startswith(LOCAL) else name.split(b"://", 1)[1]
 
 
 def failed(url: str, doing: str, error: Exception) -> CheckpointError:
@@ -127,6 +150,7 @@ def connect(url: str, storage_options: StorageOptions = None) -> Location:
         ImportError: fsspec, or the package that it needs for this kind of URL, is not installed.
         CheckpointError: there is no such kind, or the options do not fit.
     """
+    is_url(url)  # no error below may show a password
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
@@ -141,7 +165,13 @@ def connect(url: str, storage_options: StorageOptions = None) -> Location:
 
 
 _LOCK = threading.Lock()
-_OPENED: dict[str, tuple[Location, int]] = {}  # and how many have it open
+# By URL, as long as somebody has it open. No finalizer touches it: the garbage collector may run inside the lock, in the thread that has it.
+_OPENED: weakref.WeakValueDictionary[str, Location] = weakref.WeakValueDictionary()
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two file systems were asked for in the same words; fsspec makes another for each thread."""
+    return type(a) is type(b) and a.storage_args == b.storage_args and a.storage_options == b.storage_options  # fmt: skip
 
 
 class Opened:
@@ -153,35 +183,27 @@ class Opened:
 
     def __init__(self, path: Path, storage_options: StorageOptions = None) -> None:
         self.name = local_path(path)
+        self.location: Location | None = None
         if not is_url(path):
             return
         url = os.fsdecode(self.name).rstrip("/")
         self.name = os.fsencode(url)
-        location = connect(url, storage_options)
+        asked = connect(url, storage_options)
         with _LOCK:
-            known, count = _OPENED.get(url, (location, 0))
-            if known.fs is not location.fs:
-                raise ValueError(
-                    f"{url} is open with other storage_options: drop the Checkpoint or Reader that has it first"
-                )
-            _OPENED[url] = known, count + 1
-        self.close = weakref.finalize(self, _close, url)
-        self.close.atexit = False  # type: ignore[misc]
+            known = _OPENED.setdefault(url, asked)
+        if _same(known.fs, asked.fs):
+            self.location = known
+        else:
+            del known  # the traceback would keep it open
+            raise ValueError(
+                f"{url} is open with other storage_options: drop the Checkpoint or Reader that has it first"
+            )
 
     def __enter__(self) -> bytes:
         return self.name
 
     def __exit__(self, *_: object) -> None:
-        if hasattr(self, "close"):
-            self.close()
-
-
-def _close(url: str) -> None:
-    with _LOCK:
-        location, count = _OPENED[url]
-        _OPENED[url] = location, count - 1
-        if count == 1:
-            del _OPENED[url]
+        self.location = None
 
 
 @contextlib.contextmanager
@@ -195,9 +217,10 @@ def location(name: bytes) -> Location:
     """Called by C++: a URL that is open, or lies below one; any other is opened without options."""
     url = os.fsdecode(name)
     with _LOCK:
-        for base, (known, _) in sorted(_OPENED.items(), reverse=True):
-            if url == base:
-                return known
-            if url.startswith(f"{base}/"):
-                return known.below(url[len(base) + 1 :])
+        known_ones = sorted(_OPENED.items(), reverse=True)
+    for base, known in known_ones:
+        if url == base:
+            return copy.copy(known)  # C++ may keep it longer than it is open
+        if url.startswith(f"{base}/"):
+            return known.below(url[len(base) + 1 :])
     return connect(url)

@@ -46,12 +46,18 @@ class Upload:
         self.url = url.rstrip("/")
         self.location = connect(self.url, storage_options)
 
-    def check(self, overwrite: bool, advice: str = "force=True replaces it") -> None:
-        """Whether a checkpoint may be written here."""
+    def check(self, overwrite: bool, folder: bool | None, advice: str = "force=True replaces it") -> None:  # fmt: skip
+        """Whether a checkpoint may be written here, as a folder or an object; None: it is not known yet."""
         kind = self.location.info("").kind
+        if kind != MISSING and folder is not None and folder != (kind == FOLDER):
+            # Every reader looks for the object first, and would go on reading that one.
+            what = "a folder, not an object" if kind == FOLDER else "an object, not a folder"
+            raise CheckpointError(f"{self.url} exists and is {what}; choose another place", code=2)
         there = self._entries() if kind != OBJECT else {}
         if kind == MISSING or (kind == FOLDER and not there):
             return
+        if kind == FOLDER and all(DATA.fullmatch(name) or name == DIGESTS for name in there):
+            return  # left by a save that did not finish
         if not overwrite:
             raise CheckpointError(f"{self.url} exists; {advice}", code=2)
         if not (self._is_file() if kind == OBJECT else INDEX in there or any(map(DATA.fullmatch, there))):  # fmt: skip
@@ -62,7 +68,7 @@ class Upload:
     def _is_file(self) -> bool:
         size = min(self.location.info("").size, 9)
         head = self.location.read("", 0, size) if size else b""
-        return not head or head.startswith(HEADS) or (len(head) == 9 and head[6:8] == b"\0\0")
+        return not head or head.startswith(HEADS) or (len(head) == 9 and head[6:] == b"\0\0{")
 
     def _entries(self) -> dict[str, Entry]:
         return {entry.name: entry for entry in self.location.list()}
@@ -144,13 +150,21 @@ class StoreFolder:
 
     def __init__(self, url: str, overwrite: bool, storage_options: StorageOptions) -> None:
         self.upload = Upload(url, storage_options)
-        self.upload.check(overwrite, "overwrite=True replaces it")
+        self.upload.check(overwrite, True, "overwrite=True replaces it")
 
     def publish(self, data: Mapping[str, int], index: bytes, digests: bytes) -> None:
         self.upload.publish(data, index, digests)
 
     def drop(self) -> None:
         """Nothing to do: without `.metadata` it is no checkpoint, and an older one is whole."""
+
+
+def is_folder(target: Path, container: str) -> bool | None:
+    """Whether `convert` writes a folder, by the rules of container_of in C++; None: as the source is."""
+    if container:
+        return container == "dcp"
+    ends = (b".pt", b".pth", b".bin", b".ckpt", b".safetensors")
+    return False if bytes_of(target).rstrip(b"/").endswith(ends) else None
 
 
 def _content(path: str) -> bytes:
@@ -172,9 +186,13 @@ class Target:
 
 @contextlib.contextmanager
 def written(
-    storage_options: StorageOptions, target: Path, sources: Sequence[Path], *, force: bool, dry_run: bool
+    storage_options: StorageOptions, target: Path, sources: Sequence[Path], *, folder: bool | None, force: bool, dry_run: bool
 ) -> Iterator[Target]:  # fmt: skip
-    """A target, for the length of a command. What is for a URL is written to TMPDIR, then uploaded."""
+    """A target, for the length of a command. What is for a URL is written to TMPDIR, then uploaded.
+
+    Args:
+        folder: whether the target is a folder; None: its source tells.
+    """
     if not is_url(target):
         yield Target(local_path(target), {})
         return
@@ -183,9 +201,9 @@ def written(
         if f"{os.fsdecode(bytes_of(source))}/".startswith(f"{url}/"):
             raise CheckpointError(f"{url} is what is read; choose another place", code=2)
     upload = Upload(url, storage_options)
-    upload.check(force)
-    with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
-        local = os.path.join(folder, url.rpartition("/")[2])
+    upload.check(force, folder)
+    with tempfile.TemporaryDirectory(prefix="lowbit-") as scratch:
+        local = os.path.join(scratch, url.rpartition("/")[2])
         try:
             yield Target(
                 os.fsencode(local), {"file_number": upload.number(), "published_as": url}, url
@@ -197,10 +215,7 @@ def written(
             raise CheckpointError(text, error.code, error.file, error.item, error.tensor) from error
         if dry_run:
             return
-        kind = upload.location.info("").kind
-        if kind != MISSING and os.path.isdir(local) != (kind == FOLDER):
-            what = "a folder" if kind == FOLDER else "an object"
-            raise CheckpointError(f"{url} exists and is {what}; choose another place", code=2)
+        upload.check(force, os.path.isdir(local))
         if os.path.isdir(local):
             upload.folder(local)
         else:

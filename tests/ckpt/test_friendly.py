@@ -139,6 +139,31 @@ def test_folders_of_deepspeed(tmp_path):
     assert "is a Universal Checkpoint of DeepSpeed" in error and "zero/NAME/exp_avg.pt" in error
 
 
+@pytest.mark.parametrize("kind", ["zero", "bf16", "stage3"])
+def test_a_file_of_one_rank_of_zero_is_not_converted(tmp_path, kind):
+    """Its keys are those of DeepSpeed 0.19.8; the flat slices would pass for parameters."""
+    flat = torch.nn.Parameter(torch.ones(1300))
+    opt = torch.optim.AdamW([flat])
+    flat.sum().backward()
+    opt.step()
+    partition = {"base_optimizer_state": opt.state_dict(), "single_partition_of_fp32_groups": [flat.data], "partition_count": [2]}  # fmt: skip
+    of_rank = {
+        "zero": {"zero_stage": 1, **partition},
+        "bf16": partition,
+        "stage3": {"zero_stage": 3, "partition_count": 2, "optimizer_state_dict": opt.state_dict(), "fp32_flat_groups": [flat.data]},
+    }[kind]  # fmt: skip
+    file = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": of_rank, "ds_version": "0.19.8"}, file)
+    run("inspect", file)
+    for more in (["--to", "lowbit"], [], ["--include", "*.exp_avg"], ["--to", "lowbit", "--from", "torch", "--dry-run"]):  # fmt: skip
+        error = run("convert", file, tmp_path / "x.pt", *more, code=3).stderr
+        assert "one rank's slices of flat vectors" in error and "ds_to_universal" in error
+        assert "lowbit.integrations.deepspeed.bind" in error and str(file) in error
+    assert not (tmp_path / "x.pt").exists()
+    torch.save({"optimizer": opt.state_dict(), "partition_count": 2}, tmp_path / "own.pt")
+    run("convert", tmp_path / "own.pt", tmp_path / "x.pt", "--to", "lowbit")
+
+
 def test_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert "is a pipe, not a regular file" in run("inspect", tmp_path / "pipe", code=3).stderr

@@ -32,7 +32,7 @@ bool replaceable_file(const std::string& path) {
   const std::string_view text(head, size);
   return text.empty() || text.starts_with("PK") || text.starts_with("\x80") ||
          text.starts_with("<!doctype") ||
-         (text.size() == sizeof head && text[6] == 0 && text[7] == 0);
+         (text.size() == sizeof head && text[6] == 0 && text[7] == 0 && text[8] == '{');
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
+#include "pipeline/zero_rank.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -209,6 +210,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
 /// Opens the source.
 Status open_source(Conversion& at, const Selection& selection, const std::string& optimizer) {
   ASSIGN_OR_RETURN(whole, open_checkpoint(at.source));
+  RETURN_IF_ERROR(check_no_zero_rank(whole, at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
   at.document = std::make_shared<Document>(select(std::move(whole), selection));
   at.document->optimizer = optimizer;

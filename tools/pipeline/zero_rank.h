@@ -1,0 +1,15 @@
+// Files that DeepSpeed's ZeRO writes, one for each rank.
+#pragma once
+
+#include <string>
+
+#include "container/common/document.h"
+#include "io/status.h"
+
+namespace lowbit::ckpt {
+
+/// An error (exit code 3) where the document, read from `source`, is one rank's file: its state is
+/// named like a whole optimizer's, but belongs to slices of flat vectors.
+Status check_no_zero_rank(const Document& document, const std::string& source);
+
+}  // namespace lowbit::ckpt
