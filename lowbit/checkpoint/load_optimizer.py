@@ -69,8 +69,8 @@ def load_optimizer(
         raise TypeError(
             f"load_optimizer takes the path of a checkpoint, not {_kind(path)}; opt.load_state_dict takes a state dict"
         )
-    path = os.fspath(path)
-    if is_url(path):
+    remote, path = is_url(path), os.fspath(path)
+    if remote:
         with Opened(path, storage_options) as name:
             there = location(name).info("").kind != MISSING
     else:
@@ -78,7 +78,7 @@ def load_optimizer(
     if not there:
         raise FileNotFoundError(
             f"there is no checkpoint at {path}"
-            + ("" if os.path.isabs(path) or is_url(path) else f" in {os.getcwd()}")
+            + ("" if os.path.isabs(path) or remote else f" in {os.getcwd()}")
         )
     checkpoint = Checkpoint(path, storage_options)
     saved = _model_of(checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import pathlib
 import re
 import threading
 import weakref
@@ -31,6 +32,7 @@ class Entry(NamedTuple):
 
 URL = re.compile(rb"[A-Za-z0-9+.:-]+://")  # as is_url of C++ has it
 LOCAL = (b"file://", b"local://")
+ONE_SLASH = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]+:)/[^/]")  # what pathlib makes of a URL
 SECRET = re.compile(rb"://[^/@]*:[^/@]*@|[?&](?:x-amz-signature|x-goog-signature|signature|sig)=", re.I)  # fmt: skip
 
 
@@ -38,9 +40,16 @@ def is_url(path: Path) -> bool:
     """Whether a path is a URL of a store; "file://" is a path. What takes one asks here first.
 
     Raises:
-        CheckpointError: it is one that has a password, or that names nothing.
+        CheckpointError: it is one that has a password, that names nothing, or that went through pathlib.
     """
     name = bytes_of(path)
+    lost = ONE_SLASH.match(name) if isinstance(path, pathlib.PurePath) else None
+    if lost is not None and not os.path.isdir(lost[1]):
+        url = os.fsdecode(name.replace(b":/", b"://", 1))
+        raise CheckpointError(
+            f"{os.fsdecode(name)}: pathlib keeps one of a URL's two slashes; pass text: {url!r}",
+            code=2,
+        )
     scheme = URL.match(name)
     if scheme is None or name.startswith(LOCAL):
         return False
@@ -58,7 +67,7 @@ def is_url(path: Path) -> bool:
 def local_path(path: Path) -> bytes:
     """A path as C++ takes it."""
     name = bytes_of(path)
-    return name if is_url(name) or not name.startswith(LOCAL) else name.split(b"://", 1)[1]
+    return name if is_url(path) or not name.startswith(LOCAL) else name.split(b"://", 1)[1]
 
 
 def failed(url: str, doing: str, error: Exception) -> CheckpointError:

@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import pathlib
 import threading
 
 import pytest
@@ -27,6 +28,21 @@ def fs():
     MemoryFileSystem.pseudo_dirs[:] = [""]
     yield fsspec.filesystem("memory")
     MemoryFileSystem.store.clear()
+
+
+def test_a_url_that_went_through_pathlib(tmp_path, monkeypatch):
+    """pathlib.Path("s3://bucket/run") is s3:/bucket/run, which would be a folder of this machine."""
+    monkeypatch.chdir(tmp_path)
+
+    def load(path):
+        return lowbit.load_optimizer(lowbit.AdamW([nn.Parameter(torch.ones(3))]), path)
+
+    for call in (checkpoint.Writer, checkpoint.Reader, checkpoint.verify, load):
+        with pytest.raises(checkpoint.CheckpointError, match="pass text: 's3://bucket/run'"):
+            call(pathlib.Path("s3://bucket/run"))
+    (tmp_path / "s3:" / "bucket").mkdir(parents=True)
+    assert not object_store.is_url(pathlib.Path("s3:/bucket/run"))
+    assert not object_store.is_url("s3:/bucket/run")
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,9 @@ Status StoreCache::read(const std::string& name, uint64_t size, uint64_t offset,
     stop = std::min(stop, std::max(up(end), std::min(up(at + ahead), up(end) + kAhead)));
     stop = std::min(stop, begin + kRequest);
     ASSIGN_OR_RETURN(got, from_->read(name, begin, stop));
+    if (got.size() != stop - begin)
+      return bad("gave " + std::to_string(got.size()) + " bytes where " +
+                 std::to_string(stop - begin) + " were asked for");
     const uint64_t n = std::min(end, stop) - at;
     std::memcpy(out + (at - offset), got.data() + (at - begin), n);
     at += n;
