@@ -53,10 +53,10 @@ def values_of_codes(format, scales):
 
 
 def unit(format):
-    """A magnitude whose scale is 1, so that z is the value itself: the largest value of a code at scale 1."""
+    """A magnitude whose scale is 1, so that z is the value itself: the largest of a code at scale 1."""
     dtype = getattr(torch, format["scale_dtype"])
     one = values_of_codes(format, torch.ones(1, format["scale_numbers"], dtype=dtype))
-    return F(one[np.isfinite(one)].max())
+    return F(np.abs(one[np.isfinite(one)]).max())
 
 
 def anchors(format):

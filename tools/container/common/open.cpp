@@ -90,7 +90,7 @@ Status check_deepspeed(const Directory& folder, const std::vector<std::string>& 
     return bad(what +
                ": is a checkpoint of DeepSpeed, without ZeRO; give one of its files: " + models);
   if (folder.has("latest") && folder.has("zero_to_fp32.py")) {
-    const auto tag = folder.content("latest", 4096);
+    const auto tag = folder.content("latest", 1u << 10);
     std::string last = tag.ok() ? tag.value() : "";
     while (last.ends_with(' ') || last.ends_with('\n')) last.pop_back();
     return bad(what + ": holds checkpoints of DeepSpeed, each a folder" +
