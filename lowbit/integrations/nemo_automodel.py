@@ -21,6 +21,7 @@ from torch import nn
 import lowbit
 from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
+from lowbit.optim.named import optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
 
@@ -48,8 +49,8 @@ class LowbitConfig(OptimizerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        cls = getattr(lowbit, self.optimizer, None)
-        if not (isinstance(cls, type) and issubclass(cls, LowbitOptimizer)):
+        cls = optimizer_named(self.optimizer)
+        if cls is None:
             raise ValueError(f"lowbit has no optimizer {self.optimizer!r}; lowbit.AdamW is one")
         self._cls: Callable[..., LowbitOptimizer] = cls
 

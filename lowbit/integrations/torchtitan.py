@@ -15,8 +15,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
-import lowbit
-from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.named import optimizer_named
 from lowbit.optim.param_groups import HEAD_NAMES
 
 # FQNs whose state stays in full precision: torchtitan's embedding and the output heads.
@@ -34,8 +33,8 @@ class LowbitOptimizers(OptimizersContainer):
     def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
         if not name.startswith("lowbit."):
             return OptimizersContainer._resolve_optimizer_factory(name)
-        cls = getattr(lowbit, name.removeprefix("lowbit."), None)
-        if not (isinstance(cls, type) and issubclass(cls, LowbitOptimizer)):
+        cls = optimizer_named(name.removeprefix("lowbit."))
+        if cls is None:
             raise ValueError(f"there is no optimizer {name}; lowbit.AdamW is one")
         return cls
 

@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import lowbit
 from lowbit import sharding
+from lowbit.optim.named import optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
 CONSTANT = ("constant", "constant_with_warmup")  # Trainer's schedules that do not decay
@@ -39,8 +40,8 @@ def optimizer(
     Raises:
         ValueError: lowbit has no such class; or the schedule of `args` decays the learning rate of ScheduleFreeAdamW.
     """
-    cls = getattr(lowbit, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, LowbitOptimizer)):
+    cls = optimizer_named(name)
+    if cls is None:
         raise ValueError(f"lowbit has no optimizer {name!r}; lowbit.AdamW is one")
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if issubclass(cls, lowbit.ScheduleFreeAdamW) and schedule not in CONSTANT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from lowbit import sharding
 from lowbit.config.overrides import clean_name
 from lowbit.optim.muon_with_adamw import MuonWithAdamW
+from lowbit.optim.named import optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
 from lowbit.planning.libraries import LIBRARIES, STEP, Library
@@ -158,18 +158,12 @@ def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., 
     """The optimizer's class; a name is one of `lowbit.__all__`."""
     if callable(optimizer):
         return optimizer
-    public = sys.modules["lowbit"]
-    named = ((name, getattr(public, name)) for name in public.__all__)
-    known = {
-        name: cls
-        for name, cls in named
-        if isinstance(cls, type) and issubclass(cls, LowbitOptimizer) and cls is not LowbitOptimizer
-    }
-    if not isinstance(optimizer, str) or optimizer not in known:
+    cls = optimizer_named(optimizer) if isinstance(optimizer, str) else None
+    if cls is None:
         raise ValueError(
-            f"lowbit has no optimizer {optimizer!r}; it has {', '.join(sorted(known))}"
+            f"lowbit has no optimizer {optimizer!r}; it has {', '.join(optimizer_names())}"
         )
-    return known[optimizer]
+    return cls
 
 
 def _count(ranks: Any, model: nn.Module) -> int:
