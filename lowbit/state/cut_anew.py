@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lowbit.sharding import FlatShard
+from lowbit.state.replaced import steps_of
 
 
 def cut_anew(opt: Any, flat_shards: Mapping[Tensor, Sequence[FlatShard]]) -> list[Tensor]:
@@ -22,7 +23,7 @@ def cut_anew(opt: Any, flat_shards: Mapping[Tensor, Sequence[FlatShard]]) -> lis
         for p in dict.fromkeys((*flat_shards, *before))
         if p in here and not _alike(before.get(p, ()), flat_shards.get(p, ()))
     ]
-    stepped = [p for p in changed if _steps(opt.state.get(p, {})) > 0]
+    stepped = [p for p in changed if steps_of(opt.state.get(p, {})) > 0]
     if again := [p for p in stepped if p in before]:
         raise RuntimeError(
             f"the vector of {before[again[0]][0].name!r} is cut otherwise than when it was bound ({len(again)} such vectors), and it has been stepped: "
@@ -34,12 +35,6 @@ def cut_anew(opt: Any, flat_shards: Mapping[Tensor, Sequence[FlatShard]]) -> lis
             "state cannot follow; wrap the model first, then load the checkpoint"
         )
     return changed
-
-
-def _steps(state: Mapping[str, Any]) -> float:
-    """The steps that a state has counted, or states by the names of flat shards."""
-    nested = (value for value in state.values() if isinstance(value, dict))
-    return max(float(state.get("step", 0.0)), 0.0, *map(_steps, nested))
 
 
 def _alike(before: Sequence[FlatShard], now: Sequence[FlatShard]) -> bool:

@@ -30,7 +30,7 @@ def replaced(opt: Any, here: set[Tensor]) -> list[Tensor]:
             "lowbit.integrations.deepspeed.bind(engine) after deepspeed.initialize, or lowbit.flat.bind for partitions of another library"
         )
     for p in gone:
-        if _steps(opt.state[p]) > 0:
+        if steps_of(opt.state[p]) > 0:
             raise RuntimeError(
                 f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups after it had been stepped, and its state cannot "
                 "follow; wrap or shard the model first, then load the checkpoint"
@@ -42,7 +42,7 @@ def _is_vector(p: Tensor) -> bool:
     return p.dim() == 1 and not (sharding.is_sharded(p) or sharding.is_flat(p))
 
 
-def _steps(state: Mapping[str, Any]) -> float:
+def steps_of(state: Mapping[str, Any]) -> float:
     """The step count of a parameter, or the largest of the original ones in a flattened one."""
-    inside = [_steps(values) for values in state.values() if isinstance(values, dict)]
+    inside = [steps_of(values) for values in state.values() if isinstance(values, dict)]
     return max([float(state.get("step", 0.0)), *inside])
