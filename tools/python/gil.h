@@ -1,4 +1,4 @@
-// Python's lock, let go of.
+// Python's lock, let go of and taken.
 #pragma once
 
 #include "python/object.h"
@@ -15,6 +15,18 @@ class Released {
 
  private:
   PyThreadState* state_;
+};
+
+/// While it lives, this thread may touch objects; it had let go of the lock, or never had it.
+class Held {
+ public:
+  Held() : state_(PyGILState_Ensure()) {}
+  ~Held() { PyGILState_Release(state_); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  PyGILState_STATE state_;
 };
 
 }  // namespace lowbit::ckpt::python

@@ -3,22 +3,11 @@
 #include "io/store.h"
 #include "io/text.h"
 #include "python/errors.h"
+#include "python/gil.h"
 #include "python/object.h"
 
 namespace lowbit::ckpt::python {
 namespace {
-
-/// While it lives, this thread may touch objects; it had let go of the GIL, or never had it.
-class Held {
- public:
-  Held() : state_(PyGILState_Ensure()) {}
-  ~Held() { PyGILState_Release(state_); }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-
- private:
-  PyGILState_STATE state_;
-};
 
 /// The exception that Python has raised, as an error. object_store.py raises CheckpointError, whose
 /// text says URL and reason.
