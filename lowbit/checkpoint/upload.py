@@ -93,13 +93,12 @@ class Upload:
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    self.location.fs.rm_file(self.location.at(name))
-                except FileNotFoundError:
-                    raise
-                except Exception as error:
-                    raise failed(self.location.url_of(name), "remove it", error) from error
+            try:
+                self.location.fs.rm_file(self.location.at(name))
+            except FileNotFoundError:
+                pass
+            except Exception as error:
+                raise failed(self.location.url_of(name), "remove it", error) from error
 
     def publish(self, data: Mapping[str, int], index: bytes, digests: bytes | None) -> None:
         """The last step.

@@ -281,13 +281,13 @@ class EMA:
         if self.model is None:
             return
         sharding.reshard(self.model)  # gathered weights are other parameters
-        here = {id(each.p) for each in self._members}
-        now = {id(p): name for name, p in self.model.named_parameters()}
-        trained = {id(p) for p in self.model.parameters() if p.requires_grad}
-        for strange in (trained - here) | (here - now.keys()):
-            name = now.get(strange) or next(m.name for m in self._members if id(m.p) == strange)
+        here = {id(each.p): each.name for each in self._members}
+        now = {id(p): (name, p.requires_grad) for name, p in self.model.named_parameters()}
+        strange = [name for key, (name, trained) in now.items() if trained and key not in here]
+        strange += [name for key, name in here.items() if key not in now]
+        if strange:
             raise RuntimeError(
-                f"parameter {clean_name(name)!r} was replaced, or began to require a gradient, after the EMA was built: wrap, shard and unfreeze the "
+                f"parameter {clean_name(strange[0])!r} was replaced, or began to require a gradient, after the EMA was built: wrap, shard and unfreeze the "
                 "model first, then build the EMA"
             )
 
