@@ -16,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from require import need
 from torch import nn
+from trained import trained
 
 import lowbit
 from lowbit import checkpoint
@@ -34,13 +35,7 @@ def command(*arguments):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A directory of a model and its AdamW, and both."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(256, 300), nn.Linear(300, 64))
-    opt = torch.optim.AdamW(net.named_parameters(), lr=1e-2)
-    for _ in range(3):
-        net(torch.randn(4, 256)).square().mean().backward()
-        opt.step()
-        opt.zero_grad()
+    net, opt = trained(steps=3)
     path = tmp_path_factory.mktemp("saved") / "run"
     state = {"model": net.state_dict(), "optim": opt.state_dict(), "note": "first"}
     dcp.save(state, checkpoint_id=path, no_dist=True)

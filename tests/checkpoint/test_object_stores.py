@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from require import need
-from torch import nn
+from trained import trained
 
 import lowbit
 from lowbit import checkpoint
@@ -83,21 +83,10 @@ def store(monkeypatch):
     MemoryFileSystem.store.clear()
 
 
-def trained(seed=0):
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(256, 300), nn.Linear(300, 64))
-    opt = torch.optim.AdamW(net.named_parameters(), lr=1e-2)
-    for _ in range(2):
-        net(torch.randn(4, 256)).square().mean().backward()
-        opt.step()
-        opt.zero_grad()
-    return net, opt
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A directory, a file of torch.save and one of safetensors of one training."""
-    net, opt = trained()
+    net, opt = trained(steps=2)
     path = tmp_path_factory.mktemp("saved")
     state = {"model": net.state_dict(), "optim": opt.state_dict(), "note": "first"}
     dcp.save(state, checkpoint_id=path / "run", no_dist=True)
@@ -373,7 +362,7 @@ def test_a_store_that_tells_no_size(saved, store, monkeypatch):
 def test_state_loads_into_an_optimizer(saved, store):
     for name in ("run", "run.pt"):
         store.put(saved / name, f"/bucket/{name}")
-        net, _ = trained(1)
+        net, _ = trained(steps=2, seed=1)
         both = []
         for path in (saved / name, f"memory://bucket/{name}"):
             opt = lowbit.AdamW(net.named_parameters(), lr=1e-2)

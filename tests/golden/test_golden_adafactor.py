@@ -10,8 +10,8 @@ The settings of the golden runs, found by matching them (what is not named is th
 so the runs named adamw are lowbit.AdamW, not lowbit.Adafactor: nothing clips, and eps is no floor.
 
 The parameter is 96x64 and the peer's blocks (2048, 256) go over the flattened tensor, so elementwise state is one row of 6144 here. The peer stores row and
-column means in 8 bits too, which lowbit keeps in float32: the test stores them after each step. Its uniform formats of the first moment, whose
-largest positive value shrinks whenever it is stored, are no formats of lowbit either (`test_peer_defects.py`).
+column means in 8 bits too, which lowbit keeps in float32: the test stores them after each step. Of its uniform formats of the first moment, whose
+largest positive value shrinks whenever it is stored, lowbit has that of 8 bits (`test_golden_adafactor_paths.py`) and not that of 4.
 """
 
 import numpy as np

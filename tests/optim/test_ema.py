@@ -140,15 +140,20 @@ def test_what_is_not_finite_stays_so_and_what_is_large_stays_finite():
         assert torch.equal(ema.averages["w"].isfinite(), p.isfinite())
 
 
+def averaged_by_both(model, theirs, ours, updates, by):
+    """Updates torch's average and ours, and moves the weights after each."""
+    for _ in range(updates):
+        theirs.update_parameters(model)
+        ours.update_parameters()
+        for p in model.parameters():
+            moved(p, by)
+
+
 def test_a_float32_average_is_torchs():
     model = model_of(torch.float32)
     theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     ours = lowbit.EMA(model, 0.99, state_format="float32")
-    for _ in range(50):
-        theirs.update_parameters(model)
-        ours.update_parameters()
-        for p in model.parameters():
-            moved(p, 0.01)
+    averaged_by_both(model, theirs, ours, updates=50, by=0.01)
     for name, p in theirs.module.named_parameters():
         torch.testing.assert_close(ours.averages[name], p.detach(), rtol=1e-5, atol=1e-7)
 
@@ -375,11 +380,7 @@ def test_formats_and_torchs_own_load():
     model = model_of()
     theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     wide = lowbit.EMA(model, 0.9, state_format="float32")
-    for _ in range(3):
-        theirs.update_parameters(model)
-        wide.update_parameters()
-        for p in model.parameters():
-            moved(p, 0.1)
+    averaged_by_both(model, theirs, wide, updates=3, by=0.1)
     narrow = lowbit.EMA(model, 0.9)
     narrow.load_state_dict(wide.state_dict())
     assert all(torch.equal(narrow.averages[n], t.bfloat16()) for n, t in wide.averages.items())
