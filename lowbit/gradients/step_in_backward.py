@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from lowbit import sharding
 from lowbit.gradients import hooks as places
 from lowbit.gradients.clip import Sums, divisor_for
 from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.step.presence import is_cut_batch, waits_for_others
 from lowbit.step.versions import raise_versions, versioned
 
 
@@ -37,7 +38,8 @@ def step_in_backward(
         scheduler.step()
 
     The result has the bits of a step after the backward pass. On FSDP2 call it after `fully_shard`; the step runs
-    once a gradient's shard has been reduced. Under DistributedDataParallel, which keeps its buckets allocated anyway,
+    once a gradient's shard has been reduced; sharded experts, [E, H, D], whose rule reduces over ranks are stepped by
+    `opt.step()`, which agrees on who has a gradient. Under DistributedDataParallel, which keeps its buckets allocated anyway,
     all parameters are stepped when the reducer has finished. With `lowbit.accumulate`, called first, the last
     micro-batch steps. Without it, run all backward passes of a step but the last in `with released.hold():`, where
     `released` is the returned object.
@@ -60,7 +62,7 @@ def step_in_backward(
     Raises:
         TypeError: the optimizer belongs to another library.
         ValueError: FSDP1, whose hooks never run or run before the reduction; a parameter that is already stepped in the
-            backward pass; an optimizer without a parameter of the model; a negative max_norm; or a norm_type that is
+            backward pass; an optimizer without a parameter of the model; a scaler with sharded experts; a negative max_norm; or a norm_type that is
             not positive.
     """
     if not isinstance(opt, LowbitOptimizer):
@@ -102,12 +104,13 @@ class InBackward:
         self._groups: dict[Tensor, int] = {}
         places.check_model(model, "lowbit.step_in_backward")
         own = {id(p): name for name, p in model.named_parameters()}
+        late = self._late(own)
         for number, group in enumerate(opt.param_groups):
             for p in group["params"]:
-                if p.requires_grad and id(p) in own:
+                if p.requires_grad and id(p) in own and p not in late:
                     places.check_free(p, own[id(p)], "lowbit.step_in_backward")
                     self._groups[p] = number
-        if not self._groups:
+        if not self._groups and not late:
             raise ValueError("the optimizer has no parameter of this model; build it after the model is sharded")  # fmt: skip
         for p in self._groups:
             places.steppers[p] = weakref.ref(self)
@@ -120,6 +123,19 @@ class InBackward:
         self._handles.append(self._recovery.handle)
         self._handles.append(opt.register_step_pre_hook(self._before_rest))
         self._handles.append(opt.register_step_post_hook(self._end))
+
+    def _late(self, own: Mapping[int, str]) -> set[Any]:
+        """The sharded experts that `opt.step()` steps, because their steps reduce over ranks.
+
+        A rank whose experts got no token runs no hook; the others would wait for it.
+        """
+        experts = [(p, lay) for _, p, lay in self.opt._laid_out() if is_cut_batch(p, lay)]
+        if experts and self.scaler is not None:
+            raise ValueError(
+                f"step_in_backward with a GradScaler asks all ranks about each gradient, but a rank whose experts {own.get(id(experts[0][0]))!r} "
+                "get no token has none: train in bfloat16 without a scaler, or step after the backward pass"
+            )
+        return {p for p, lay in experts if waits_for_others(p, lay)}
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -166,7 +182,7 @@ class InBackward:
                 found = self._look(p, found)
         self.opt._update([(self._groups[p], p) for p in params], self._scale(), found)
         raise_versions(versioned(params))
-        self.opt._stepped_early = True
+        self.opt._stepped_early.update(params)
         for p in params:
             p.grad = None
 

@@ -170,10 +170,9 @@ class ScheduleFreeAdamW(LowbitOptimizer):
                 "a CUDA graph would replay this step's weight in the average for all steps; step ScheduleFreeAdamW outside of graphs"
             )
         # Parameters that the backward pass has stepped were, whatever was found after them.
-        early = self._stepped_early
+        early = bool(self._stepped_early)
         found_inf = getattr(self, "found_inf", None)
         loss = super()._step(closure, grad_scale)
-        self._stepped_early = False
         if early or found_inf is None or not bool(sharding.local(found_inf)):
             for group in self.param_groups:
                 group.update(_next(group)[2])

@@ -35,7 +35,7 @@ class SteppingOptimizer(StatefulOptimizer):
         self._step_cache: StepCache | None = None
         self._presence: Presence | None = None
         self._asked = False  # whether ranks have agreed on the gradients of this step
-        self._stepped_early = False  # whether parameters were stepped in the backward pass
+        self._stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
         super().__init__(params, defaults)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
@@ -45,7 +45,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._plans, self._flat_reducers, self._step_cache, self._presence = {}, {}, None, None
-        self.__dict__.setdefault("_stepped_early", False)
+        self._stepped_early = set()
 
     def _lay_out_again(self) -> None:
         super()._lay_out_again()
@@ -89,6 +89,7 @@ class SteppingOptimizer(StatefulOptimizer):
             self._shown = self._parts.shown(self)
             with self._parts.whole(self):
                 self._step_shown(self._shown, grad_scale)
+        self._stepped_early = set()
         return loss
 
     def _step_shown(self, shown: list[Any] | None, grad_scale: Tensor | float | None) -> None:
@@ -122,7 +123,6 @@ class SteppingOptimizer(StatefulOptimizer):
         """Warns that no parameter has a gradient, unless hooks have stepped parameters already."""
         if not (self._stepped_early or torch.compiler.is_compiling()):
             warn_idle([p for group in self.param_groups for p in group["params"]], self._warned)
-        self._stepped_early = False
 
     def _divisor(self, given: Tensor | float | None) -> Tensor | None:
         """The divisor of the gradients: GradScaler's times the given one, or None for 1."""
@@ -143,7 +143,11 @@ class SteppingOptimizer(StatefulOptimizer):
             return False
         try:
             presence = self._presence
-            lacking = presence.lacking(same=True) if presence is not None else []
+            lacking = (
+                presence.lacking(same=True, stepped=self._stepped_early)
+                if presence is not None
+                else []
+            )
             if lacking:  # other ranks have gradients that were missing
                 self._forget_step()
                 self._give_zeros(lacking)
@@ -168,14 +172,14 @@ class SteppingOptimizer(StatefulOptimizer):
     def _lacking(self) -> list[Any]:
         """The sharded parameters without a gradient here of which another rank has one.
 
-        It is a collective if the step of any of them reduces anything.
+        It is a collective if the step of any of them reduces anything, or if experts are among them.
         """
         if torch.compiler.is_compiling():
             return []
         params = [p for group in self.param_groups for p in group["params"]]
         if self._presence is None or not self._presence.of(params):
             self._presence = Presence(params, self._laid_out())
-        return self._presence.lacking(same=False)
+        return self._presence.lacking(same=False, stepped=self._stepped_early)
 
     @staticmethod
     def _give_zeros(params: Iterable[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from lowbit.step.numbers import capturing
 
 
 class Presence:
-    """The sharded parameters of every mesh over which any step reduces, and this rank's gradients when last asked.
+    """The sharded parameters of every mesh over which any step reduces or that cuts experts, and this rank's gradients when last asked.
 
     A sharded parameter is one tensor: if one rank has a gradient of its part, the other parts' gradients are zero. A
-    rank that skipped it would reduce numbers of different parameters together, or make ranks wait for each other.
+    rank that skipped it would reduce numbers of different parameters together, or make ranks wait for each other. A step
+    that reduces nothing would count on some ranks alone, and a checkpoint keeps one count: so experts are asked about under every
+    rule. FSDP2 gives all ranks the gradients of its own parameters, so matrices and vectors are not.
     """
 
     def __init__(self, params: Sequence[Any], laid_out: Iterable[tuple[Any, Any, Layout]]) -> None:
@@ -35,7 +37,7 @@ class Presence:
             groups = _groups(p, lay)
             if groups:
                 together.setdefault(groups, []).append(p)
-                if _reduces(lay):
+                if _reduces(lay) or _is_batch(lay):
                     reduced.add(groups)
         # Parameters on the same mesh that reduce nothing are asked about too; that costs nothing.
         together = {groups: found for groups, found in together.items() if groups in reduced}
@@ -48,22 +50,23 @@ class Presence:
             p is q for p, q in zip(params, self._params, strict=True)
         )
 
-    def lacking(self, same: bool) -> list[Any]:
-        """The parameters without a gradient here of which another rank has one.
+    def lacking(self, same: bool, stepped: Collection[Any] = ()) -> list[Any]:
+        """The parameters without a gradient here of which another rank has one, or had one in the backward pass.
 
-        It takes one collective for each process group, or none if no step reduces.
+        It takes one collective for each process group, or none if no step reduces and no batch of matrices is cut.
 
         Args:
             same: whether this rank has gradients of the same parameters as when it last asked.
+            stepped: the parameters that this rank has stepped in the backward pass already.
         """
         if (
             not self._together or capturing()
         ):  # replays have the gradients of earlier steps, which asked
             return []
-        if not same or not self._mine:
+        if not same or not self._mine or stepped:
             self._mine = [
                 torch.tensor(
-                    [p.grad is not None for p in params],
+                    [p.grad is not None or p in stepped for p in params],
                     dtype=torch.int32,
                     device=sharding.host_device(groups, sharding.local(params[0]).device),
                 )
@@ -77,13 +80,26 @@ class Presence:
                 for group in groups
             ]
         )
-        return [
+        found = [
             p
             for (_, params), mine, flags in zip(self._together, self._mine, anyone, strict=True)
             if not torch.equal(mine, flags)
             for p, here, there in zip(params, mine.tolist(), flags.tolist(), strict=True)
             if there and not here
         ]
+        if found or stepped:
+            self._mine = []  # a repeated step has gradients where this one lacked them, which were given zeros
+        return found
+
+
+def is_cut_batch(p: Any, lay: Layout) -> bool:
+    """Whether a parameter is a sharded batch of matrices, such as experts, of which some ranks may lack the gradient."""
+    return bool(_groups(p, lay)) and _is_batch(lay)
+
+
+def waits_for_others(p: Any, lay: Layout) -> bool:
+    """Whether such a batch's step also reduces over the ranks, which have to agree first."""
+    return is_cut_batch(p, lay) and _reduces(lay)
 
 
 def _groups(p: Any, lay: Layout) -> tuple[Any, ...]:
@@ -101,6 +117,11 @@ def _groups(p: Any, lay: Layout) -> tuple[Any, ...]:
 def _part(lay: Layout) -> sharding.Part:
     """The local part of the parameter itself, even if its state belongs to a subspace."""
     return lay.own if isinstance(lay, LowRankLayout) else lay.part
+
+
+def _is_batch(lay: Layout) -> bool:
+    """Whether a parameter is a batch of matrices, as experts are: [E, H, D]."""
+    return len(_part(lay).shape) == 3
 
 
 def _reduces(lay: Layout) -> bool:

@@ -1,5 +1,5 @@
-"""A sharded parameter whose gradient only some ranks have is stepped with zeros by the others, under rules that reduce anything: one small collective,
-and none under rules that do not."""
+"""A sharded parameter whose gradient only some ranks have is stepped with zeros by the others, under rules that reduce anything and among experts, which
+are batches of matrices: one small collective, and none elsewhere."""
 
 import pytest
 
@@ -12,13 +12,20 @@ def test_what_one_rank_has_a_gradient_of_all_step_with_the_bits_of_one_process(p
         assert len(found) >= 4
 
 
-def test_one_collective_more_where_a_rule_reduces_and_none_where_it_does_not(pool):
+def test_one_collective_more_where_a_rule_reduces_or_experts_are_cut_and_none_elsewhere(pool):
     for counts in pool.run(2, "presence_worker", "collectives"):
         for name in ("LAMB", "Adafactor", "tensor scales"):
             assert counts[name] == [n + 1 for n in counts[f"{name}, alone"]], (name, counts)
         free = {name: steps for name, steps in counts.items() if name.endswith("free")}
+        experts = {name: steps for name, steps in counts.items() if name.endswith("experts")}
+        assert len(experts) == 4 and all(steps == [1] * 4 for steps in experts.values()), experts
         assert len(free) == 5 and not any(n for steps in free.values() for n in steps), free
 
 
 def test_a_probe_asks_too(pool):
     assert pool.run(2, "presence_worker", "probed") == [[True, True], [True, True]]
+
+
+def test_steps_in_the_backward_pass_agree_too(pool):
+    for equal in pool.run(2, "presence_worker", "in_backward"):
+        assert len(equal) == 6 and all(equal.values()), equal
