@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import lowbit
+from lowbit.optim.ema import FORMATS
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.optimizer,
             ranks=given.ranks,
             dtype=given.dtype and getattr(torch, given.dtype),
+            ema=given.ema,
             **_options(given),
         )
     except (TypeError, ValueError, RuntimeError, OSError, ImportError) as error:
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "--full-precision", action="append", metavar="PATTERN",
         help="parameters of these names keep float32 state; repeatable, and '' is none (embeddings and output heads)",
     )  # fmt: skip
+    add("--ema", choices=tuple(FORMATS), default=False, help="averages of weights, as lowbit.EMA keeps them")  # fmt: skip
     add(
         "--option", action="append", default=[], metavar="NAME=VALUE", type=_option,
         help="another argument of the optimizer, such as rank=128 or momentum=0.9; repeatable",

@@ -17,6 +17,7 @@ from lowbit.step.numbers import capturing
 from lowbit.step.versions import raise_versions, versioned
 
 FORMATS = {"bfloat16_stochastic": torch.bfloat16, "float32": torch.float32}
+EMA_FORMAT = "bfloat16_stochastic"  # by default
 # In a state dict. DCP compares no dtypes, so each format has a name of its own.
 _KEYS = {"bfloat16_stochastic": "average_bfloat16", "float32": "average_float32"}
 
@@ -69,17 +70,17 @@ class EMA:
         params: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
         decay: float = 0.999,
         *,
-        state_format: str = "bfloat16_stochastic",
+        state_format: str = EMA_FORMAT,
         warmup: bool = False,
         seed: int = 0,
     ) -> None:
-        _check_format(state_format)
+        dtype = format_of(state_format)
         check_seed(seed)
         self.model = params if isinstance(params, nn.Module) else None
         self.state_format, self.decay, self.warmup, self.seed = state_format, decay, warmup, seed
         self._count = torch.zeros((), dtype=torch.int64, device="cpu")  # as loads write it in place
         _float32_decay(decay)  # raises
-        self._members = averaged(params, FORMATS[state_format], state_format)
+        self._members = averaged(params, dtype, state_format)
         self.averages: dict[str, Tensor] = {each.name: each.average for each in self._members}
         self._groups = by_device(self._members)
         self._kept: list[Tensor] | None = None  # the weights, in average_parameters
@@ -292,9 +293,10 @@ class EMA:
             )
 
 
-def _check_format(state_format: Any) -> None:
-    if state_format in FORMATS:
-        return
+def format_of(state_format: Any) -> torch.dtype:
+    """The dtype of averages in a format of EMA. Raises ValueError if it is none."""
+    if isinstance(state_format, str) and state_format in FORMATS:
+        return FORMATS[state_format]
     why = "to nearest it stands still" if state_format == "bfloat16" else "docs/ema.md has what fewer bits do to an average"  # fmt: skip
     raise ValueError(f"state_format={state_format!r}: an average is kept in {' or '.join(FORMATS)}; {why}")  # fmt: skip
 

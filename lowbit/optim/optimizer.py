@@ -6,6 +6,7 @@ import glob
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from lowbit import ops
 from lowbit.config import overrides
@@ -43,6 +44,25 @@ class LowbitOptimizer(SteppingOptimizer):
 
     def _check_saving(self) -> None:
         """Raises RuntimeError where a checkpoint would not hold what it should."""
+
+    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
+        """torch's; refuses torchft's LocalSGD and DiLoCo where the state belongs to weights that they overwrite.
+
+        Raises:
+            ValueError: the hook is theirs, and the optimizer keeps Kahan or split correction bits, or is Schedule-Free.
+        """
+        if type(getattr(hook, "__self__", None)).__module__ == "torchft.local_sgd":
+            self._check_overwritten()
+        return super().register_step_post_hook(hook)
+
+    def _check_overwritten(self) -> None:
+        """Raises ValueError where something else than a step must not write the weights."""
+        for _, p, lay in self._laid_out():
+            if lay.compensation:
+                raise ValueError(
+                    f"LocalSGD and DiLoCo overwrite the weights, and {lay.compensation.key!r} of parameter {self._what(p)} holds correction bits of the "
+                    "weights before: build the optimizer with param_format='stochastic' or 'nearest', or with float32 weights"
+                )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a `state_dict()`; this optimizer's dtypes and layout of state stay.

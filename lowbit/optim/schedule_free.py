@@ -150,6 +150,11 @@ class ScheduleFreeAdamW(LowbitOptimizer):
                 "the model and the optimizer, then call opt.train()"
             )
 
+    def _check_overwritten(self) -> None:
+        raise ValueError(
+            "LocalSGD and DiLoCo overwrite the weights, which ScheduleFreeAdamW keeps as one of three copies that belong together: use AdamW"
+        )
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(_with_steps(state_dict))
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from lowbit import sharding
 from lowbit.config.overrides import clean_name
+from lowbit.optim.ema import EMA_FORMAT, format_of
 from lowbit.optim.muon_with_adamw import MuonWithAdamW
 from lowbit.optim.named import optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
-from lowbit.planning.libraries import LIBRARIES, STEP, Library
+from lowbit.planning.libraries import COUNT, LIBRARIES, STEP, Library
 from lowbit.planning.models import meta_model
 from lowbit.planning.report import Estimate, Footprint
 from lowbit.state.layout import Layout
@@ -30,6 +31,7 @@ def estimate(
     ranks: Any = None,
     dtype: torch.dtype | None = None,
     full_precision: bool | Sequence[str] | None = None,
+    ema: bool | str = False,
     **options: Any,
 ) -> Estimate:
     """What a run will keep in memory and write to a checkpoint, under lowbit and under other libraries.
@@ -50,6 +52,8 @@ def estimate(
         dtype: of the weights under lowbit, torchao and bitsandbytes, as `model.to(dtype)` casts them; None (default)
             keeps the model's.
         full_precision: the optimizer's; None (default) groups parameters by `lowbit.param_groups(model)`.
+        ema: True counts the averages of a `lowbit.EMA` too, "float32" those in that format. The other libraries' rows
+            then count torch's `AveragedModel`, a copy of the whole model in its dtype. False (default) counts none.
         options: the optimizer's other arguments (`state_format="4bit"`, `rank=128`, `momentum=0.9`).
 
     Returns:
@@ -80,9 +84,9 @@ def estimate(
         raise TypeError(f"estimate takes an optimizer of lowbit, not {type(opt).__name__}")
     layouts = [(of_stand_in[p], lay) for _, p, lay in opt._laid_out()]
     trained = [weight for weight, _ in layouts]
-    footprints = {"lowbit": _ours(opt, weights, layouts, dtype, ranks)}
+    footprints = {"lowbit": _ours(opt, weights, layouts, dtype, ranks, ema)}
     for name, library in LIBRARIES.items():
-        footprints[name] = _theirs(library, weights, trained, dtype, ranks)
+        footprints[name] = _theirs(library, weights, trained, dtype, ranks, bool(ema))
     parameters = [weight for weight in weights if weight.parameter]
     return Estimate(
         type(opt).__name__, ranks, sum(w.values for w in parameters), sum(w.values for w in trained),
@@ -201,6 +205,7 @@ def _ours(
     layouts: Sequence[tuple[_Weight, Layout]],
     dtype: torch.dtype | None,
     ranks: int,
+    ema: bool | str,
 ) -> Footprint:
     known: dict[tuple[int, int], int] = {}  # ranks differ in few lengths
 
@@ -228,7 +233,8 @@ def _ours(
     note = ""
     if any(group["full_precision"] is True for group in opt.param_groups):
         note = "embeddings and output heads keep float32 state; full_precision=() quantizes it"
-    return Footprint(title, held, grads, state, saved + whole, note)
+    averages, kept = _averages([w for w, _ in layouts], ranks, ema) if ema else ((), 0)
+    return Footprint(title, held, grads, state, saved + whole + kept, note, averages)
 
 
 def _theirs(
@@ -237,6 +243,7 @@ def _theirs(
     trained: Sequence[_Weight],
     dtype: torch.dtype | None,
     ranks: int,
+    ema: bool,
 ) -> Footprint:
     cast = library.dtype or dtype
     bfloat16 = any(w.of(cast).dtype == torch.bfloat16 for w in trained)
@@ -249,9 +256,19 @@ def _theirs(
     replicated = (ranks - 1) * len(trained) * library.step_bytes
     held, grads, saved = _model(weights, trained, cast, ranks)
     note = library.note(bfloat16) if ranks > 1 else ""
-    return Footprint(
-        library.title, held, grads, tuple(state), saved + sum(state) - replicated, note
-    )
+    averages = tuple(copied + COUNT for copied in held) if ema else ()  # torch's AveragedModel
+    kept = saved + sum(state) - replicated + (saved + COUNT if ema else 0)
+    return Footprint(library.title, held, grads, tuple(state), kept, note, averages)
+
+
+def _averages(
+    trained: Sequence[_Weight], ranks: int, ema: bool | str
+) -> tuple[tuple[int, ...], int]:
+    """What `lowbit.EMA` keeps on each rank, and what it adds to a checkpoint."""
+    size = format_of(EMA_FORMAT if ema is True else ema).itemsize
+    beside = COUNT + STEP * len(trained)
+    held = tuple(sum(w.here(r, ranks) for w in trained) * size + beside for r in range(ranks))
+    return held, sum(w.values for w in trained) * size + COUNT
 
 
 def _model(

@@ -9,6 +9,7 @@ import torch
 
 MOMENTS = 2  # exp_avg and exp_avg_sq
 STEP = 4  # bytes of a step count, a float32 of no dimensions
+COUNT = 8  # bytes of a number of updates, an int64 of no dimensions
 CODEBOOK = 256 * 4  # bytes of a map of 8-bit codes to float32
 # Both libraries quantize from so many values on, in blocks of so many, with a float32 scale each: torchao's
 # `OptimizerBase._new_buffer` and `block_size`, bitsandbytes' `min_8bit_size` and the 256 of `init_state`.

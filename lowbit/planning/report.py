@@ -6,7 +6,6 @@ import html
 from dataclasses import dataclass
 from typing import Any
 
-HEAD = ("", "weights", "gradients", "state", "sum", "of float32", "checkpoint")
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -20,11 +19,18 @@ class Footprint:
     state: tuple[int, ...]  # of the optimizer, with correction bits of the weights
     checkpoint: int  # weights and optimizer state, on all ranks together
     note: str = ""  # what else to know, such as what stands in the way of running it
+    averages: tuple[int, ...] = ()  # of weights, if they were asked for: lowbit.EMA, or a copy
 
     @property
     def total(self) -> tuple[int, ...]:
-        """Weights, gradients and state of each rank."""
-        return tuple(map(sum, zip(self.weights, self.gradients, self.state, strict=True)))
+        """Weights, gradients, state and averages of each rank."""
+        return tuple(map(sum, zip(*self.parts.values(), strict=True)))
+
+    @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """What the total is the sum of, by name."""
+        named = {"weights": self.weights, "gradients": self.gradients, "state": self.state}
+        return {**named, "averages": self.averages} if self.averages else named
 
     @property
     def largest(self) -> int:
@@ -52,12 +58,15 @@ class Estimate:
         where = "one rank" if self.ranks == 1 else f"the largest of {self.ranks} ranks"
         return f"{self.parameters:,} parameters{trained}, {' and '.join(self.dtypes)}; bytes on {where}"
 
+    def _head(self) -> tuple[str, ...]:
+        return ("", *self["lowbit"].parts, "sum", "of float32", "checkpoint")
+
     def _table(self) -> list[tuple[str, ...]]:
         whole = self["torch_float32"]
         rows = []
         for each in self.footprints.values():
             at = each.largest
-            parts = (each.weights[at], each.gradients[at], each.state[at], each.total[at])
+            parts = (*(part[at] for part in each.parts.values()), each.total[at])
             share = f"{100 * each.total[at] / max(1, whole.total[whole.largest]):.0f}%"
             rows.append((each.title, *map(readable, parts), share, readable(each.checkpoint)))
         return rows
@@ -68,11 +77,14 @@ class Estimate:
             said = f"Assumed: fully_shard over {self.ranks} ranks; a checkpoint is the sum of all."
             notes.insert(0, said)
         said = "Not counted: activations, temporary buffers, what allocators and file formats add."
+        if self["lowbit"].averages:
+            said_of_averages = "averages: lowbit.EMA; of the others torch's AveragedModel, which in bfloat16 stands still (docs/ema.md)"
+            notes.append(said_of_averages)
         return [said, *notes]
 
     def __str__(self) -> str:
-        rows = [HEAD, *self._table()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+        rows = [self._head(), *self._table()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
             for row in rows
@@ -88,7 +100,7 @@ class Estimate:
         body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self._table())
         notes = "".join(f"<br>{html.escape(note)}" for note in self._notes())
         return (
-            f"<table><caption>{html.escape(self._title())}</caption><thead><tr>{cells(HEAD, 'th')}</tr></thead>"
+            f"<table><caption>{html.escape(self._title())}</caption><thead><tr>{cells(self._head(), 'th')}</tr></thead>"
             f"<tbody>{body}</tbody></table><small>{notes.removeprefix('<br>')}</small>"
         )
 
@@ -103,9 +115,7 @@ class Estimate:
             "footprints": {
                 library: {
                     "title": each.title,
-                    "weights": list(each.weights),
-                    "gradients": list(each.gradients),
-                    "state": list(each.state),
+                    **{name: list(part) for name, part in each.parts.items()},
                     "total": list(each.total),
                     "largest_rank": each.largest,
                     "checkpoint": each.checkpoint,

@@ -16,6 +16,7 @@ from lowbit.state import layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.layout import Layout, check_stream
 from lowbit.state.parts import GroupParts, whole_groups
+from lowbit.state.place import check_place
 from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
@@ -314,6 +315,8 @@ class StatefulOptimizer(Optimizer):
         for number, p, name, index in members:
             group = self.param_groups[number]
             if not complete and p not in self._layouts:
+                what = f"parameter {name!r}" if name else f"parameter {index}"
+                check_place(p, sharding.local(p), what)
                 self._layouts[p] = self.layout_of(group, p, name, index)
                 reduce_groups(self._layouts[p])  # raises where shards could not agree
             if not complete and name:

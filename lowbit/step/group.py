@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lowbit import ops, sharding
 from lowbit.state.layout import Layout
+from lowbit.state.place import EXPANDED, overlaps
 from lowbit.state.plan import plan_tensor
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.step.numbers import capturing
@@ -129,9 +130,6 @@ class StepGroup:
 
 
 def refuse_overlap(value: Tensor) -> None:
-    """Raises RuntimeError for an expanded view, before anything is written."""
-    if any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True)):
-        raise RuntimeError(
-            f"a parameter of shape {tuple(value.shape)} is an expanded view, in which several elements share memory; step the tensor that it "
-            "was expanded from"
-        )
+    """Raises RuntimeError for an expanded view, before anything is written: one that was not to be trained at construction."""
+    if overlaps(value):
+        raise RuntimeError(f"a parameter {EXPANDED.format(tuple(value.shape))}")

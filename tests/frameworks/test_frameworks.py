@@ -29,6 +29,8 @@ CASES = [
     ("transformers", "fsdp1_flat"),
     ("transformers", "ddp_schedule_free"),
     ("transformers", "fsdp2_schedule_free"),
+    ("trl", "ddp"),
+    ("trl", "fsdp2"),
     ("lightning", "ddp"),
     ("lightning", "model_parallel"),
     ("lightning", "fsdp1_orig"),

@@ -99,16 +99,6 @@ def test_names_of_the_factory_are_no_options_in_text(tmp_path, name):
 # TRL
 
 
-def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{i}": i for i in range(62)} | {"<pad>": 62, "<eos>": 63}
-    made = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
-
-
 def test_trl_trains_stops_and_resumes(tmp_path):
     need_package("trl")
     from datasets import Dataset
@@ -123,7 +113,7 @@ def test_trl_trains_stops_and_resumes(tmp_path):
         args = SFTConfig(output_dir=str(tmp_path), gradient_checkpointing=False, **options)
         choice = optimizer(args, "AdamW", state_format="4bit")
         return SFTTrainer(
-            launchers.language_model(seed), args, train_dataset=data, processing_class=tokenizer(),
+            launchers.language_model(seed), args, train_dataset=data, processing_class=launchers.tokenizer(),
             optimizer_cls_and_kwargs=choice,
         )  # fmt: skip
 
@@ -146,7 +136,7 @@ def test_trls_trainers_without_the_argument_take_the_attribute(tmp_path):
     args = DPOConfig(output_dir=str(tmp_path), **{**launchers.ARGUMENTS, "max_steps": 2})
     made = DPOTrainer(
         launchers.language_model(), launchers.language_model(), args, train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer(),
+        processing_class=launchers.tokenizer(),
     )  # fmt: skip
     made.optimizer_cls_and_kwargs = optimizer(args, "Lion", state_format="4bit")
     made.train()

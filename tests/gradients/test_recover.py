@@ -15,6 +15,10 @@ def test_an_accumulated_step_is_run_again_with_the_same_bits(pool, kind):
     check(pool.run(2, "recover_worker", "run_again", kind), 16)
 
 
+def test_hsdp_runs_a_step_again_with_the_same_bits(pool):
+    check(pool.run(4, "recover_worker", "run_again", "hsdp"), 16)
+
+
 @pytest.mark.parametrize("kind, count", [("ddp", 4), ("fsdp2", 6)])
 def test_steps_in_backward_go_on(pool, kind, count):
     check(pool.run(2, "recover_worker", "in_backward", kind), count)

@@ -126,6 +126,49 @@ def test_state_is_what_the_optimizer_holds_after_a_step(rule, tied):
     assert said.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+EMAS = {True: "bfloat16_stochastic", "float32": "float32"}
+
+
+@pytest.mark.parametrize("ema", EMAS)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_averages_are_what_an_ema_holds_and_saves(ema, tied):
+    model = Model(tied).bfloat16()
+    plain, said = lowbit.estimate(model), lowbit.estimate(model, ema=ema)
+    kept = lowbit.EMA(model, state_format=EMAS[ema])
+    kept.update_parameters()
+    steps = sum(size({"": step}) for group in kept._groups for step in group.steps)
+    ours, before = said["lowbit"], plain["lowbit"]
+    assert ours.averages == (size(kept.averages) + steps + size({"": kept._count}),)
+    assert ours.total[0] == before.total[0] + ours.averages[0]
+    assert ours.checkpoint == before.checkpoint + size(kept.state_dict())
+    copied = torch.optim.swa_utils.AveragedModel(model)
+    theirs, before = said["torch_bfloat16"], plain["torch_bfloat16"]
+    tensors = [*copied.parameters(), *copied.buffers()]
+    assert theirs.averages == (size(dict(enumerate(tensors))),)
+    assert theirs.checkpoint == before.checkpoint + size(copied.state_dict())
+    assert said["torch_float32"].averages > theirs.averages == said["torchao_8bit"].averages
+    assert "AveragedModel" in str(said) and "AveragedModel" not in str(plain)
+
+
+@pytest.mark.parametrize("ema", EMAS)
+def test_ranks_hold_their_part_of_the_averages(ema):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for rank in (0, 2):
+        dist.init_process_group("fake", rank=rank, world_size=3, store=FakeStore())
+        try:
+            model = Model().bfloat16()
+            fully_shard(model, mesh=init_device_mesh("cpu", (3,)))
+            kept = lowbit.EMA(model, state_format=EMAS[ema])
+            said = lowbit.estimate(model, ema=ema)["lowbit"]
+            here = sum(size(local(t)) for t in kept.averages.values())
+            assert said.averages[rank] == here + 4 * len(kept.averages) + 8
+        finally:
+            dist.destroy_process_group()
+
+
 def test_other_libraries_hold_what_is_said_of_them(monkeypatch):
     import bitsandbytes
     import torchao.optim
@@ -234,6 +277,12 @@ def test_the_result_prints_and_becomes_json():
         assert footprint.note in text
     assert "the largest of 2 ranks" in text and "100%" in text and text.splitlines()[2].startswith(" ")  # fmt: skip
     assert page.count("<tr>") == 1 + len(said.footprints)
+    with_averages = lowbit.estimate(Model().bfloat16(), ranks=2, ema=True)
+    lines = str(with_averages).splitlines()
+    assert lines[2].split() == ["weights", "gradients", "state", "averages", "sum", "of", "float32", "checkpoint"]  # fmt: skip
+    assert "<th>averages</th>" in with_averages._repr_html_() and "averages" not in page
+    averages = with_averages.as_dict()["footprints"]["lowbit"]["averages"]
+    assert tuple(averages) == with_averages["lowbit"].averages and len(averages) == 2
     data = json.loads(json.dumps(said.as_dict()))
     assert data["footprints"]["lowbit"]["state"] == list(said["lowbit"].state)
     assert data["optimizer"] == "AdamW4bit" and data["dtypes"] == ["bfloat16"]
@@ -248,6 +297,7 @@ def test_the_result_prints_and_becomes_json():
         (nn.Linear(8, 8), {"optimizer": torch.optim.AdamW}, TypeError, "optimizer of lowbit, not AdamW"),
         (nn.Linear(8, 8), {"optimizer": torch.optim.AdamW, "full_precision": ()}, TypeError, "full_precision"),
         (nn.Linear(8, 8), {"state_format": "9bit"}, ValueError, "9bit"),
+        (nn.Linear(8, 8), {"ema": "bfloat16"}, ValueError, "to nearest it stands still"),
         (nn.Linear(8, 8), {"colour": 1}, TypeError, "colour"),
         (nn.Linear(8, 8), {"ranks": 0}, ValueError, "at least 1 but is: 0"),
         (nn.Linear(8, 8), {"ranks": "2"}, TypeError, "number or a DeviceMesh but is: '2'"),
@@ -325,6 +375,8 @@ def test_the_command_line(transformers, tmp_path, capsys):
     folder = str(write(tmp_path))
     assert command.main(["estimate", folder]) == 0
     assert capsys.readouterr().out == f"{lowbit.estimate(folder)}\n"
+    assert command.main(["estimate", "--ema", "float32", folder]) == 0
+    assert capsys.readouterr().out == f"{lowbit.estimate(folder, ema='float32')}\n"
     arguments = "--optimizer Fira --ranks 2 --dtype float32 --state-format 4bit --option rank=8 --full-precision *embed* --json"  # fmt: skip
     assert command.main(["estimate", folder, *arguments.split()]) == 0
     wanted = lowbit.estimate(folder, "Fira", ranks=2, dtype=torch.float32, state_format="4bit", rank=8, full_precision=["*embed*"])  # fmt: skip
@@ -335,7 +387,7 @@ def test_the_command_line(transformers, tmp_path, capsys):
     "arguments",
     [
         [], ["estimate"], ["estimate", "nowhere"], ["estimate", ".", "--ranks", "two"], ["estimate", ".", "--option", "rank"],
-        ["estimate", ".", "--dtype", "int8"], ["estimate", "pyproject.toml"],
+        ["estimate", ".", "--dtype", "int8"], ["estimate", ".", "--ema", "bfloat16"], ["estimate", "pyproject.toml"],
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -8,7 +8,17 @@ import torch
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize(
     "mode, ranks",
-    [("ddp", 2), ("replicate", 2), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("hsdp", 4), ("tp", 4)],
+    [
+        ("ddp", 2),
+        ("replicate", 2),
+        ("fsdp", 2),
+        ("fsdp", 3),
+        ("fsdp", 4),
+        ("hsdp", 4),
+        ("tp", 4),
+        ("offload", 2),
+        ("meshes", 4),
+    ],
 )
 def test_every_sharding_gives_the_same_bits(pool, mode, ranks, dtype):
     found = pool.run(ranks, "ema_worker", "run", mode, ranks, dtype)

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed._composable import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lowbit
@@ -55,6 +55,11 @@ def build(mode: str, ranks: int, dtype: torch.dtype) -> nn.Module:
         fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), reshard_after_forward=False)
     if mode == "hsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("a", "b")))
+    if mode == "offload":
+        fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), offload_policy=CPUOffloadPolicy(pin_memory=False))  # fmt: skip
+    if mode == "meshes":  # as experts beside other layers
+        fully_shard(model.up, mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("a", "b")))  # fmt: skip
+        fully_shard(model.down, mesh=init_device_mesh("cpu", (ranks,)))
     if mode == "tp":
         mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("fsdp", "tp"))
         parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})

@@ -154,7 +154,14 @@ def through_accelerate_on_a_cpu(kind: str, folder: pathlib.Path, resume: bool) -
         return {"wrapped": sharding(Accelerator(cpu=True, fsdp_plugin=plugin).prepare(Net()))}
 
 
-def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
+def through_trl(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
+    return through_transformers(kind, folder, resume, sft=True)
+
+
+def through_transformers(
+    kind: str, folder: pathlib.Path, resume: bool, *, sft: bool = False
+) -> dict[str, Digest]:
+    """Trainer, or TRL's SFTTrainer, which is one."""
     from accelerate.state import AcceleratorState
     from transformers import (
         LlamaConfig,
@@ -184,6 +191,15 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
                 "sync_module_states": False,  # which takes a GPU
             },
         }  # fmt: skip
+    made, own = Trainer, {}
+    if sft:
+        from datasets import Dataset
+        from launchers import tokenizer
+        from trl import SFTConfig, SFTTrainer
+
+        TrainingArguments, made = SFTConfig, SFTTrainer
+        plugin |= {"gradient_checkpointing": False, "bf16": False}  # as Trainer's defaults are
+        own["processing_class"] = tokenizer()
     args = TrainingArguments(
         output_dir=str(folder), max_steps=ALL, save_steps=HALF, per_device_train_batch_size=4,
         learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.0, report_to=[], use_cpu=True, disable_tqdm=True,
@@ -191,6 +207,8 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
         lr_scheduler_type="constant" if schedule_free else "linear", **plugin,
     )  # fmt: skip
     data = [{"input_ids": row, "labels": row} for i in range(12) for row in batch_of(i, 0)]
+    if sft:
+        data = Dataset.from_list([{"input_ids": each["input_ids"].tolist()} for each in data])
     out: dict[str, Digest] = {}
 
     class Digests(TrainerCallback):
@@ -201,8 +219,8 @@ def through_transformers(kind: str, folder: pathlib.Path, resume: bool) -> dict[
 
     choice = optimizer(args, "ScheduleFreeAdamW" if schedule_free else "AdamW", seed=3)
     callbacks = [*[ScheduleFreeCallback()] * schedule_free, Digests()]
-    trainer = Trainer(
-        model, args, train_dataset=data, optimizer_cls_and_kwargs=choice, callbacks=callbacks
+    trainer = made(
+        model, args, train_dataset=data, optimizer_cls_and_kwargs=choice, callbacks=callbacks, **own
     )  # type: ignore[arg-type]
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{HALF}") if resume else None)
     assert sharding(trainer.model_wrapped) == version

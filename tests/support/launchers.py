@@ -49,6 +49,16 @@ def trainer(folder: pathlib.Path, cls=None, **options):
     )  # fmt: skip
 
 
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{i}": i for i in range(62)} | {"<pad>": 62, "<eos>": 63}
+    made = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+
+
 def digest(model) -> str:
     found = hashlib.sha256()
     for name, p in sorted(model.named_parameters()):

@@ -71,8 +71,10 @@ class Net(nn.Module):
 
 def build(kind: str) -> tuple[nn.Module, Any]:
     model: nn.Module = Net()
-    if kind == "fsdp2":
-        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    if kind in ("fsdp2", "hsdp"):
+        ranks = torch.distributed.get_world_size()
+        shape = {"fsdp": ranks} if kind == "fsdp2" else {"copies": 2, "fsdp": ranks // 2}
+        mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
         for block in model.blocks:  # type: ignore[union-attr]
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
