@@ -101,7 +101,7 @@ struct CodebookFormat {
   }
   LB_HD static float dequantize(uint32_t code) { return kCodebookTable<Map>.value[code]; }
   LB_HD static uint32_t quantize(float z) { return book().quantize(z); }
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code + 1 < kCodes ? code + 1 : code;
     return code > kLowest ? code - 1 : code;
   }

@@ -53,7 +53,7 @@ struct Float8Code {
     return code;
   }
 
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     const uint32_t m = code & 0x7fu, sign = code & 0x80u;
     if (up == (sign == 0) || (m == 0 && kWithSign)) {  // away from zero
       const uint32_t side = m == 0 ? (up ? 0 : 0x80u) : sign;
