@@ -29,6 +29,13 @@
 
 namespace lowbit {
 
+/// The entries of a map whose values are evenly spaced: (code + kShift) / kDivisor.
+template <class Map>
+constexpr void fill_evenly(float* value) {
+  for (int q = 0; q < Map::kCodes; ++q)
+    value[q] = static_cast<float>(q + Map::kShift) / static_cast<float>(Map::kDivisor);
+}
+
 template <class Map>
 struct CodebookTable {
   static constexpr int kEntries = 1 << Map::kBits;
@@ -111,6 +118,9 @@ struct CodebookFormat {
 
 template <class F>
 concept IsCodebook = F::kCodebook;
+/// Evenly spaced codes of more than 4 bits: computed where vectors have lookups of fewer entries.
+template <class F>
+constexpr bool kEven = F::kBits > 4 && requires { F::Map::kDivisor; };
 
 }  // namespace lowbit
 
