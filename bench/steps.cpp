@@ -38,10 +38,14 @@ struct Spec {
 
 double hyper_of(const std::string& name) {
   static const std::map<std::string, double> values = {
-      {"lr", 1e-5},      {"beta1", 0.9},   {"beta2", 0.999}, {"beta3", 0.9999}, {"eps", 1e-8},
-      {"eps1", 1e-30},   {"eps2", 1e-3},   {"d", 1.0},       {"momentum", 0.9}, {"weight_decay", 0.01},
-      {"beta2_decay", -0.8}, {"fira_margin", -1.0}, {"alpha", 5.0}, {"trust_coefficient", 1e-3},
-      {"ratio", 1.0},    {"average", 0.1}};
+      {"lr", 1e-5},          {"beta1", 0.9},
+      {"beta2", 0.999},      {"beta3", 0.9999},
+      {"eps", 1e-8},         {"eps1", 1e-30},
+      {"eps2", 1e-3},        {"d", 1.0},
+      {"momentum", 0.9},     {"weight_decay", 0.01},
+      {"beta2_decay", -0.8}, {"fira_margin", -1.0},
+      {"alpha", 5.0},        {"trust_coefficient", 1e-3},
+      {"ratio", 1.0},        {"average", 0.1}};
   const auto at = values.find(name);
   return at == values.end() ? 0.0 : at->second;
 }
@@ -84,7 +88,8 @@ class Subject {
     for (int64_t i = 0; i < n; ++i) {
       const float at = some[static_cast<size_t>(i + i / 65536) % some.size()];
       put(job_.param, i, 0.02f * at, wide, half);
-      put(const_cast<void*>(job_.grad), i, 1e-3f * some[static_cast<size_t>(i * 7) % some.size()], wide, half);
+      put(const_cast<void*>(job_.grad), i, 1e-3f * some[static_cast<size_t>(i * 7) % some.size()],
+          wide, half);
     }
     for (int k = 0; k < rule.slots; ++k) add_slot(job_.state[k], rule.slot[k], spec, n);
     for (int k = 0; k < rule.factors; ++k) {
@@ -97,12 +102,16 @@ class Subject {
     job_.totals = static_cast<int64_t*>(room(3 * kMaxTotals * ExactSum::kWords * 8));
     job_.numbers = static_cast<float*>(room(kMaxNumbers * 4));
     job_.random = random_key(5, 7, 9);
-    for (int r = 0; r < rule.rounds; ++r)
-      traffic_ += grad_bytes(grad_format) + (r == 0 ? param.bytes + param.compensation_bytes : 0);
+    for (int r = 0; r < rule.rounds; ++r) {
+      traffic_ += grad_bytes(grad_format);
+      if ((rule.reads[r] & kReadsParam) != 0) traffic_ += param.bytes + param.compensation_bytes;
+      if ((rule.reads[r] & kReadsState) != 0) traffic_ += state_traffic_ / 2;
+    }
     for (int i = 0; i < 3; ++i) step();
   }
 
-  double traffic() const { return traffic_; }
+  /// Bytes per parameter.
+  double traffic() const { return traffic_ + state_traffic_; }
 
   /// As csrc/ops/step_cpu.cpp steps a single tensor with one thread.
   void step() {
@@ -144,7 +153,9 @@ class Subject {
   void add_slot(StateSlot& slot, const Slot& of, const Spec& spec, int64_t n) {
     // As the presets: weights and means over thousands of steps stay in bfloat16.
     const bool plain = of.is_weight || of.is_slow;
-    slot.format = find_state(plain ? "bfloat16" : of.is_signed ? spec.with_sign : spec.without_sign);
+    slot.format = find_state(plain          ? "bfloat16"
+                             : of.is_signed ? spec.with_sign
+                                            : spec.without_sign);
     const StateInfo info = state_info(slot.format);
     slot.block = info.scaled ? info.block : 0;
     slot.kind = info.scaled ? kBlock : kNoScale;
@@ -152,7 +163,8 @@ class Subject {
     slot.values = room(code_bytes(n, info.bits));
     const int64_t scales = info.scaled ? n / info.block * info.scale_bytes : 0;
     if (info.scaled) slot.scales = room(scales);
-    traffic_ += 2.0 * static_cast<double>(code_bytes(n, info.bits) + scales) / static_cast<double>(n);
+    const auto bytes = static_cast<double>(code_bytes(n, info.bits) + scales);
+    state_traffic_ += 2.0 * bytes / static_cast<double>(n);
     const std::vector<float> zeros(static_cast<size_t>(kMaxTile));
     for (int64_t at = 0; info.scaled && at < n; at += kTile)
       cpu::quantize_run(cpu::kernels(), slot.format, zeros.data(),
@@ -163,13 +175,14 @@ class Subject {
   static void begin_sums(const Job& job, const Factor& f) {
     std::memset(f.row_sums, 0, static_cast<size_t>(job.inner_rows) * ExactSum::kWords * 8);
     std::memset(f.col_sums, 0, static_cast<size_t>(job.inner_cols + 1) * ExactSum::kWords * 8);
-    exact_add(f.row, static_cast<int>(job.inner_rows), f.col_sums + job.inner_cols * ExactSum::kWords);
+    exact_add(f.row, static_cast<int>(job.inner_rows),
+              f.col_sums + job.inner_cols * ExactSum::kWords);
   }
 
   Job job_{};
   std::vector<double> hyper_;
   std::vector<std::unique_ptr<char[]>> memory_;
-  double traffic_ = 0.0;
+  double traffic_ = 0.0, state_traffic_ = 0.0;
   int64_t steps_ = 0;
 };
 
@@ -200,7 +213,8 @@ std::vector<std::pair<std::string, Spec>> formats() {
   const auto add = [&](const std::string& with_sign, const std::string& without_sign) {
     for (const bool stochastic : {false, true}) {
       if (stochastic && with_sign == "float32") continue;
-      const std::string name = with_sign == without_sign ? with_sign : with_sign + ", " + without_sign;
+      const std::string name =
+          with_sign == without_sign ? with_sign : with_sign + ", " + without_sign;
       all.push_back({name + (stochastic ? ", stochastic" : ""),
                      {"adamw", with_sign, without_sign, "bfloat16_stochastic", stochastic}});
     }
@@ -227,8 +241,8 @@ void run(const char* list, const std::string& name, const Spec& spec, bool quick
     bytes = own.traffic();
     found[where] = compare(own, adamw, rows * cols, where == 0 ? 0.06 : 0.4);
   }
-  std::printf("%s\t%s\t%s\t%.2f\t%.3f\t%.3f\t%.3f\t%.3f\n", cpu::kernels().isa, list, name.c_str(), bytes,
-              found[0].own, found[0].adamw, found[1].own, found[1].adamw);
+  std::printf("%s\t%s\t%s\t%.2f\t%.3f\t%.3f\t%.3f\t%.3f\n", cpu::kernels().isa, list, name.c_str(),
+              bytes, found[0].own, found[0].adamw, found[1].own, found[1].adamw);
   std::fflush(stdout);
 }
 

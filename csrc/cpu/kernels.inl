@@ -384,8 +384,8 @@ void measure(int round, const float* g, const float* p, const float* const* s,
 }
 
 void add(const float* x, int n, int64_t* words) { exact_add(x, n, words); }
-void add_row(const float* x, int n, ColumnSums& sums, int64_t* words) {
-  add_columns(x, n, sums, words);
+void add_rows(const float* x, int stride, int rows, int n, ColumnSums& sums, int64_t* words) {
+  add_columns(x, stride, rows, n, sums, words);
 }
 
 uint32_t absmax_of_row(const float* x, int n, uint32_t* columns) {
@@ -451,7 +451,7 @@ constexpr Kernels make_kernels() {
   fill_rules(l, UpdateRules{});
   l.draw = draw_all;
   l.add = add;
-  l.add_columns = add_row;
+  l.add_columns = add_rows;
   l.absmax = absmax_of_row;
   return l;
 }
