@@ -29,8 +29,7 @@ LB_HD uint64_t joined(uint64_t w) {
 template <int kBits, int kCount = 4>
 LB_HD uint64_t parted(uint64_t w) {
   constexpr int kWidth = kCount * kBits, kEvery = kCount * 8;
-  w = (w & fields(kWidth, kEvery, false)) |
-      (w << (kEvery - kWidth) & fields(kWidth, kEvery, true));
+  w = (w & fields(kWidth, kEvery, false)) | (w << (kEvery - kWidth) & fields(kWidth, kEvery, true));
   if constexpr (kCount == 1) {
     return w;
   } else {

@@ -33,7 +33,8 @@ constexpr int kLast = [] {
 template <class F>
 constexpr int kFirst = [] {
   int code = 0;
-  while (F::neighbour(static_cast<uint32_t>(code) + 1, false) != static_cast<uint32_t>(code)) ++code;
+  while (F::neighbour(static_cast<uint32_t>(code) + 1, false) != static_cast<uint32_t>(code))
+    ++code;
   return code;
 }();
 
@@ -45,6 +46,18 @@ __attribute__((noinline)) void other_codes(const float* z, const float* v, const
     const int code = near[i];
     const int up = code < last ? code + 1 : code, down = code > first ? code - 1 : code;
     far[i] = static_cast<Storage>(z[i] > v[i] ? up : down);
+  }
+}
+
+/// The same for codes of a sign and a magnitude from `first` to `last`.
+__attribute__((noinline)) void other_signed_codes(const float* z, const float* v,
+                                                  const uint8_t* near, int first, int last,
+                                                  uint8_t* far, int n) {
+  for (int i = 0; i < n; ++i) {
+    const int magnitude = near[i] & 0x7f, code = near[i] > 0x7f ? -magnitude : magnitude;
+    const int up = code < last ? code + 1 : code, down = code > first ? code - 1 : code;
+    const int other = z[i] > v[i] ? up : down;
+    far[i] = static_cast<uint8_t>(other < 0 ? 0x80 - other : other);
   }
 }
 
@@ -102,7 +115,7 @@ LB_HD void stochastic_chunk(const float* x, const float* z, const FromZ& from_z,
   if constexpr (kAscending<F>) {
     other_codes(z, v, near, kFirst<F>, kLast<F>, far, n);
   } else {
-    for (int i = 0; i < n; ++i) far[i] = static_cast<Storage>(F::neighbour(near[i], z[i] > v[i]));
+    other_signed_codes(z, v, near, F::kSigned ? -F::kTop : 1, F::kTop, far, n);
   }
   values(far, w);
   Sides sides{z, v, w, z, v, w};

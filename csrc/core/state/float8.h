@@ -22,6 +22,7 @@ struct Float8Code {
   static constexpr uint32_t kZeroCode = 0;
   using Storage = uint8_t;
   using Scale = TopScale<kTopValue>;
+  static constexpr int kTop = kTopCode;  // the largest magnitude that is written
   static constexpr int kShift = 23 - kMantissa, kBias = (1 << (6 - kMantissa)) - 1;
 
   /// A multiplication rebiases the exponent and also normalizes subnormals. Codes beyond the

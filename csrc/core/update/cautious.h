@@ -44,7 +44,7 @@ struct Cautious {
   }
   /// x where u * g > 0, else 0. The product itself may underflow.
   LB_HD static float where_agree(float u, float g, float x) {
-    return select(same_sign(u, g), x, 0.0f);
+    return where_same_sign(u, g, x, 0.0f);
   }
   template <int kRound>
   LB_HD static void measure(float g, float p, Values<U>& s, const float*, const Coef& c, float&,

@@ -85,7 +85,7 @@ struct Muon {
   }
   LB_HD static void update(float g, float& p, Values<Muon>&, const Coef& c) {
     g = g * c.g_scale;
-    p = p * select(same_sign(g, -p), c.against, c.decay);
+    p = p * where_same_sign(g, -p, c.against, c.decay);
     p = p - c.lr * g;
   }
 };
