@@ -418,28 +418,25 @@ void check_chance(const Kernels& kernel, int format) {
       auto x = values(static_cast<Kind>(turn % static_cast<int>(Kind::kBits)), kTile);
       for (float& v : x) v = v < 0.0f && !F::kSigned ? -v : v;
       uint16_t chance[kTile];
-      for (uint16_t& r : chance) r = static_cast<uint16_t>(draw32());
+      std::generate(chance, chance + kTile, draw32);
       std::vector<uint8_t> codes(kTile * 2);
       cpu::BlockScales scales;
-      uint8_t stored[8];
+      alignas(8) uint8_t stored[8];
       const int n = turn % 3 ? kTile : kTile - turn;
       kernel.scale[format](x.data(), kTile, n, nullptr, nullptr, stored, scales);
       kernel.quantize[format](x.data(), codes.data(), scales, kTile, n, chance);
       typename F::Scale scale;
       std::memcpy(&scale, &scales.of[0], sizeof scale);
-      std::vector<typename F::Storage> one(kTile);
-      if constexpr (F::kBits < 8) {
-        unpack<F::kBits>(codes.data(), one.data(), n);
-      } else {
-        std::memcpy(one.data(), codes.data(), one.size() * sizeof(one[0]));
-      }
+      typename F::Storage one[kTile];
+      std::memcpy(one, codes.data(), sizeof one);
+      if constexpr (F::kBits < 8) unpack<F::kBits>(codes.data(), one, n);
       for (int i = 0; scale.coded && i < n; ++i) {
-        const auto at = static_cast<size_t>(i);
-        wrong += one[at] != quantize_stochastic<F>(scale, x[at], chance[i]);
+        const float v = x[static_cast<size_t>(i)];
+        wrong += one[i] != quantize_stochastic<F>(scale, v, chance[i]);
       }
     }
-    check(wrong == 0, std::string(kernel.isa) + " " + F::kName + " by chance: " +
-                          std::to_string(wrong) + " wrong");
+    check(wrong == 0, std::string(kernel.isa) + " " + F::kName +
+                          " by chance: " + std::to_string(wrong) + " wrong");
   }
 }
 template <class... F>
