@@ -33,10 +33,11 @@ constexpr ParamInfo param_of() {
 template <class U>
 constexpr RuleInfo rule_of() {
   RuleInfo info{U::kName,        U::kSlots,    U::kHypers, factors_of<U>(), rounds_of<U>(),
-                numbers_of<U>(), {-1, -1, -1}, {0, 0, 0},  U::kSlot};
+                numbers_of<U>(), {-1, -1, -1}, {0, 0, 0},  U::kSlot,        {0, 0, 0}};
   if constexpr (rounds_of<U>() > 0) {
     for (int r = 0; r < rounds_of<U>(); ++r)
-      info.grid_factor[r] = U::grid_factor(r), info.totals[r] = U::totals(r);
+      info.grid_factor[r] = U::grid_factor(r), info.totals[r] = U::totals(r),
+      info.reads[r] = reads_of<U>(r);
   }
   return info;
 }

@@ -33,6 +33,7 @@ struct RuleInfo {
   int slots, hypers, factors, rounds, numbers;
   int grid_factor[kMaxRounds], totals[kMaxRounds];  // of each round
   const Slot* slot;                                 // state tensors, `slots` of them
+  int reads[kMaxRounds];                            // Reads of each round
 };
 
 int state_count();

@@ -25,6 +25,23 @@ LB_HD constexpr uint32_t all_if_negative(uint32_t b) {
   return static_cast<uint32_t>(static_cast<int32_t>(b) >> 31);
 }
 
+/// a where the mask is all ones, b where it is zero.
+LB_HD constexpr float select(uint32_t mask, float a, float b) {
+  return bits_float((float_bits(a) & mask) | (float_bits(b) & ~mask));
+}
+
+/// x where a and b are both positive or both negative, else y. Integers, not conditions: g++ makes
+/// branches of those, and loops with branches are left without vectors.
+LB_HD constexpr float where_same_sign(float a, float b, float x, float y) {
+#if defined(__CUDACC__)
+  return (a > 0.0f && b > 0.0f) || (a < 0.0f && b < 0.0f) ? x : y;
+#else
+  const auto positive = static_cast<uint32_t>(a > 0.0f) & static_cast<uint32_t>(b > 0.0f);
+  const auto negative = static_cast<uint32_t>(a < 0.0f) & static_cast<uint32_t>(b < 0.0f);
+  return select(0u - (positive | negative), x, y);
+#endif
+}
+
 /// x, with every NaN replaced by one canonical NaN. Processors propagate different NaN payloads, so
 /// stored values would otherwise differ.
 LB_HD constexpr float canonical(float x) {

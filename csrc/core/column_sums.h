@@ -13,6 +13,7 @@ namespace lowbit {
 
 struct ColumnSums {
   static constexpr int kRows = 256, kSpan = 21;
+  static constexpr int kTogether = 4;  // rows in one call
   // Exponents between the first row's largest term and the end of the window.
   static constexpr int kRoom = 6;
   double *high, *low;        // one for each column of a row
@@ -41,59 +42,68 @@ LB_HD void flush_columns(ColumnSums& sums) {
   sums.rows = 0;
 }
 
-/// Adds a row of n terms. `words` are those of its columns, usually the same as for the previous
-/// row.
-LB_HD void add_columns(const float* x, int n, ColumnSums& sums, int64_t* words) {
-  if (words != sums.words || n != sums.count) {  // flat shards begin and end inside rows
+/// Selects the windows by `rows` rows of n terms, and clears the sums.
+LB_HD void begin_columns(const float* x, int stride, int rows, int n, ColumnSums& sums) {
+  int32_t largest = 0;
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < n; ++i) {
+      const auto bits = static_cast<int32_t>(magnitude_bits(x[r * stride + i]));
+      const bool finite = bits < static_cast<int32_t>(kInfinityBits);
+      largest = finite && bits > largest ? bits : largest;
+    }
+  }
+  for (int i = 0; i < n; ++i) sums.high[i] = sums.low[i] = 0.0;
+  const int top = (largest >> 23) + ColumnSums::kRoom + 1;
+  const int high = top - ColumnSums::kSpan;
+  // 239 is the highest position for which three words remain.
+  sums.absmin_high = high < 1 ? 1 : high > 239 ? 239 : high;
+  const int low = sums.absmin_high - ColumnSums::kSpan;
+  sums.absmin_low = low < 1 ? 1 : low;
+}
+
+/// Adds `rows` rows of n terms, `stride` apart, no more than ColumnSums::kTogether: the sums of a
+/// column are in registers meanwhile. `words` are those of the columns, usually the same as before.
+LB_HD void add_columns(const float* x, int stride, int rows, int n, ColumnSums& sums,
+                       int64_t* words) {
+  using V = SumVector;
+  if (words != sums.words || n != sums.count ||  // flat shards begin and end inside rows
+      sums.rows + rows > ColumnSums::kRows) {
     flush_columns(sums);
     sums.words = words, sums.count = n;
   }
-  constexpr int kLanes = kExactLanes;
-  using Floats = float __attribute__((vector_size(4 * kLanes)));
-  using Bits = int32_t __attribute__((vector_size(4 * kLanes)));
-  using Doubles = double __attribute__((vector_size(8 * kLanes)));
-  const int whole = n & ~(kLanes - 1);
-  if (sums.rows == 0) {
-    int32_t largest = 0;
-    for (int i = 0; i < n; ++i) {
-      const auto bits = static_cast<int32_t>(magnitude_bits(x[i]));
-      const bool finite = bits < static_cast<int32_t>(kInfinityBits);
-      largest = finite && bits > largest ? bits : largest;
-      sums.high[i] = sums.low[i] = 0.0;
-    }
-    const int top = (largest >> 23) + ColumnSums::kRoom + 1;
-    const int high = top - ColumnSums::kSpan;
-    // 239 is the highest position for which three words remain.
-    sums.absmin_high = high < 1 ? 1 : high > 239 ? 239 : high;
-    const int low = sums.absmin_high - ColumnSums::kSpan;
-    sums.absmin_low = low < 1 ? 1 : low;
-  }
+  if (sums.rows == 0) begin_columns(x, stride, rows, n, sums);
+  const int whole = n & ~(V::kLanes - 1);
   const int32_t above = ColumnSums::from(sums.absmin_high + ColumnSums::kSpan),
                 upper = ColumnSums::from(sums.absmin_high),
                 below = ColumnSums::from(sums.absmin_low);
-  Bits outside = {};
-  for (int i = 0; i < whole; i += kLanes) {
-    Bits bits;
-    __builtin_memcpy(&bits, x + i, sizeof bits);
-    const Bits magnitude = bits & 0x7fffffff;
-    const Bits is_above = magnitude >= above, is_upper = magnitude >= upper,
-               is_lower = magnitude >= below;
-    Doubles high, low;
-    __builtin_memcpy(&high, sums.high + i, sizeof high);
-    __builtin_memcpy(&low, sums.low + i, sizeof low);
-    high += __builtin_convertvector((Floats)(bits & (is_upper & ~is_above)), Doubles);
-    low += __builtin_convertvector((Floats)(bits & (is_lower & ~is_upper)), Doubles);
-    __builtin_memcpy(sums.high + i, &high, sizeof high);
-    __builtin_memcpy(sums.low + i, &low, sizeof low);
-    outside |= magnitude & (is_above | ~is_lower);
+  const V::Bits before_above = V::before(above), before_upper = V::before(upper),
+                before_lower = V::before(below);
+  V::Bits outside = V::all(0);
+  for (int i = 0; i < whole; i += V::kLanes) {
+    V::Sums high, low;
+    V::load(sums.high + i, high), V::load(sums.low + i, low);
+    for (int r = 0; r < rows; ++r) {
+      const V::Bits bits = V::load(x + r * stride + i), magnitude = V::magnitude(bits);
+      const V::Mask is_upper = V::greater(magnitude, before_upper),
+                    taken = V::without(V::greater(magnitude, before_lower),
+                                       V::greater(magnitude, before_above));
+      V::add(high, bits, V::both(taken, is_upper));
+      V::add(low, bits, V::without(taken, is_upper));
+      outside = V::join_others(outside, taken, magnitude);
+    }
+    V::store(high, sums.high + i), V::store(low, sums.low + i);
   }
-  int32_t any = whole < n;
-  for (int j = 0; j < kLanes; ++j) any |= outside[j];
-  for (int i = 0; any != 0 && i < n; ++i) {
-    const auto bits = static_cast<int32_t>(magnitude_bits(x[i]));
-    if (i >= whole || bits >= above || bits < below) exact_add(x[i], words + i * ExactSum::kWords);
+  const bool any = whole < n || V::largest(outside) != 0;
+  for (int r = 0; any && r < rows; ++r) {
+    for (int i = 0; i < n; ++i) {
+      const float term = x[r * stride + i];
+      const auto bits = static_cast<int32_t>(magnitude_bits(term));
+      if (i >= whole || bits >= above || (bits < below && bits != 0))
+        exact_add(term, words + i * ExactSum::kWords);
+    }
   }
-  if (++sums.rows == ColumnSums::kRows) flush_columns(sums);
+  sums.rows += rows;
+  if (sums.rows == ColumnSums::kRows) flush_columns(sums);
 }
 
 }  // namespace lowbit

@@ -15,6 +15,9 @@
 
 #include "core/bits.h"
 #include "core/macros.h"
+#if !defined(__CUDACC__)
+#include "core/sum_vector.h"
+#endif
 
 namespace lowbit {
 
@@ -45,6 +48,17 @@ LB_HD void exact_merge(const int64_t* from, int64_t* word) {
 LB_HD void exact_carry(int64_t* word) {
   for (int i = 0; i + 1 < ExactSum::kBins; ++i) {
     word[i + 1] += word[i] >> 16;  // rounds toward minus infinity
+    word[i] &= 0xffff;
+  }
+}
+
+/// The same where most words carry nothing: the chain of additions through all words is then only
+/// predicted, and takes no time.
+LB_HD void exact_carry_few(int64_t* word) {
+  for (int i = 0; i + 1 < ExactSum::kBins; ++i) {
+    const int64_t carried = word[i] >> 16;
+    if (carried == 0) continue;
+    word[i + 1] += carried;
     word[i] &= 0xffff;
   }
 }
@@ -104,31 +118,43 @@ LB_HD void exact_add(const float* x, int n, int64_t* word) {
   for (int i = 0; i < n; ++i) exact_add(x[i], word);
 }
 #else
-#if defined(__AVX512F__)
-constexpr int kExactLanes = 8;
-#else
-constexpr int kExactLanes = 4;  // compilers split vectors where registers are shorter
-#endif
+/// The sum of the terms in a window of magnitudes of n terms, n a multiple of the lanes.
+struct WindowSum {
+  double sum;
+  bool all;  // whether no term, not even a zero, is below the window
+};
+/// kTop: the window has no upper end.
+template <bool kTop>
+LB_HD WindowSum window_sum(const float* x, int n, int32_t lower, int32_t upper) {
+  using V = SumVector;
+  const V::Bits from = V::before(lower), to = V::before(upper);
+  V::Sums sums{}, more{};  // two chains of additions, each of which waits for itself
+  V::Mask all = V::everywhere();
+  const auto take = [&](int i, V::Sums& into) {
+    const V::Bits bits = V::load(x + i), magnitude = V::magnitude(bits);
+    const V::Mask taken = V::greater(magnitude, from);
+    V::add(into, bits, kTop ? taken : V::without(taken, V::greater(magnitude, to)));
+    all = V::both(all, taken);
+  };
+  int i = 0;
+  for (; i + 2 * V::kLanes <= n; i += 2 * V::kLanes) take(i, sums), take(i + V::kLanes, more);
+  if (i < n) take(i, sums);
+  return {V::total(sums) + V::total(more), V::is_everywhere(all)};
+}
+
 /// Adds n terms, in chunks of 256. The sum of 256 terms whose exponents lie within 21 of each other
-/// is exact in double, in any order (24 + 20 + 8 = 52 bits). A chunk is two such sums in vector
-/// lanes, over the upper and the lower 21 exponents below its largest. Smaller terms are added one
-/// by one.
+/// is exact in double, in any order (24 + 20 + 8 = 52 bits). A chunk is such a sum over the upper 21
+/// exponents below its largest, and where there are smaller terms another one over the lower 21.
+/// What is smaller still is added term by term.
 LB_HD void exact_add(const float* x, int n, int64_t* word) {
-  constexpr int kChunk = 256, kLanes = kExactLanes, kSpan = 21;
-  using Floats = float __attribute__((vector_size(4 * kLanes)));
-  using Bits = int32_t __attribute__((vector_size(4 * kLanes)));
-  using Doubles = double __attribute__((vector_size(8 * kLanes)));
+  using V = SumVector;
+  constexpr int kChunk = 256, kSpan = 21;
   for (; n > 0; x += kChunk, n -= kChunk) {
-    const int count = n < kChunk ? n : kChunk, whole = count & ~(kLanes - 1);
-    Bits maximum = {};
-    for (int i = 0; i < whole; i += kLanes) {
-      Bits bits;
-      __builtin_memcpy(&bits, x + i, sizeof bits);
-      bits &= 0x7fffffff;
-      maximum = bits > maximum ? bits : maximum;
-    }
-    int32_t largest = 0;
-    for (int j = 0; j < kLanes; ++j) largest = maximum[j] > largest ? maximum[j] : largest;
+    const int count = n < kChunk ? n : kChunk, whole = count & ~(V::kLanes - 1);
+    V::Bits maximum = V::all(0);
+    for (int i = 0; i < whole; i += V::kLanes)
+      maximum = V::max(maximum, V::magnitude(V::load(x + i)));
+    const int32_t largest = V::largest(maximum);
     const bool finite = largest < static_cast<int32_t>(kInfinityBits);
     for (int i = finite ? whole : 0; i < count; ++i) exact_add(x[i], word);
     if (!finite || largest == 0) continue;
@@ -138,31 +164,22 @@ LB_HD void exact_add(const float* x, int n, int64_t* word) {
     // An exponent of 1 also covers subnormals.
     const int32_t above = absmin_high > 1 ? absmin_high << 23 : 1,
                   below = absmin_low > 1 ? absmin_low << 23 : 1;
-    Doubles high = {}, low = {};
-    Bits rest = {};
-    for (int i = 0; i < whole; i += kLanes) {
-      Bits bits;
-      __builtin_memcpy(&bits, x + i, sizeof bits);
-      const Bits magnitude = bits & 0x7fffffff;
-      const Bits is_high = magnitude >= above, is_small = magnitude < below;
-      high += __builtin_convertvector((Floats)(bits & is_high), Doubles);
-      low += __builtin_convertvector((Floats)(bits & ~(is_high | is_small)), Doubles);
-      rest |= magnitude & is_small;
-    }
-    double sum_high = 0.0, sum_low = 0.0;
-    int32_t small = 0;
-    for (int j = 0; j < kLanes; ++j) {
-      sum_high += high[j];
-      sum_low += low[j];
-      small |= rest[j];
-    }
-    exact_add_units(sum_high, absmin_high - 1, word);
-    exact_add_units(sum_low, absmin_low - 1, word);
-    for (int i = 0; small != 0 && i < whole; ++i) {
+    const WindowSum high = window_sum<true>(x, whole, above, 0);
+    exact_add_units(high.sum, absmin_high - 1, word);
+    if (high.all) continue;
+    const WindowSum low = window_sum<false>(x, whole, below, above);
+    exact_add_units(low.sum, absmin_low - 1, word);
+    for (int i = 0; !low.all && i < whole; ++i) {
       if (magnitude_bits(x[i]) < static_cast<uint32_t>(below)) exact_add(x[i], word);
     }
   }
 }
+
+#if defined(__AVX512F__)
+constexpr int kExactLanes = 8;
+#else
+constexpr int kExactLanes = 4;  // compilers split vectors where registers are shorter
+#endif
 #endif
 
 /// Adds n squares, each rounded to float32 first.

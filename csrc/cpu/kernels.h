@@ -64,9 +64,11 @@ using MeasureFn = void (*)(int round, const float* g, const float* p, const floa
                            const float* const* f, int n, const void* coef, float* grid,
                            float* const* totals);
 
-/// Adds n terms to one exact sum, or a row of n terms to the sums of n columns.
+/// Adds n terms to one exact sum, or up to ColumnSums::kTogether rows of n terms, `stride` apart, to
+/// the sums of n columns.
 using AddFn = void (*)(const float* x, int n, int64_t* words);
-using AddColumnsFn = void (*)(const float* x, int n, ColumnSums& sums, int64_t* words);
+using AddColumnsFn = void (*)(const float* x, int stride, int rows, int n, ColumnSums& sums,
+                              int64_t* words);
 /// Returns the largest magnitude as bits. If `columns` is given, raises each column to at least its
 /// own.
 using AbsmaxFn = uint32_t (*)(const float* x, int n, uint32_t* columns);

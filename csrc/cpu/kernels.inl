@@ -10,6 +10,7 @@
 #include "core/state/stochastic.h"
 #include "cpu/kernels.h"
 #include "cpu/random.h"
+#include "cpu/stochastic.h"
 
 namespace lowbit::cpu {
 namespace {
@@ -186,9 +187,7 @@ void quantize(const float* x, void* codes, const BlockScales& scales, int block,
       } else if (random16 == nullptr) {
         quantize_block(F{}, x + i, scale, out + i, count);
       } else {
-        for (int j = 0; j < count; ++j)
-          out[i + j] =
-              static_cast<Storage>(quantize_stochastic<F>(scale, x[i + j], random16[i + j]));
+        quantize_stochastic_block<F>(x + i, scale, random16 + i, out + i, count);
       }
     }
     held.write(codes, n);
@@ -230,17 +229,19 @@ void quantize_given(const float* x, void* codes, const uint32_t* absmax, int n,
   Codes<F> held;
   auto* out = held.room(codes);
   if constexpr (kPlainScale<F>) {
+    float z[kMaxTile];
+    for (int i = 0; i < n; ++i) z[i] = x[i] * BlockScale::of(absmax[i], kNoMin).inverse;
     if (random16 == nullptr) {
-      float z[kMaxTile];
-      for (int i = 0; i < n; ++i) z[i] = x[i] * BlockScale::of(absmax[i], kNoMin).inverse;
       quantize_block(F{}, z, kNoScaling, out, n);
-      for (int i = 0; i < n; ++i) {
-        const bool coded = absmax[i] != 0 && absmax[i] < kInfinityBits;
-        out[i] = coded ? out[i] : static_cast<Storage>(F::kZeroCode);
-      }
-      held.write(codes, n);
-      return;
+    } else {
+      quantize_stochastic_block<F>(z, kNoScaling, random16, out, n);
     }
+    for (int i = 0; i < n; ++i) {
+      const bool coded = absmax[i] != 0 && absmax[i] < kInfinityBits;
+      out[i] = coded ? out[i] : static_cast<Storage>(F::kZeroCode);
+    }
+    held.write(codes, n);
+    return;
   }
   for (int i = 0; i < n; ++i) {
     const auto scale = F::Scale::of(absmax[i], kNoMin);
@@ -383,8 +384,8 @@ void measure(int round, const float* g, const float* p, const float* const* s,
 }
 
 void add(const float* x, int n, int64_t* words) { exact_add(x, n, words); }
-void add_row(const float* x, int n, ColumnSums& sums, int64_t* words) {
-  add_columns(x, n, sums, words);
+void add_rows(const float* x, int stride, int rows, int n, ColumnSums& sums, int64_t* words) {
+  add_columns(x, stride, rows, n, sums, words);
 }
 
 uint32_t absmax_of_row(const float* x, int n, uint32_t* columns) {
@@ -450,7 +451,7 @@ constexpr Kernels make_kernels() {
   fill_rules(l, UpdateRules{});
   l.draw = draw_all;
   l.add = add;
-  l.add_columns = add_row;
+  l.add_columns = add_rows;
   l.absmax = absmax_of_row;
   return l;
 }

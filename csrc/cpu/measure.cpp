@@ -1,4 +1,5 @@
 // Reductions over the whole tensor before the update: exact sums for rules, maxima for scales.
+#include <cstring>
 #include <vector>
 
 #include "catalog/catalog.h"
@@ -88,12 +89,47 @@ void for_tiles(const Job& job, Walk walk, int64_t begin, int64_t end, const Fn& 
 int64_t measure_parts(const Job& job, int round) { return parts_of(job, walk_of(job, round)); }
 int64_t scale_parts(const Job& job) { return parts_of(job, walk_of_scales(job)); }
 
+namespace {
+
+/// Rows of a tile column whose grids wait for being added to the column sums together.
+class WaitingRows {
+ public:
+  WaitingRows(const Kernels& kernel, int tile)
+      : kernel_(kernel), stride_(tile), grids_(static_cast<size_t>(tile) * ColumnSums::kTogether) {}
+  /// Where the next row's grid goes.
+  float* next() { return &grids_[static_cast<size_t>(rows_ * stride_)]; }
+  /// The grid at next() is written, and its values from `first` on are of the columns `words`.
+  void add(int first, int count, int64_t* words, ColumnSums& sums) {
+    if (rows_ > 0 && (words != words_ || count != count_)) {  // a flat shard's first or last row
+      const float* const last = next();
+      flush(sums);
+      std::memcpy(next() + first, last + first, static_cast<size_t>(count) * sizeof(float));
+    }
+    first_ = first, count_ = count, words_ = words;
+    if (++rows_ == ColumnSums::kTogether) flush(sums);
+  }
+  void flush(ColumnSums& sums) {
+    if (rows_ > 0)
+      kernel_.add_columns(grids_.data() + first_, stride_, rows_, count_, sums, words_);
+    rows_ = 0;
+  }
+
+ private:
+  const Kernels& kernel_;
+  int stride_, rows_ = 0, first_ = 0, count_ = 0;
+  int64_t* words_ = nullptr;
+  std::vector<float> grids_;
+};
+
+}  // namespace
+
 void measure(const Job& job, int round, int64_t begin, int64_t end, const Kernels& kernel) {
   const RuleInfo rule = rule_info(job.rule);
   const int grid_factor = rule.grid_factor[round];
   const Walk walk = walk_of(job, round);
   Tile tile(job, kernel);
-  float grid[kMaxTile], sums[kMaxTotals][kMaxTile];
+  WaitingRows waiting(kernel, job.tile);
+  float sums[kMaxTotals][kMaxTile];
   float* const totals[kMaxTotals] = {sums[0], sums[1]};
   int64_t all[kMaxTotals][ExactSum::kWords] = {};
   std::vector<ColumnSums> columns;  // one for each part
@@ -104,31 +140,50 @@ void measure(const Job& job, int round, int64_t begin, int64_t end, const Kernel
     double* next = room.data();
     for (ColumnSums& c : columns) c.high = next, c.low = next + job.tile, next += 2 * job.tile;
   }
-  for_tiles(job, walk, begin, end, [&](int64_t row, int64_t at) {
-    if (!tile.load(row, at)) return;
+  int64_t terms = 0;  // since the last carry
+  const auto carry = [&] {
+    for (auto& words : all) exact_carry(words);
+    terms = 0;
+  };
+  const auto measure_tile = [&](int64_t row, int64_t at) {
+    if (!tile.load(row, at, rule.reads[round])) return;
+    float* const grid = waiting.next();
     kernel.measure[job.rule](round, tile.g(), tile.p(), tile.s(), tile.f(), tile.n, job.coef, grid,
                              totals);
     for (int k = 0; k < rule.totals[round]; ++k) {
       if (tile.ragged()) tile.blank(totals[k]);
       kernel.add(totals[k], tile.n, all[k]);
-      exact_carry(all[k]);
     }
+    terms += tile.n;
+    if (terms > ExactSum::kRoom / 2) carry();
     if (grid_factor < 0) return;
     const Factor& factor = job.factor[grid_factor];
     tile.runs([&](int64_t r, int64_t batch, int64_t c, int first, int count) {
       int64_t bins[ExactSum::kWords] = {};
       kernel.add(grid + first, count, bins);
-      exact_carry(bins);
+      exact_carry_few(bins);
       add_shared(factor.row_sums + r * ExactSum::kWords, bins);
       int64_t* cols = factor.col_sums + (batch * (job.inner_cols + 1) + c) * ExactSum::kWords;
       if (walk == Walk::kColumns) {
-        kernel.add_columns(grid + first, count, columns[static_cast<size_t>(at - begin)], cols);
+        waiting.add(first, count, cols, columns[static_cast<size_t>(at - begin)]);
         return;
       }
       for (int i = 0; i < count; ++i) exact_add(grid[first + i], cols + i * ExactSum::kWords);
     });
-  });
+  };
+  if (walk == Walk::kColumns) {
+    constexpr int64_t kTogether = ColumnSums::kTogether;
+    for (int64_t row = 0; row < job.rows; row += kTogether) {
+      for (int64_t at = begin; at < end; ++at) {
+        for (int64_t r = row; r < job.rows && r < row + kTogether; ++r) measure_tile(r, at);
+        waiting.flush(columns[static_cast<size_t>(at - begin)]);
+      }
+    }
+  } else {
+    for_tiles(job, walk, begin, end, measure_tile);
+  }
   for (ColumnSums& c : columns) flush_columns(c);
+  carry();
   for (int k = 0; k < rule.totals[round]; ++k)
     add_shared(job.totals + (round * kMaxTotals + k) * ExactSum::kWords, all[k]);
 }

@@ -1,5 +1,6 @@
 #include "cpu/tile.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "catalog/catalog.h"
@@ -56,7 +57,7 @@ void Tile::codes_out(const Cursor& c) const {
   std::memcpy(c.values + before, codes_ + before, static_cast<size_t>(bytes - before));
 }
 
-bool Tile::load(int64_t at_row, int64_t tile) {
+bool Tile::load(int64_t at_row, int64_t tile, int reads) {
   row = at_row, col = tile * job_.tile - lead_;
   n = static_cast<int>(job_.cols - col < job_.tile ? job_.cols - col : job_.tile);
   int64_t first = col < 0 ? -col : 0, last = n;
@@ -72,13 +73,14 @@ bool Tile::load(int64_t at_row, int64_t tile) {
                                                : nullptr;
   const void* grad = static_cast<const char*>(job_.grad) + at * grad_bytes_;
   kernel_.load_grad[job_.grad_format](grad, g_ + begin, end - begin);
-  kernel_.load_param[job_.param_format](param_, compensation_, p_ + begin, end - begin);
+  if ((reads & kReadsParam) != 0)
+    kernel_.load_param[job_.param_format](param_, compensation_, p_ + begin, end - begin);
   prefetch(static_cast<const char*>(grad) + n * grad_bytes_, n * grad_bytes_);
   if (ragged()) {
     blank(g_), blank(p_);
     for (int k = 0; k < 2 * factors_count_; ++k) blank(f_[k]);
   }
-  for (int k = 0; k < slots_; ++k) {
+  for (int k = 0; (reads & kReadsState) != 0 && k < slots_; ++k) {
     const StateSlot& slot = job_.state[k];
     Cursor& c = cursor_[k];
     c.values = static_cast<char*>(slot.values) + row * code_bytes(job_.cols, c.bits) +
@@ -94,18 +96,24 @@ bool Tile::load(int64_t at_row, int64_t tile) {
       kernel_.dequantize[slot.format](codes_in(c), c.scales, slot.block, s_[k], n);
     }
   }
-  if (factors_count_ == 0) return true;
-  runs([&](int64_t r, int64_t batch, int64_t c, int at_first, int count) {
+  if ((reads & kReadsFactors) != 0 && factors_count_ > 0) load_factors();
+  return true;
+}
+
+void Tile::load_factors() {
+  for (int k = 0; k < 2 * factors_count_; ++k) factors_[k] = f_[k];
+  runs([&](int64_t r, int64_t batch, int64_t c, int first, int count) {
     for (int k = 0; k < factors_count_; ++k) {
       const Factor& factor = job_.factor[k];
       const float* cols = factor.col + batch * job_.inner_cols + c;
-      for (int i = 0; i < count; ++i) {
-        f_[2 * k][at_first + i] = factor.scaled[r];
-        f_[2 * k + 1][at_first + i] = cols[i];
+      std::fill_n(f_[2 * k] + first, count, factor.scaled[r]);
+      if (count == n) {  // the tile is part of one row: its columns lie side by side
+        factors_[2 * k + 1] = cols;
+      } else {
+        std::memcpy(f_[2 * k + 1] + first, cols, static_cast<size_t>(count) * sizeof(float));
       }
     }
   });
-  return true;
 }
 
 /// The random bits of elements whose group begins `skip_` elements before the tile. Slots count

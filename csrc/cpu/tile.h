@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/job.h"
+#include "core/update/rule.h"
 #include "cpu/kernels.h"
 
 namespace lowbit::cpu {
@@ -22,8 +23,9 @@ class Tile {
   Tile(const Job& job, const Kernels& kernel);
 
   /// Loads gradient, parameter, state and factors of the tile at (row, tile of the row). Returns
-  /// false, without loading, if none of its elements are local.
-  bool load(int64_t row, int64_t tile);
+  /// false, without loading, if none of its elements are local. reads: what is loaded beside the
+  /// gradient, a set of Reads.
+  bool load(int64_t row, int64_t tile, int reads = kReadsAll);
   /// Updates p and s, and draws the random bits that the parameter needs. State that is not local
   /// is zero.
   void update();
@@ -67,6 +69,7 @@ class Tile {
   };
   /// The codes of a tile that begins before the local part, in a buffer.
   const char* codes_in(const Cursor& c);
+  void load_factors();
   void codes_out(const Cursor& c) const;
   void absmax_of(const uint32_t* rows, const uint32_t* cols, int stride, uint32_t* out) const;
   const uint16_t* draw_for(int slot);

@@ -11,8 +11,10 @@
 #include "catalog/catalog.h"
 #include "catalog/coefficients.h"
 #include "check.h"
+#include "core/pack.h"
 #include "core/registry.h"
 #include "core/scale/block.h"
+#include "core/state/stochastic.h"
 #include "cpu/step.h"
 
 namespace {
@@ -407,6 +409,42 @@ void check_boundaries(const Kernels& kernel, int format) {
                         std::to_string(wrong) + " of " + std::to_string(x.size()) + " wrong");
 }
 
+/// Stochastic codes of many values are those of the definition for one value.
+template <class F>
+void check_chance(const Kernels& kernel, int format) {
+  if constexpr (F::kScaled) {
+    int wrong = 0;
+    for (int turn = 0; turn < 40; ++turn) {
+      auto x = values(static_cast<Kind>(turn % static_cast<int>(Kind::kBits)), kTile);
+      for (float& v : x) v = v < 0.0f && !F::kSigned ? -v : v;
+      uint16_t chance[kTile];
+      std::generate(chance, chance + kTile, draw32);
+      std::vector<uint8_t> codes(kTile * 2);
+      cpu::BlockScales scales;
+      alignas(8) uint8_t stored[8];
+      const int n = turn % 3 ? kTile : kTile - turn;
+      kernel.scale[format](x.data(), kTile, n, nullptr, nullptr, stored, scales);
+      kernel.quantize[format](x.data(), codes.data(), scales, kTile, n, chance);
+      typename F::Scale scale;
+      std::memcpy(&scale, &scales.of[0], sizeof scale);
+      typename F::Storage one[kTile];
+      std::memcpy(one, codes.data(), sizeof one);
+      if constexpr (F::kBits < 8) unpack<F::kBits>(codes.data(), one, n);
+      for (int i = 0; scale.coded && i < n; ++i) {
+        const float v = x[static_cast<size_t>(i)];
+        wrong += one[i] != quantize_stochastic<F>(scale, v, chance[i]);
+      }
+    }
+    check(wrong == 0, std::string(kernel.isa) + " " + F::kName +
+                          " by chance: " + std::to_string(wrong) + " wrong");
+  }
+}
+template <class... F>
+void check_chances(const Kernels& kernel, Types<F...>) {
+  int i = 0;
+  (check_chance<F>(kernel, i++), ...);
+}
+
 /// Floats of [2^-40, 1], a prime number apart, with both signs: every decade, every segment of the
 /// tables.
 void sweep(const Kernels& base, const Kernels& kernel) {
@@ -454,6 +492,7 @@ int main(int count, char** arguments) {
       check_codes<Dynamic8Unsigned>(kernel, 3);
       check_boundaries<Dynamic8>(kernel, 2);
       check_boundaries<Dynamic8Unsigned>(kernel, 3);
+      check_chances(kernel, StateFormats{});
       sweep(base, kernel);
     }
     at = end == std::string::npos ? names.size() : end + 1;

@@ -58,22 +58,27 @@ void columns(int rows, int n, int spread, bool odd) {
   ColumnSums sums{room.data(), room.data() + n};
   std::vector<int64_t> fast(static_cast<size_t>(n * ExactSum::kWords)), slow(fast),
       row_sum(ExactSum::kWords), row_slow(ExactSum::kWords);
-  std::vector<float> x(static_cast<size_t>(n));
+  constexpr int kTogether = ColumnSums::kTogether;
+  std::vector<float> x(static_cast<size_t>(kTogether * n));
   for (int r = 0; r < rows; ++r) {
+    float* const row = &x[static_cast<size_t>(r % kTogether * n)];
     for (int i = 0; i < n; ++i) {
-      x[static_cast<size_t>(i)] = terms.next(r);
-      lowbit::exact_add(x[static_cast<size_t>(i)],
-                        &slow[static_cast<size_t>(i) * ExactSum::kWords]);
-      lowbit::exact_add(x[static_cast<size_t>(i)], row_slow.data());
+      row[i] = terms.next(r);
+      lowbit::exact_add(row[i], &slow[static_cast<size_t>(i) * ExactSum::kWords]);
+      lowbit::exact_add(row[i], row_slow.data());
     }
-    // The last row of a shard may begin later, with other columns.
+    lowbit::exact_add(row, n, row_sum.data());
+    const int held = r % kTogether + 1;
+    if (held < kTogether && r + 1 < rows) continue;
+    // The last rows of a shard may begin later, with other columns.
     const int skip = r + 1 == rows ? n / 3 : 0;
-    lowbit::add_columns(x.data() + skip, n - skip, sums,
+    lowbit::add_columns(x.data() + skip, n, held, n - skip, sums,
                         fast.data() + static_cast<size_t>(skip) * ExactSum::kWords);
-    for (int i = 0; i < skip; ++i)
-      lowbit::exact_add(x[static_cast<size_t>(i)],
-                        &fast[static_cast<size_t>(i) * ExactSum::kWords]);
-    lowbit::exact_add(x.data(), n, row_sum.data());
+    for (int k = 0; k < held; ++k) {
+      for (int i = 0; i < skip; ++i)
+        lowbit::exact_add(x[static_cast<size_t>(k * n + i)],
+                          &fast[static_cast<size_t>(i) * ExactSum::kWords]);
+    }
   }
   lowbit::flush_columns(sums);
   check(same(fast, slow), "columns", rows, n, spread);

@@ -29,6 +29,13 @@
 
 namespace lowbit {
 
+/// The entries of a map whose values are evenly spaced: (code + kShift) / kDivisor.
+template <class Map>
+constexpr void fill_evenly(float* value) {
+  for (int q = 0; q < Map::kCodes; ++q)
+    value[q] = static_cast<float>(q + Map::kShift) / static_cast<float>(Map::kDivisor);
+}
+
 template <class Map>
 struct CodebookTable {
   static constexpr int kEntries = 1 << Map::kBits;
@@ -101,7 +108,7 @@ struct CodebookFormat {
   }
   LB_HD static float dequantize(uint32_t code) { return kCodebookTable<Map>.value[code]; }
   LB_HD static uint32_t quantize(float z) { return book().quantize(z); }
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code + 1 < kCodes ? code + 1 : code;
     return code > kLowest ? code - 1 : code;
   }
@@ -111,6 +118,9 @@ struct CodebookFormat {
 
 template <class F>
 concept IsCodebook = F::kCodebook;
+/// Evenly spaced codes of more than 4 bits: computed where vectors have lookups of fewer entries.
+template <class F>
+constexpr bool kEven = F::kBits > 4 && requires { F::Map::kDivisor; };
 
 }  // namespace lowbit
 

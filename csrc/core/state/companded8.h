@@ -58,7 +58,7 @@ struct Companded8 : CompandedCode {
     const int32_t k = nearest(t, 127.0f);
     return static_cast<uint32_t>((k > -127 ? k : -127) + 127);
   }
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code < 254 ? code + 1 : code;
     return code > 0 ? code - 1 : code;
   }
@@ -79,7 +79,7 @@ struct Companded8Unsigned : CompandedCode {
     const int32_t code = nearest(z, 255.0f);
     return static_cast<uint32_t>(z > 0.0f ? (code > 1 ? code : 1) : 0);
   }
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code < 255 ? code + 1 : code;
     return code > 1 ? code - 1 : code;
   }

@@ -93,7 +93,7 @@ struct Dynamic8Code {
   using Scale = BlockScale;
   /// The next code up or down in value, or the same one at either end. An unsigned code never
   /// becomes zero.
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     constexpr uint32_t kLowest = kUnsigned;
     return up ? (code < 255 ? code + 1 : code) : (code > kLowest ? code - 1 : code);
   }

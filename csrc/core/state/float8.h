@@ -22,6 +22,7 @@ struct Float8Code {
   static constexpr uint32_t kZeroCode = 0;
   using Storage = uint8_t;
   using Scale = TopScale<kTopValue>;
+  static constexpr int kTop = kTopCode;  // the largest magnitude that is written
   static constexpr int kShift = 23 - kMantissa, kBias = (1 << (6 - kMantissa)) - 1;
 
   /// A multiplication rebiases the exponent and also normalizes subnormals. Codes beyond the
@@ -53,7 +54,7 @@ struct Float8Code {
     return code;
   }
 
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     const uint32_t m = code & 0x7fu, sign = code & 0x80u;
     if (up == (sign == 0) || (m == 0 && kWithSign)) {  // away from zero
       const uint32_t side = m == 0 ? (up ? 0 : 0x80u) : sign;

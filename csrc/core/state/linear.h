@@ -13,12 +13,8 @@ struct LinearMap {
   static constexpr int kBits = kB;
   static constexpr bool kSigned = kS;
   static constexpr int kCodes = kS ? (1 << kB) - 1 : 1 << kB;
-  static constexpr void fill(float* value) {
-    constexpr int kZero = kS ? (1 << (kB - 1)) - 1 : 0, kTop = kCodes - 1 - kZero;
-    for (int q = 0; q < kCodes; ++q) {
-      value[q] = static_cast<float>(q - kZero) / static_cast<float>(kTop);
-    }
-  }
+  static constexpr int kShift = kS ? 1 - (1 << (kB - 1)) : 0, kDivisor = kCodes - 1 + kShift;
+  static constexpr void fill(float* value) { fill_evenly<LinearMap>(value); }
 };
 
 struct Linear2 : CodebookFormat<LinearMap<2, true>> {

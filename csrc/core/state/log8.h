@@ -41,7 +41,7 @@ struct Log8Fixed : LogCode {
   LB_HD static uint32_t quantize(float z) {
     return static_cast<uint32_t>(nearest(z, 0.0f, 255.0f));
   }
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code < 255 ? code + 1 : code;
     return code > 0 ? code - 1 : code;
   }
@@ -63,7 +63,7 @@ struct AdaptiveLogCode : LogCode {
     const int32_t code = nearest(z - 1.0f, 0.0f, static_cast<float>(kTop - 1)) + 1;
     return static_cast<uint32_t>(z > 0.0f ? code : 0);
   }
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code < kTop ? code + 1 : code;
     return code > 1 ? code - 1 : code;
   }
@@ -101,7 +101,7 @@ struct Log8Signed : LogCode {
   LB_HD static uint32_t quantize(float z) {
     return static_cast<uint32_t>(nearest(z, -127.0f, 127.0f) + 128);
   }
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code < 255 ? code + 1 : code;
     return code > 1 ? code - 1 : code;
   }

@@ -26,46 +26,52 @@ struct PowerMap {
   }
 };
 
+/// power1 unsigned: evenly spaced.
+template <int kB>
+struct PowerOneUnsignedMap : PowerMap<1, kB, false> {
+  static constexpr int kShift = 1, kDivisor = 1 << kB;
+};
+
 struct PowerOne2 : CodebookFormat<PowerMap<1, 2, true>> {
   static constexpr const char* kName = "power1_2";
 };
-struct PowerOne2Unsigned : CodebookFormat<PowerMap<1, 2, false>> {
+struct PowerOne2Unsigned : CodebookFormat<PowerOneUnsignedMap<2>> {
   static constexpr const char* kName = "power1_2_unsigned";
 };
 struct PowerOne3 : CodebookFormat<PowerMap<1, 3, true>> {
   static constexpr const char* kName = "power1_3";
 };
-struct PowerOne3Unsigned : CodebookFormat<PowerMap<1, 3, false>> {
+struct PowerOne3Unsigned : CodebookFormat<PowerOneUnsignedMap<3>> {
   static constexpr const char* kName = "power1_3_unsigned";
 };
 struct PowerOne4 : CodebookFormat<PowerMap<1, 4, true>> {
   static constexpr const char* kName = "power1_4";
 };
-struct PowerOne4Unsigned : CodebookFormat<PowerMap<1, 4, false>> {
+struct PowerOne4Unsigned : CodebookFormat<PowerOneUnsignedMap<4>> {
   static constexpr const char* kName = "power1_4_unsigned";
 };
 struct PowerOne5 : CodebookFormat<PowerMap<1, 5, true>> {
   static constexpr const char* kName = "power1_5";
 };
-struct PowerOne5Unsigned : CodebookFormat<PowerMap<1, 5, false>> {
+struct PowerOne5Unsigned : CodebookFormat<PowerOneUnsignedMap<5>> {
   static constexpr const char* kName = "power1_5_unsigned";
 };
 struct PowerOne6 : CodebookFormat<PowerMap<1, 6, true>> {
   static constexpr const char* kName = "power1_6";
 };
-struct PowerOne6Unsigned : CodebookFormat<PowerMap<1, 6, false>> {
+struct PowerOne6Unsigned : CodebookFormat<PowerOneUnsignedMap<6>> {
   static constexpr const char* kName = "power1_6_unsigned";
 };
 struct PowerOne7 : CodebookFormat<PowerMap<1, 7, true>> {
   static constexpr const char* kName = "power1_7";
 };
-struct PowerOne7Unsigned : CodebookFormat<PowerMap<1, 7, false>> {
+struct PowerOne7Unsigned : CodebookFormat<PowerOneUnsignedMap<7>> {
   static constexpr const char* kName = "power1_7_unsigned";
 };
 struct PowerOne8 : CodebookFormat<PowerMap<1, 8, true>> {
   static constexpr const char* kName = "power1_8";
 };
-struct PowerOne8Unsigned : CodebookFormat<PowerMap<1, 8, false>> {
+struct PowerOne8Unsigned : CodebookFormat<PowerOneUnsignedMap<8>> {
   static constexpr const char* kName = "power1_8_unsigned";
 };
 struct PowerTwo2 : CodebookFormat<PowerMap<2, 2, true>> {

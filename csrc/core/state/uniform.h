@@ -15,9 +15,8 @@ struct UniformMap8 {
   static constexpr int kBits = 8;
   static constexpr bool kSigned = true;
   static constexpr int kCodes = 256;
-  static constexpr void fill(float* value) {
-    for (int q = 0; q < kCodes; ++q) value[q] = static_cast<float>(q - 128) / 128.0f;
-  }
+  static constexpr int kShift = -128, kDivisor = 128;
+  static constexpr void fill(float* value) { fill_evenly<UniformMap8>(value); }
 };
 
 struct Uniform8 : CodebookFormat<UniformMap8> {

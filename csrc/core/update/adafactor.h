@@ -54,6 +54,9 @@ struct AdafactorRule {
   static constexpr int kLast = kRounds - 1;  // the round that has the update
   LB_HD static constexpr int grid_factor(int round) { return kFactored && round == 0 ? 0 : -1; }
   LB_HD static constexpr int totals(int round) { return round == kLast && !kFactored ? 2 : 1; }
+  LB_HD static constexpr int reads(int round) {
+    return (round == 0 ? kReadsParam : 0) | (round == kLast ? kReadsState | kReadsFactors : 0);
+  }
 
   struct Coef {
     double rho, alpha, eps2, d, weight_decay, margin, lr;

@@ -27,6 +27,7 @@ struct FactoredAdam {
   static constexpr int kRounds = 1;
   LB_HD static constexpr int grid_factor(int) { return 0; }
   LB_HD static constexpr int totals(int) { return 0; }
+  LB_HD static constexpr int reads(int) { return kDecoupled ? 0 : kReadsParam; }
 
   using Coef = AdamW::Coef;
   LB_HD static Coef prepare(const double* hyper, int64_t step, double g_scale) {

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 
+#include "core/bits.h"
 #include "core/explog.h"
 #include "core/macros.h"
 #include "core/update/rule.h"
@@ -67,7 +68,7 @@ struct ApolloAdafactor {
 
   struct Coef {
     float g_scale, weight, eps;
-    int begins;  // whether this step has a new projection
+    uint32_t begins;  // all ones if this step has a new projection, else zero
   };
 
   /// A negative beta2 means not given.
@@ -79,14 +80,14 @@ struct ApolloAdafactor {
     c.weight = static_cast<float>(beta2 >= 0.0 ? 1.0 - beta2
                                                : power_of(static_cast<double>(step), hyper[1]));
     c.eps = static_cast<float>(hyper[3]);
-    c.begins = step <= 1 || (gap >= 1 && (step - 1) % gap == 0);
+    c.begins = step <= 1 || (gap >= 1 && (step - 1) % gap == 0) ? ~0u : 0u;
     return c;
   }
 
   LB_HD static void update(float g, float& p, float (&s)[kSlots], const Coef& c) {
     g = g * c.g_scale;
-    const float square = g * g;
-    s[0] = c.begins ? square : s[0] + c.weight * (square - s[0]);  // not even a NaN is carried over
+    const float square = g * g, moved = s[0] + c.weight * (square - s[0]);
+    s[0] = select(c.begins, square, moved);  // not even a NaN is carried over
     p = g / __builtin_sqrtf(s[0] + c.eps);
   }
 };

@@ -33,6 +33,10 @@ struct CameRule {
     return !kFactored || round == 1 ? -1 : round / 2;
   }
   LB_HD static constexpr int totals(int round) { return round == kClip ? 1 : 0; }
+  LB_HD static constexpr int reads(int round) {
+    if (!kFactored) return kReadsState;
+    return (round > 0 ? kReadsFactors : 0) | (round == 2 ? kReadsState : 0);
+  }
 
   struct Coef {
     double d;

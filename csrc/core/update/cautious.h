@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "core/bits.h"
 #include "core/update/adam.h"
 #include "core/update/lion.h"
 #include "core/update/rule.h"
@@ -41,15 +42,16 @@ struct Cautious {
   LB_HD static Coef prepare(const double* hyper, int64_t step, double g_scale) {
     return {U::prepare(hyper, step, g_scale), 1.0f};
   }
-  LB_HD static bool agree(float u, float g) {
-    return (u > 0.0f && g > 0.0f) || (u < 0.0f && g < 0.0f);  // u * g may underflow
+  /// x where u * g > 0, else 0. The product itself may underflow.
+  LB_HD static float where_agree(float u, float g, float x) {
+    return where_same_sign(u, g, x, 0.0f);
   }
   template <int kRound>
   LB_HD static void measure(float g, float p, Values<U>& s, const float*, const Coef& c, float&,
                             float* totals) {
     float along;
     const float u = U::direction(g, p, s, c.of, along);
-    totals[0] = agree(u, along) ? 1.0f : 0.0f;
+    totals[0] = where_agree(u, along, 1.0f);
   }
   LB_HD static void finalize(int, const double* totals, double numel, float*, Coef& c) {
     const double mean = totals[0] / numel;
@@ -59,7 +61,7 @@ struct Cautious {
     float along;
     const float u = U::direction(g, p, s, c.of, along);
     // A product, not a choice: a value that is not finite stays so.
-    p = p - U::rate(c.of) * (u * (agree(u, along) ? c.scale : 0.0f));
+    p = p - U::rate(c.of) * (u * where_agree(u, along, c.scale));
   }
 };
 

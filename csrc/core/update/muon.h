@@ -21,6 +21,7 @@
 
 #include <cstdint>
 
+#include "core/bits.h"
 #include "core/macros.h"
 #include "core/update/rule.h"
 
@@ -84,8 +85,7 @@ struct Muon {
   }
   LB_HD static void update(float g, float& p, Values<Muon>&, const Coef& c) {
     g = g * c.g_scale;
-    const bool against = (g > 0.0f && p < 0.0f) || (g < 0.0f && p > 0.0f);
-    p = p * (against ? c.against : c.decay);
+    p = p * where_same_sign(g, -p, c.against, c.decay);
     p = p - c.lr * g;
   }
 };

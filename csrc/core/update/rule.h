@@ -9,6 +9,8 @@
 //                         one element: its contribution to the sums of its row and column (grid)
 //                         and to the sums over the tensor (totals: two, or one in a round with a
 //                         grid). s is a copy and may be updated
+//   reads(round)          what measure<round> reads beside the gradient: a set of Reads, all of them
+//                         without this member
 //   factor_weight(k, coef), min_mean(k, coef)
 //                         factored moment k: the share by which row and column means move toward
 //                         the measured ones, and the lower bound of the rows' mean, by which
@@ -47,6 +49,15 @@ LB_HD constexpr int rounds_of() {
     return U::kRounds;
   } else {
     return 0;
+  }
+}
+enum Reads : int { kReadsParam = 1, kReadsState = 2, kReadsFactors = 4, kReadsAll = 7 };
+template <class U>
+LB_HD constexpr int reads_of(int round) {
+  if constexpr (requires { U::reads(0); }) {
+    return U::reads(round);
+  } else {
+    return kReadsAll;
   }
 }
 template <class U>

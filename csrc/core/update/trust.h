@@ -79,6 +79,7 @@ struct Lars {
   static constexpr int kRounds = 1;
   LB_HD static constexpr int grid_factor(int) { return -1; }
   LB_HD static constexpr int totals(int) { return 2; }
+  LB_HD static constexpr int reads(int) { return kReadsParam; }
 
   struct Coef {
     double trust_coefficient, decay, eps;

@@ -1,0 +1,110 @@
+"""Every rule, pair of state formats and parameter format on this machine: `python -m bench.rules`.
+
+    cmake -S . -B build/lowbit -DLOWBIT_BUILD_TESTS=ON && cmake --build build/lowbit --target bench_steps
+    python -m bench.rules                the tables of docs/bench-rules.md, in two or three minutes
+    python -m bench.rules --quick        in the second-level cache only, half a minute
+    python -m bench.rules --record       writes docs/bench-rules.md and bench/results/rules.json
+    python -m bench.rules --page         writes the page of the recorded result again
+
+The program bench_steps (bench/steps.cpp) measures: each step and 8-bit AdamW take turns in one process, and a time is the
+minimum over many short turns. Compare ratios, never times of two runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+from bench import machine, page
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROGRAM = ROOT / "build" / "lowbit" / "tests" / "cpp" / "bench_steps"
+RESULT, PAGE = ROOT / "bench" / "results" / "rules.json", ROOT / "docs" / "bench-rules.md"
+LISTS = {
+    "rules": ("Rules", "8-bit state (AdEMAMix's slow mean and Schedule-Free's weights: bfloat16), bfloat16 weights rounded stochastically."),
+    "formats": ("State formats", "AdamW; the format of the first moment, then that of the second. Stochastic: of the codes."),
+    "params": ("Parameter formats", "8-bit AdamW."),
+}  # fmt: skip
+NAMES = {"avx512vbmi": "AVX-512", "avx512": "AVX-512 without byte permutes", "avx2": "AVX2"}
+
+
+def measured(output: str) -> list[dict]:
+    """The program's lines. A place that was not measured has no time."""
+    rows = []
+    for line in output.splitlines():
+        isa, kind, name, size, *times = line.split("\t")
+        own_cache, adamw_cache, own_memory, adamw_memory = map(float, times)
+        rows.append({
+            "isa": isa, "list": kind, "name": name, "bytes": float(size), "cache": [own_cache, adamw_cache],
+            "memory": [own_memory, adamw_memory] if own_memory < 1e9 else None,
+        })  # fmt: skip
+    return rows
+
+
+def ratio(row: dict, place: str, adamw_bytes: float) -> float:
+    """The time over that of 8-bit AdamW, for the same number of bytes."""
+    own, adamw = row[place]
+    return own / adamw * adamw_bytes / row["bytes"]
+
+
+def tables(rows: list[dict]) -> str:
+    adamw = next(r["bytes"] for r in rows if (r["list"], r["name"]) == ("rules", "adamw"))
+    isas = list(dict.fromkeys(r["isa"] for r in rows))
+    places = [p for p in ("cache", "memory") if all(r[p] for r in rows)]
+    found = {(r["list"], r["name"], r["isa"]): r for r in rows}
+    parts = []
+    for kind, (title, what) in LISTS.items():
+        names = list(dict.fromkeys(r["name"] for r in rows if r["list"] == kind))
+        head = [f"{NAMES.get(isa, isa)}, {place}" for isa in isas for place in places]
+        lines = []
+        for name in names:
+            own = [found[kind, name, isa] for isa in isas]
+            lines.append([name, f"{own[0]['bytes']:.2f}", *(f"{r[p][0]:.2f} ({ratio(r, p, adamw):.2f})" for r in own for p in places)])  # fmt: skip
+        parts += [f"## {title}", what, page.table(["", "B", *head], lines)]
+    return "\n\n".join(parts)
+
+
+def written(result: dict) -> str:
+    m = result["machine"]
+    return "\n\n".join([
+        "# Every rule and format on a CPU",
+        "`python -m bench.rules --record` writes this page; [bench.md](bench.md#rules-and-formats) says how it measures and what\nthe slow ones wait for.",
+        f"* {m['date'][:10]}, {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}), load {m['load'][0]:.0f} on {m['cores']} shared cores, one thread",
+        "Nanoseconds per parameter of one thread: cache, the second-level one, or memory. B: the bytes that a step moves for\n"
+        "a parameter. In brackets: the time over that of 8-bit AdamW in the same minute, for the same number of bytes. 1 is as\n"
+        "fast as 8-bit AdamW for what it moves.",
+        tables(result["rows"]),
+    ]) + "\n"  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.rules",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--page", action="store_true")
+    asked = parser.parse_args()
+    if asked.page:
+        PAGE.write_text(written(json.loads(RESULT.read_text())))
+        return 0
+    if not PROGRAM.exists():
+        print(f"{PROGRAM} is not built: cmake --build build/lowbit --target bench_steps", file=sys.stderr)  # fmt: skip
+        return 2
+    arguments = ["-", "-", "-", *(["quick"] if asked.quick else [])]
+    done = subprocess.run([PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    result = {"machine": machine.describe("cpu"), "rows": measured(done.stdout)}
+    print(tables(result["rows"]))
+    if asked.record:
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        PAGE.write_text(written(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""The table of rules and formats: what is read of the program's lines, and what its ratios mean. No timing is tested."""
+
+import pytest
+
+from bench import rules
+
+LINES = "\n".join([
+    "avx2\trules\tadamw\t10.00\t2.000\t2.000\t2.500\t2.500",
+    "avx2\trules\tcame\t15.00\t6.000\t2.000\t1e30\t1e30",
+])  # fmt: skip
+
+
+def test_a_ratio_is_for_the_same_number_of_bytes():
+    rows = rules.measured(LINES)
+    assert rules.ratio(rows[0], "cache", 10.0) == 1.0
+    assert rules.ratio(rows[1], "cache", 10.0) == pytest.approx(6 / 2 * 10 / 15)
+
+
+def test_a_place_that_was_not_measured_has_no_column():
+    text = rules.tables(rules.measured(LINES))
+    assert "| came | 15.00 | 6.00 (2.00) |" in text and "memory" not in text
+    assert "AVX2, memory" in rules.tables(rules.measured(LINES.splitlines()[0]))
