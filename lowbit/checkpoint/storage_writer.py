@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import pickle
 import tempfile
@@ -33,6 +34,7 @@ from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import StorageOptions, is_url
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
+from lowbit.checkpoint.progress import Progress, Shown, Steps
 from lowbit.checkpoint.reader import module
 from lowbit.checkpoint.state_tensors import DTYPES, layout, places, unread
 from lowbit.checkpoint.storage import Storage, named
@@ -85,6 +87,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             writer too.
         opaque: save also what `Reader` does not load: objects of classes, quantized tensors, subclasses of tensors. False by default: the save
             is refused, by name.
+        progress: called with the bytes of tensors that this rank has written and those that it will, at most ten times a second, in the thread
+            that saves; False, and an exception, stop the save on all ranks. True: a bar on standard error (with tqdm, where that is a terminal).
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
     Raises:
@@ -104,6 +108,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         overwrite: bool = True,
         cache_staged_state_dict: bool = True,
         opaque: bool = False,
+        progress: Progress | bool | None = None,
         storage_options: StorageOptions = None,
     ) -> None:
         Storage.__init__(self, path, thread_count, storage_options)
@@ -111,6 +116,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             self, cache_staged_state_dict=cache_staged_state_dict, type_check=False
         )
         self.sync_files, self.overwrite, self.opaque = sync_files, overwrite, opaque
+        self.progress = progress
         self._save = Save()
         self._kept: tuple[Any, dict[str, Any]] | None = None  # the host copy, and its layout
         self._memory: set[int] = set()  # where its tensors lie
@@ -178,9 +184,14 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         memory: set[int] = set()
         try:
             if plan.items:
-                with self._rank_file(plan.storage_data.prefix) as (name, file):
+                with (
+                    Shown(self.progress, "save") as told,
+                    self._rank_file(plan.storage_data.prefix) as (name, file),
+                ):
+                    steps = Steps(told, sum(map(nbytes, plan.items)))
                     for batch in self._batches(plan.items, planner, memory):
-                        said = file.write([what for _, what in batch], self.thread_count, None)
+                        given = steps.next(sum(nbytes(item) for item, _ in batch))
+                        said = file.write([what for _, what in batch], self.thread_count, given)
                         for (item, what), (offset, length, digest, *tiles) in zip(
                             batch, said, strict=True
                         ):
@@ -292,6 +303,12 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _save=Save())
+
+
+def nbytes(item: WriteItem) -> int:
+    """Of the values of a tensor's item."""
+    data = item.tensor_data
+    return 0 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
 
 
 def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:

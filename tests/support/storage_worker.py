@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import signal
 import sys
@@ -126,6 +127,28 @@ def fails_on_one(path, dim):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     return "no error"
+
+
+def stopped_on_one(path):
+    """A save, then a load, that the progress callback of rank 1 stops; what this rank is told."""
+
+    def stop(*_):
+        raise RuntimeError("no time left")
+
+    stopped = {"progress": stop} if dist.get_rank() == 1 else {}
+    told = []
+    try:
+        dcp.save(state(0), storage_writer=checkpoint.Writer(path, **stopped))
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        told.append(str(error))
+    dist.barrier()
+    assert not os.path.exists(path)
+    save("lowbit", f"{path}-whole", 0)
+    try:
+        dcp.load(state(0), storage_reader=checkpoint.Reader(f"{path}-whole", **stopped))
+    except BaseException as error:
+        told.append(str(error))
+    return told
 
 
 def until_killed(store, path, rank, ranks):
