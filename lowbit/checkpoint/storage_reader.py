@@ -53,8 +53,8 @@ class Reader(Storage, StorageReader):
     - A chunk that lowbit-ckpt wrote has one digest, and is read whole.
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
-    Values that are no tensors are parsed as plain data and written anew for torch's planner, which unpickles them: nothing of the file
-    reaches it. What is no plain data, or a tuple with tensors in it, is refused by name, if the state dict asks for it.
+    Values that are no tensors are parsed, as plain data with dense tensors, arrays of numpy and io.BytesIO in it, and written anew for torch's
+    planner, which unpickles them: nothing of the file reaches it. Any other value is refused by name, if the state dict asks for it.
 
     What several ranks need, a replicated tensor or a shard of HSDP, one of them reads, and the others receive it from there: each byte leaves
     the storage once. The reads are dealt out by bytes.
