@@ -10,16 +10,15 @@ import json
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import StorageOptions, is_url, opened
 from lowbit.checkpoint.paths import Path, bytes_of
+from lowbit.checkpoint.progress import Progress, Shown
 from lowbit.checkpoint.reader import module
 from lowbit.checkpoint.upload import is_folder, written
-
-Progress = Callable[[int, int], bool | None]
 
 
 def inspect(
@@ -41,7 +40,7 @@ def inspect(
     Raises:
         CheckpointError: the checkpoint is not sound.
     """
-    with _Shown(progress, "inspect") as told:
+    with Shown(progress, "inspect") as told:
         options = _options(include=_names(include), exclude=_names(exclude), health=bool(health), digest=bool(digest))  # fmt: skip
         with opened(storage_options, path) as (name,):
             text = module().inspect(name, options, told)
@@ -66,7 +65,7 @@ def verify(
     Raises:
         CheckpointError: the structure is not sound, or a checksum does not hold.
     """
-    with _Shown(progress, "verify") as told:
+    with Shown(progress, "verify") as told:
         options = _options(
             include=_names(include), exclude=_names(exclude), finite=bool(finite), opaque=bool(opaque), threads=threads,
         )  # fmt: skip
@@ -107,7 +106,7 @@ def convert(
         CheckpointError: the source is not sound, or the target cannot say what the source does.
     """
     with (
-        _Shown(progress, "convert") as told,
+        Shown(progress, "convert") as told,
         opened(storage_options, source, model) as (name, weights_of),
         written(
             storage_options,
@@ -163,7 +162,7 @@ def reshard(
             f"{os.fsdecode(bytes_of(target))}: parts are written to a file system that the machines share; an object store has none", code=2
         )  # fmt: skip
     with (
-        _Shown(progress, "reshard") as told,
+        Shown(progress, "reshard") as told,
         opened(storage_options, source) as (name,),
         written(
             storage_options, target, [source], folder=True, force=force, dry_run=dry_run
@@ -192,43 +191,13 @@ def diff(
     Returns:
         The report of `lowbit-ckpt diff --json`: "same", and the "differences" by name with the first element that differs.
     """
-    with _Shown(progress, "diff") as told:
+    with Shown(progress, "diff") as told:
         options = _options(
             include=_names(include), exclude=_names(exclude), bytes=bool(bytes), tolerance=min(float(tolerance), sys.float_info.max),
         )  # fmt: skip
         with opened(storage_options, a, b) as names:
             text = module().diff(*names, options, told)
     return json.loads(text)
-
-
-class _Shown:
-    """A progress callback out of what callers give; for True a bar that goes when the work is done."""
-
-    def __init__(self, progress: Progress | bool | None, label: str) -> None:
-        self.progress, self.label, self.bar = progress, label, None
-
-    def __enter__(self) -> Progress | None:
-        if self.progress is None or self.progress is False:
-            return None
-        if self.progress is not True:
-            return self.progress
-        try:
-            from tqdm.auto import tqdm
-        except ImportError as error:
-            raise ImportError(
-                "progress=True draws with tqdm: pip install tqdm, or give a callback"
-            ) from error
-        self.bar = tqdm(desc=self.label, unit="B", unit_scale=True, disable=None, leave=False)
-        return self._update
-
-    def _update(self, done: int, total: int) -> None:
-        assert self.bar is not None
-        self.bar.total = total
-        self.bar.update(done - self.bar.n)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
 
 def _options(**fields: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -129,11 +130,18 @@ class PartialFolder:
         _close(self._lock)
 
     def _put(self, name: str, content: bytes) -> None:
-        with open(os.path.join(self.temporary, name), "xb") as file:
-            file.write(content)
-            file.flush()
-            if self.sync:
-                os.fsync(file.fileno())
+        path = os.path.join(self.temporary, name)
+        try:
+            with open(path, "xb") as file:
+                file.write(content)
+                file.flush()
+                if self.sync:
+                    os.fsync(file.fileno())
+        except OSError as error:  # Python's own names no file
+            final = os.path.join(self.path, name)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            said = f"the disk is full while {final} is written" if full else f"cannot write {final}: {error.strerror}"  # fmt: skip
+            raise CheckpointError(said) from error
 
     def drop(self) -> None:
         """Removes the folder, if it was not published."""

@@ -25,6 +25,7 @@ from torch.futures import Future
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import Opened, StorageOptions
 from lowbit.checkpoint.paths import Path
+from lowbit.checkpoint.progress import Progress, Shown, Steps
 from lowbit.checkpoint.reader import module
 from lowbit.checkpoint.shared_reads import (
     Box,
@@ -52,8 +53,8 @@ class Reader(Storage, StorageReader):
     - A chunk that lowbit-ckpt wrote has one digest, and is read whole.
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
-    Values that are no tensors are parsed as plain data and written anew for torch's planner, which unpickles them: nothing of the file
-    reaches it. What is no plain data, or a tuple with tensors in it, is refused by name, if the state dict asks for it.
+    Values that are no tensors are parsed, as plain data with dense tensors, arrays of numpy and io.BytesIO in it, and written anew for torch's
+    planner, which unpickles them: nothing of the file reaches it. Any other value is refused by name, if the state dict asks for it.
 
     What several ranks need, a replicated tensor or a shard of HSDP, one of them reads, and the others receive it from there: each byte leaves
     the storage once. The reads are dealt out by bytes.
@@ -66,6 +67,8 @@ class Reader(Storage, StorageReader):
             on one rank wants False: the others would wait for that rank's bytes until their group's time is up.
         process_group: that `dcp.load` is given; None, as there, is the default one. Reads are shared where all of its ranks take part in the
             load, and where it moves memory of the host, as gloo does. NCCL alone does not: use `init_process_group("cpu:gloo,cuda:nccl")`.
+        progress: called with the bytes of tensors that this rank has read and those that it will (without what it receives), at most ten times a
+            second, in the calling thread; False, and an exception, stop the load on all ranks. True: a bar on standard error.
         storage_options: what fsspec opens a URL with.
 
     Attributes:
@@ -86,11 +89,13 @@ class Reader(Storage, StorageReader):
         verify: bool = True,
         share_reads: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        progress: Progress | bool | None = None,
         storage_options: StorageOptions = None,
     ) -> None:
         super().__init__(path, thread_count, storage_options)
         self.verify, self.share_reads, self.process_group = verify, share_reads, process_group
         self.bytes_read = self.bytes_received = 0
+        self.progress, self._steps = progress, Steps(None, 0)
         self._reader: Any = None
         self._opened: Opened | None = None
         self._metadata: Metadata | None = None
@@ -153,6 +158,16 @@ class Reader(Storage, StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         shared = plan.storage_data if isinstance(plan.storage_data, Share) else Share([])
+        tensors = [box_of(i) for i in plan.items if i.type != LoadItemType.BYTE_IO]
+        total = sum(self._nbytes(box) for box in tensors if box not in shared.received)
+        with Shown(self.progress, "load") as told:
+            self._steps = Steps(told, total)
+            self._read_all(plan, planner, shared)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read_all(self, plan: LoadPlan, planner: LoadPlanner, shared: Share) -> None:
         failure: BaseException | None = None
         try:
             self._read_own(plan, planner, shared)
@@ -162,9 +177,6 @@ class Reader(Storage, StorageReader):
             failure = error
         if shared.rounds:
             Exchange(self, plan, planner, shared, failure).run()
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
 
     def _read_own(self, plan: LoadPlan, planner: LoadPlanner, shared: Share) -> None:
         """What this rank reads for itself alone."""
@@ -214,7 +226,8 @@ class Reader(Storage, StorageReader):
             (one.box.name, list(one.box.offset), list(one.box.shape), one.into.data_ptr(), one.into.nbytes)
             for one in batch
         ]  # fmt: skip
-        self.bytes_read += self._reader.read_into(wanted, self.thread_count, self.verify, None)
+        told = self._steps.next(sum(one.into.nbytes for one in batch))
+        self.bytes_read += self._reader.read_into(wanted, self.thread_count, self.verify, told)
 
 
 class Transfer(NamedTuple):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import pickle
 import tempfile
@@ -29,15 +30,18 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from lowbit import sharding
+from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import StorageOptions, is_url
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
+from lowbit.checkpoint.progress import Progress, Shown, Steps
 from lowbit.checkpoint.reader import module
+from lowbit.checkpoint.state_tensors import DTYPES, layout, places, unread
 from lowbit.checkpoint.storage import Storage, named
 from lowbit.checkpoint.upload import StoreFolder, Upload
 
 COPIED = 256 << 20  # bytes of tensors on other devices that are copied to the host at a time
+OPAQUE = "Writer(opaque=True) saves it for torch's reader alone, which unpickles it"
 VERSION = "1.0.0"  # of the directory's metadata, as torch writes it
 
 
@@ -81,10 +85,15 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         cache_staged_state_dict: keep the host copy of `dcp.async_save` for the next one, so that memory is allocated once; True by default. A
             save that begins before the last one has written its data gets a copy of its own. Saves may run at the same time, through one
             writer too.
+        opaque: save also what `Reader` does not load: objects of classes, quantized tensors, subclasses of tensors. False by default: the save
+            is refused, by name.
+        progress: called with the bytes of tensors that this rank has written and those that it will, at most ten times a second, in the thread
+            that saves; False, and an exception, stop the save on all ranks. True: a bar on standard error (with tqdm, where that is a terminal).
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
     Raises:
-        CheckpointError: the folder cannot be written; `dcp.save` raises its `CheckpointException` with it on every rank.
+        CheckpointError: the folder cannot be written, or the state holds what could not be loaded; `dcp.save` raises its `CheckpointException` with
+            it on every rank.
         ValueError: `use_collectives=False`, with which each rank would publish for itself.
 
     >>> dcp.save(state_dict, storage_writer=lowbit.checkpoint.Writer("run/step-1000"))
@@ -98,13 +107,16 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         thread_count: int = 1,
         overwrite: bool = True,
         cache_staged_state_dict: bool = True,
+        opaque: bool = False,
+        progress: Progress | bool | None = None,
         storage_options: StorageOptions = None,
     ) -> None:
         Storage.__init__(self, path, thread_count, storage_options)
         BlockingAsyncStager.__init__(
             self, cache_staged_state_dict=cache_staged_state_dict, type_check=False
         )
-        self.sync_files, self.overwrite = sync_files, overwrite
+        self.sync_files, self.overwrite, self.opaque = sync_files, overwrite, opaque
+        self.progress = progress
         self._save = Save()
         self._kept: tuple[Any, dict[str, Any]] | None = None  # the host copy, and its layout
         self._memory: set[int] = set()  # where its tensors lie
@@ -141,14 +153,14 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         waiting = self._staged is not None and self._staged() is not None
         if not self.cache_staged_state_dict or waiting:
             return BlockingAsyncStager().stage(state_dict)
-        layout = _layout(state_dict)
-        if self._kept is None or self._kept[0] != layout:
+        found = layout(state_dict)
+        if self._kept is None or self._kept[0] != found:
             self._kept = None  # its memory goes before the next is taken
             pinned = torch.cuda.is_available()
-            self._kept = (layout, _create_cpu_state_dict(state_dict, pin_memory=pinned))
+            self._kept = (found, _create_cpu_state_dict(state_dict, pin_memory=pinned))
         copy = Staged(_copy_state_dict(state_dict, self._kept[1], type_check=False))
         self._staged = weakref.ref(copy)
-        self._memory = set(_places(self._kept[1]))
+        self._memory = set(places(self._kept[1]))
         return copy
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -172,9 +184,14 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         memory: set[int] = set()
         try:
             if plan.items:
-                with self._rank_file(plan.storage_data.prefix) as (name, file):
+                with (
+                    Shown(self.progress, "save") as told,
+                    self._rank_file(plan.storage_data.prefix) as (name, file),
+                ):
+                    steps = Steps(told, sum(map(nbytes, plan.items)))
                     for batch in self._batches(plan.items, planner, memory):
-                        said = file.write([what for _, what in batch], self.thread_count, None)
+                        given = steps.next(sum(nbytes(item) for item, _ in batch))
+                        said = file.write([what for _, what in batch], self.thread_count, given)
                         for (item, what), (offset, length, digest, *tiles) in zip(
                             batch, said, strict=True
                         ):
@@ -217,7 +234,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             data = planner.resolve_data(item)
             name = item.index.fqn
             if isinstance(data, io.BytesIO):
-                batch.append((item, (name, data.getvalue())))
+                value = data.getvalue()
+                self._check_value(name, value)
+                batch.append((item, (name, value)))
                 continue
             t = data.detach()
             dtype = str(t.dtype).removeprefix("torch.")
@@ -226,7 +245,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
                     f"{name} has the layout {t.layout}: a directory of torch.distributed.checkpoint has only dense tensors. Save its "
                     f"indices and values, or to_dense()"
                 )
-            if type(t) is not torch.Tensor or t.dtype not in DTYPES:
+            if (kind := unread(t)) and not self.opaque:
+                raise CheckpointError(f"{name} is a {kind}, which Reader does not load. {OPAQUE}", tensor=name)  # fmt: skip
+            if kind or t.dtype not in DTYPES:
                 archive = io.BytesIO()
                 torch.save(data, archive)
                 batch.append((item, (name, archive.getvalue())))
@@ -242,6 +263,20 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
                 batch, held, copied = [], [], 0
         if batch:
             yield batch
+
+    def _check_value(self, name: str, archive: bytes) -> None:
+        """Refuses what Reader would refuse: a save that nobody can load is none."""
+        if self.opaque:
+            return
+        try:
+            module().check_value(name, archive)
+        except CheckpointError as error:
+            found = error.text.removeprefix(f"{name}: ").split("; nothing was executed")[0]
+            raise CheckpointError(
+                f"{name} is no plain data, and Reader would not load it ({found}). Save tensors, numbers, text, bytes, arrays of numpy, or "
+                f"lists, tuples and dicts of these. {OPAQUE}",
+                tensor=name,
+            ) from error
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         made = self._save.folder
@@ -270,12 +305,10 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         self.__dict__.update(state, _save=Save())
 
 
-# What C++ writes as an item of torch.save; tensors of any other dtype are left to torch.save itself.
-DTYPES = frozenset({
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
-    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-})  # fmt: skip
+def nbytes(item: WriteItem) -> int:
+    """Of the values of a tensor's item."""
+    data = item.tensor_data
+    return 0 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
 
 
 def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
@@ -303,30 +336,6 @@ def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
             entry.setdefault("tiles", {})[key] = list(said.tiles)
     whole = {"version": 1, "tool": "lowbit.checkpoint.Writer", "digest": "xxh3-128", "tensors": tensors, "values": values}  # fmt: skip
     return json.dumps(whole).encode()
-
-
-def _layout(value: Any) -> Any:
-    """What must be equal for a copy to take the place of another: names, shapes and dtypes of tensors."""
-    if isinstance(value, dict):
-        return {name: _layout(v) for name, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_layout(v) for v in value]
-    if not isinstance(value, torch.Tensor):
-        return None
-    return (type(value), value.dtype, value.shape, sharding.local(value).shape)
-
-
-def _places(value: Any) -> Iterator[int]:
-    """Where the memory of this rank's tensors begins."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _places(v)
-    elif isinstance(value, torch.Tensor):
-        t = sharding.local(value)
-        if type(t) is torch.Tensor and t.layout == torch.strided and t.nbytes:
-            yield t.untyped_storage().data_ptr()
 
 
 def _is_text(name: str) -> bool:

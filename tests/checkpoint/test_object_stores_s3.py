@@ -17,6 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from require import need
 
+import lowbit
 from lowbit import checkpoint
 from lowbit.checkpoint import reader
 
@@ -87,6 +88,23 @@ def test_a_checkpoint_goes_there_and_back(options, tmp_path):
     assert checkpoint.diff(url, "s3://bucket/there/one.pt", storage_options=options)["same"]
     with pytest.raises(checkpoint.CheckpointError, match="exists; force=True replaces it"):
         checkpoint.convert(url, "s3://bucket/there/one.pt", storage_options=options)
+
+
+def test_an_optimizer_is_inspected_and_loaded_from_there(options):
+    model = torch.nn.Linear(64, 96)
+    opt = lowbit.AdamW(model.named_parameters(), lr=1e-3)
+    model(torch.ones(2, 64)).sum().backward()
+    opt.step()
+    url = "s3://bucket/optimizer/run"
+    state = {"model": model.state_dict(), "optim": opt.state_dict()}
+    dcp.save(state, storage_writer=checkpoint.Writer(url, storage_options=options), no_dist=True)
+    said = checkpoint.inspect(url, digest=True, storage_options=options)
+    assert said["digest"] and said["path"] == url
+    other = lowbit.AdamW(model.named_parameters(), lr=0.5)
+    lowbit.load_optimizer(other, url, model=model, storage_options=options)
+    for name, value in opt.state[model.weight].items():
+        assert torch.equal(torch.as_tensor(other.state[model.weight][name]), torch.as_tensor(value)), name  # fmt: skip
+    assert other.param_groups[0]["lr"] == 1e-3
 
 
 @pytest.mark.parametrize("dim, other", [(0, 0), (0, 1)])

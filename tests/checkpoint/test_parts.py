@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -69,6 +70,28 @@ def test_eight_parts_at_once(source, monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         reports = list(pool.map(lambda i: checkpoint.reshard(source, "out", world_size=6, part=(i, 8)), range(8)))  # fmt: skip
     assert any(report["published"] for report in reports)
+    assert content("out") == want and os.listdir(".") == ["out"]
+
+
+def test_eight_processes_at_once_two_of_them_killed(source, monkeypatch):
+    want = whole(monkeypatch, source, world_size=6)
+    chance = random.Random(0)
+
+    def start(i):
+        command = [TOOL, "reshard", source, "out", "--world-size", "6", "--part", f"{i}/8"]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    parts = [start(i) for i in range(8)]
+    time.sleep(chance.random() * 0.02)
+    for i in (2, 5):
+        parts[i].kill()
+        parts[i].wait()
+    again = {i: start(i) for i in (2, 5)}
+    for i, process in enumerate(parts):
+        if i not in again:
+            assert process.communicate()[1] == b"" and process.returncode == 0, i
+    for process in again.values():
+        assert process.communicate()[1] == b"" and process.returncode == 0
     assert content("out") == want and os.listdir(".") == ["out"]
 
 

@@ -83,4 +83,9 @@ def test_a_rank_that_cannot_read_tells_the_others(pool, path, tmp_path):
     content[content.index(values) + 4000] ^= 1
     file.write_bytes(content)
     for said in pool.run(3, "shared_reads_worker", "fails", str(damaged)):
-        assert "w5" in said and "damaged" in said and "could not read what this rank" in said
+        assert (
+            "w5" in said
+            and file.name in said
+            and "damaged" in said
+            and "could not read what this rank" in said
+        )

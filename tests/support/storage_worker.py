@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import resource
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -128,6 +131,48 @@ def fails_on_one(path, dim):
     return "no error"
 
 
+def stopped_on_one(path):
+    """A save, then a load, that the progress callback of rank 1 stops; what this rank is told."""
+
+    def stop(*_):
+        raise RuntimeError("no time left")
+
+    stopped = {"progress": stop} if dist.get_rank() == 1 else {}
+    told = []
+    try:
+        dcp.save(state(0), storage_writer=checkpoint.Writer(path, **stopped))
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        told.append(str(error))
+    dist.barrier()
+    assert not os.path.exists(path)
+    save("lowbit", f"{path}-whole", 0)
+    try:
+        dcp.load(state(0), storage_reader=checkpoint.Reader(f"{path}-whole", **stopped))
+    except BaseException as error:
+        told.append(str(error))
+    return told
+
+
+class Dying(dcp.DefaultSavePlanner):
+    """Kills this process when its first values are asked for: the others are writing theirs."""
+
+    def resolve_data(self, write_item):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def one_dies(store, path, rank, ranks, who):
+    """A save during which one rank is killed, in a program of its own; what the others are told, and how long that takes."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    save("lowbit", path, 0)
+    begin = time.monotonic()
+    try:
+        planner = Dying() if rank == who else None
+        dcp.save(state(0, 1), storage_writer=checkpoint.Writer(path), planner=planner)
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        print(json.dumps([type(error).__name__, time.monotonic() - begin]), flush=True)
+    os._exit(0)  # nobody answers any more: a process group cannot be closed
+
+
 def until_killed(store, path, rank, ranks):
     """Saves over and over, with another seed each time; the program that is killed."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
@@ -140,5 +185,7 @@ def until_killed(store, path, rank, ranks):
 if __name__ == "__main__":
     if sys.argv[1] == "until_killed":
         until_killed(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    elif sys.argv[1] == "one_dies":
+        one_dies(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
     else:
-        sys.exit("until_killed STORE PATH RANK RANKS")
+        sys.exit("until_killed STORE PATH RANK RANKS, or one_dies STORE PATH RANK RANKS WHO")

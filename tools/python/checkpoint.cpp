@@ -1,7 +1,9 @@
 // lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint/commands.py and
 // lowbit/checkpoint/reader.py document it and have the defaults.
+#include "container/dcp/value_archive.h"
 #include "io/new_directory.h"
 #include "io/partial_name.h"
+#include "io/text.h"
 #include "python/options.h"
 #include "python/rank_file_type.h"
 #include "python/reader_type.h"
@@ -136,6 +138,40 @@ PyObject* call_partial_stem(PyObject*, PyObject* given) {
   });
 }
 
+/// Bytes of the caller's, read as a file.
+class Lent : public File {
+ public:
+  Lent(std::string_view bytes, std::string name)
+      : File({.size = bytes.size()}, std::move(name)), bytes_(bytes) {}
+
+ private:
+  Status fetch(uint64_t offset, char* out, uint64_t bytes) const override {
+    bytes_.copy(out, bytes, offset);
+    return fine();
+  }
+  std::string_view bytes_;
+};
+
+/// (name, archive): an error where Reader could not load the value that torch.save wrote there.
+PyObject* call_check_value(PyObject*, PyObject* given) {
+  return guarded([&] {
+    PyObject *name = nullptr, *archive = nullptr;
+    char* begin = nullptr;
+    Py_ssize_t size = 0;
+    if (PyArg_ParseTuple(given, "US:check_value", &name, &archive) == 0 ||
+        PyBytes_AsStringAndSize(archive, &begin, &size) < 0)
+      throw Raised();
+    const std::string what = printable(name_of(name));
+    const std::string_view item(begin, static_cast<size_t>(size));
+    without_gil([&]() -> Status {
+      ASSIGN_OR_RETURN(made, value_archive(Lent(item, what), {.length = item.size()}, what));
+      static_cast<void>(made);
+      return fine();
+    });
+    return none();
+  });
+}
+
 PyMethodDef kFunctions[] = {
     {"inspect", call_inspect, METH_VARARGS, "inspect(path, options, progress)"},
     {"verify", call_verify, METH_VARARGS, "verify(path, options, progress)"},
@@ -144,6 +180,7 @@ PyMethodDef kFunctions[] = {
     {"diff", call_diff, METH_VARARGS, "diff(a, b, options, progress)"},
     {"check_target", call_check_target, METH_VARARGS, "check_target(path, replace)"},
     {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync)"},
+    {"check_value", call_check_value, METH_VARARGS, "check_value(name, archive)"},
     {"partial_stem", call_partial_stem, METH_VARARGS, "partial_stem(name)"},
     {nullptr, nullptr, 0, nullptr},
 };

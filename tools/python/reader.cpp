@@ -6,6 +6,7 @@
 
 #include "container/common/open.h"
 #include "container/dcp/items.h"
+#include "container/dcp/value_archive.h"
 #include "dialect/common/dialect.h"
 #include "dialect/common/formats.h"
 #include "dialect/common/optimizer_root.h"
@@ -186,14 +187,31 @@ Object Reader::layout() const {
   return std::move(out).done();
 }
 
+Result<std::string> Reader::archive_of(const Leaf& leaf) const {
+  if (leaf.blob == nullptr) return bad("it is a tensor");
+  Container& container = *document_->manifest->container;
+  const std::string what =
+      container.files().name(leaf.blob->extent.file) + ": " + printable(leaf.name());
+  ASSIGN_OR_RETURN(extent, container.plain(leaf.blob->extent, what));
+  ASSIGN_OR_RETURN(file, container.files().open(extent.file));
+  return value_archive(*file, extent, what);
+}
+
 Object Reader::value_item(const std::string& name) const {
   const Leaf* leaf = document_->find(name);
   if (leaf == nullptr) raise(PyExc_KeyError, printable(name));
+  // The archive itself first: it tells types that a Value does not, such as numpy's numbers.
+  Result<std::string> archive = failed("");
+  without_gil([&]() -> Status {
+    archive = archive_of(*leaf);
+    return fine();
+  });
+  if (archive.ok()) return bytes(archive.value());
   if (leaf->kind != Leaf::Kind::kValue)
     raise(bad(printable(document_->manifest->path) + ": " + printable(name) +
               " is no plain data: to load it is to run what it names. Leave it out of the state "
-              "dict (a tuple of tensors: save a list), or load it with torch's FileSystemReader if "
-              "you trust the file")
+              "dict, or load it with torch's FileSystemReader if you trust the file. Found: " +
+              archive.error().text)
               .at(printable(name)));
   PickleWriter pickle(2);
   write_value(pickle, leaf->value);

@@ -35,7 +35,7 @@ class Reader {
   /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...]), ...], "values": [(name, path),
   /// ...], "has_paths"}, of a directory.
   Object layout() const;
-  /// A plain value as torch.save writes it: made anew, of what was understood.
+  /// A value as torch.save writes it: made anew, of what was understood (dcp/value_archive.h).
   Object value_item(const std::string& name) const;
   struct Want {
     std::string name;
@@ -65,6 +65,7 @@ class Reader {
 
  private:
   const State& state(size_t param, size_t state) const;
+  Result<std::string> archive_of(const Leaf& leaf) const;
   Object read_leaf(const Leaf& leaf, const std::string& name, const Shape& offset,
                    const Shape& shape);
   Object read_floats(size_t param, size_t state, uint64_t count,

@@ -18,6 +18,7 @@ constexpr Dtype kDtypes[] = {
     {"bool", 1, "BoolStorage"},
     {"complex64", 8, "ComplexFloatStorage"},
     {"complex128", 16, "ComplexDoubleStorage"},
+    {"complex32", 4, ""},
     {"uint16", 2, ""},
     {"uint32", 4, ""},
     {"uint64", 8, ""},

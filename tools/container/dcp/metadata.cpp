@@ -141,8 +141,9 @@ class Parser : MetadataPickle {
                  layout = named ? p_.find(values, "layout") : p_.item(values, 1);
     property_count_ = std::max(property_count_, named ? 0 : p_.items(values).size());
     old_properties_ = old_properties_ || p_.global(properties)->module == kMetadataModule2_2;
-    if (p_.is(dtype, Kind::kGlobal)) tensor.dtype = find_dtype(p_.global(dtype)->name);
-    if (tensor.dtype == nullptr) return no(printable(name) + " has no dtype");
+    if (!p_.is(dtype, Kind::kGlobal)) return no(printable(name) + " has no dtype");
+    tensor.dtype = find_dtype(p_.global(dtype)->name);
+    if (tensor.dtype == nullptr) return unread(name, p_.global(dtype)->name, state);
     if (!named && p_.items(values).size() != 5 && p_.items(values).size() != 6)
       return no(printable(name) + " has " + std::to_string(p_.items(values).size()) +
                 " properties; torch writes 5 or 6");
@@ -170,6 +171,19 @@ class Parser : MetadataPickle {
     }
     tidy(tensor);
     out_.tensors.push_back(std::move(tensor));
+    return fine();
+  }
+
+  /// A tensor of a dtype that is not read, such as a quantized one: an item like that of any value
+  /// that is no plain data, so that the rest of the directory can be read.
+  Status unread(const std::string& name, std::string_view dtype, NodeId entry) {
+    const NodeId chunks = p_.find(entry, "chunks");
+    const auto known = stored_.find(name);
+    if (p_.items(chunks).size() != 1 || known == stored_.end() || known->second.size() != 1)
+      return no(printable(name) + " has the dtype " + std::string(dtype) +
+                ", which is not read, in several parts");
+    known->second[0].used = true;
+    out_.blobs.push_back({name, {}, known->second[0].extent});
     return fine();
   }
 

@@ -43,6 +43,12 @@ const Allowlist& metadata_globals() {
         r.push_back({module, name, "s*"});
     }
     for (const Dtype& d : all_dtypes()) r.push_back({"torch", d.name, nullptr});
+    // Dtypes whose tensors are not read: quantized ones, and bits without a meaning.
+    for (const char* name :
+         {"quint8",  "qint8",   "qint32", "quint4x2", "quint2x4", "bits8", "bits16", "bits1x8",
+          "bits2x4", "bits4x2", "uint1",  "uint2",    "uint3",    "uint4", "uint5",  "uint6",
+          "uint7",   "int1",    "int2",   "int3",     "int4",     "int5",  "int6",   "int7"})
+      r.push_back({"torch", name, nullptr});
     return r;
   }();
   static const Allowlist allowed{rules, false};

@@ -230,7 +230,8 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
 Error VerifiedReader::damaged(const Part& part) const {
   const std::string file = manifest_.container->files().name(part.chunk.extent.file);
   return bad(file + ": " + part.what() +
-             ": its digest is not the one in lowbit.json: the file is damaged")
+             ": its digest is not the one in lowbit.json: the file, or its digest there, is "
+             "damaged")
       .at(printable(part.tensor.name), file);
 }
 

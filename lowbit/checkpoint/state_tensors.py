@@ -1,0 +1,50 @@
+"""What Writer asks of the tensors of a state dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lowbit import sharding
+
+# What C++ writes as an item of torch.save; tensors of any other dtype are left to torch.save itself.
+DTYPES = frozenset({
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex32, torch.complex64, torch.complex128, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+})  # fmt: skip
+# What torch.save writes, and Reader reads.
+SAVED = frozenset({torch.float4_e2m1fn_x2} if hasattr(torch, "float4_e2m1fn_x2") else ())
+
+
+def unread(t: torch.Tensor) -> str:
+    """What kind of tensor it is, if Reader does not load it; "" for the others."""
+    if type(t) is not torch.Tensor:
+        return f"{type(t).__module__}.{type(t).__qualname__}, a subclass of torch.Tensor"
+    return "" if t.dtype in DTYPES or t.dtype in SAVED else f"tensor of {t.dtype}"
+
+
+def layout(value: Any) -> Any:
+    """What must be equal for a copy to take the place of another: names, shapes and dtypes of tensors."""
+    if isinstance(value, dict):
+        return {name: layout(v) for name, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [layout(v) for v in value]
+    if not isinstance(value, torch.Tensor):
+        return None
+    return (type(value), value.dtype, value.shape, sharding.local(value).shape)
+
+
+def places(value: Any) -> Iterator[int]:
+    """Where the memory of this rank's tensors begins."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            yield from places(v)
+    elif isinstance(value, torch.Tensor):
+        t = sharding.local(value)
+        if type(t) is torch.Tensor and t.layout == torch.strided and t.nbytes:
+            yield t.untyped_storage().data_ptr()

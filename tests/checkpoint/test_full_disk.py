@@ -1,0 +1,42 @@
+"""A disk that is full for one rank: an error on all, and no checkpoint or the old one."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import full_disk_worker as worker
+import pytest
+from require import need
+
+WORKER = pathlib.Path(worker.__file__)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What two ranks say of each case: the error, whether the name is there, whether it holds the old values, and how the next save ends."""
+    folder = tmp_path_factory.mktemp("full")
+    shim = worker.compiled(folder)
+    need("cc", shim is not None, "no C compiler")
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(folder / "store"), str(folder), str(rank), "2"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "LD_PRELOAD": str(shim)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    ended = [process.communicate() for process in started]
+    assert all(out for out, _ in ended), ended[0][1] + ended[1][1]
+    return folder, [json.loads(out) for out, _ in ended]
+
+
+@pytest.mark.parametrize("number", range(len(worker.CASES)), ids=map(str, worker.CASES))
+def test_all_ranks_are_told_and_nothing_is_published(told, number):
+    folder, ranks = told
+    case = worker.CASES[number]
+    _, who, over, _ = case
+    for text, there, holds_the_old, next_save in (said[number] for said in ranks):
+        assert "CheckpointException" in text and "the disk is full while" in text
+        assert f"(RANK {who})" in text and worker.path_of(folder, case) in text
+        assert there == over and holds_the_old == over and next_save == "no error"

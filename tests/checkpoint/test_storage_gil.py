@@ -1,0 +1,62 @@
+"""Another thread's interpreter runs while Writer's file is written and Reader's tensors are read, as training does."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from lowbit import checkpoint
+from lowbit.checkpoint.reader import module
+
+STEPS = 10
+
+
+def steps_during(work, times):
+    """How often this thread ran while another one did `work`, which would keep the GIL between two calls too."""
+    finished, seen = threading.Event(), 0
+
+    def again():
+        for i in range(times):
+            if seen >= STEPS:
+                break
+            work(i)
+        finished.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)  # no thread is asked to give the GIL up: it must do so itself
+    try:
+        worker = threading.Thread(target=again)
+        worker.start()
+        while not finished.is_set():
+            seen += 1
+            time.sleep(0.0005)
+        worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    return seen
+
+
+def test_a_write_releases_the_gil(tmp_path):
+    t = torch.ones(4 << 20)
+    file = module().RankFile(os.fsencode(tmp_path), b"__0_0.distcp", False)
+    item = ("w", "float32", tuple(t.shape), t.data_ptr())
+    assert steps_during(lambda _: file.write([item], 1, None), 60) >= STEPS
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_read_releases_the_gil(tmp_path, verify):
+    t = torch.ones(4 << 20)
+    dcp.save({"w": t}, storage_writer=checkpoint.Writer(tmp_path / "run", sync_files=False), no_dist=True)  # fmt: skip
+    reader = checkpoint.Reader(tmp_path / "run")
+    reader.read_metadata()
+    wanted = [("w", [0], list(t.shape), t.data_ptr(), t.nbytes)]
+    assert steps_during(lambda _: reader._reader.read_into(wanted, 1, verify, None), 200) >= STEPS
+
+
+def test_work_that_keeps_the_gil_is_seen():
+    """The measure itself: one long call of C that lets nobody else run."""
+    assert steps_during(lambda _: sum(range(2_000_000)), 20) < STEPS

@@ -1,0 +1,197 @@
+"""What lowbit.checkpoint.Writer saves, Reader loads: values of every kind, or the save is refused by name."""
+
+import collections
+import datetime
+import io
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from lowbit import checkpoint
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+def save(state, path, planner=None, **options):
+    dcp.save(state, storage_writer=checkpoint.Writer(path, **options), planner=planner, no_dist=True)  # fmt: skip
+
+
+def load(state, path, planner=None, reader=checkpoint.Reader):
+    dcp.load(state, storage_reader=reader(path), planner=planner, no_dist=True)
+    return state
+
+
+def same(a, b):
+    """Equal, of the same types."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.requires_grad == b.requires_grad and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, io.BytesIO):
+        return a.getvalue() == b.getvalue() and a.tell() == b.tell()
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a) and vars_of(a) == vars_of(b)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def vars_of(value):
+    return getattr(value, "__dict__", None)
+
+
+def advanced():
+    out = io.BytesIO(b"extra \xff state")
+    out.seek(3)
+    return out
+
+
+LOADED = {
+    "array": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "column-major array": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "scalar array": np.array(3, dtype=np.int16),
+    "empty array": np.zeros((0, 4), dtype=np.uint8),
+    "numpy's generator": np.random.RandomState(3).get_state(),
+    "Python's generator": random.Random(3).getstate(),
+    "float64": np.float64(0.1),
+    "float16": np.float16(0.5),
+    "bool_": np.bool_(True),
+    "complex": np.complex64(1 + 2j),
+    "dtype of numpy": np.dtype(np.float32),
+    "BytesIO": advanced(),
+    "tuple of a tensor": (torch.arange(5), 3),
+    "tuple of a parameter": (torch.nn.Parameter(torch.ones(2, 3)), None),
+    "tuple of a view": (torch.arange(12.0).reshape(3, 4).t()[1:3], torch.tensor(7)),
+    "tuple of a float8": (torch.ones(3).to(torch.float8_e4m3fn).view(torch.uint8), torch.ones(2).bfloat16()),
+    "tuple of empty ones": (torch.zeros(0, 4), torch.zeros(())),
+    "tuple of a dict": ({"a": torch.ones(2), 3: np.float32(1)},),
+    "plain": (None, True, 2**70, -1.5, "text", b"\x00\xff", (), {"a": (1, 2)}, {1, 2}, 1j, torch.Size([2]), torch.float8_e4m3fn),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LOADED)
+def test_a_value_that_was_saved_is_loaded_equal(tmp_path, kind):
+    value = LOADED[kind]
+    save({"v": value, "w": torch.ones(3)}, tmp_path / "run")
+    for reader in (checkpoint.Reader, dcp.FileSystemReader):
+        got = load({"v": None, "w": torch.zeros(3)}, tmp_path / "run", reader=reader)
+        assert got["w"].sum() == 3 and same(got["v"], value), (reader, got["v"])
+
+
+class Own:
+    """A class of a user's."""
+
+
+REFUSED = {
+    "date": (datetime.datetime(2026, 1, 1), "datetime"),
+    "own class": (Own(), "Own"),
+    "array of objects": (np.array([None, 1], dtype=object), "dtype"),
+    "structured array": (np.zeros(2, dtype=[("a", "f4")]), "dtype"),
+    "big-endian array": (np.zeros(2, dtype=">f4"), "byte order"),
+    "function": (len, "len"),
+    "sparse in a tuple": ((torch.eye(2).to_sparse(),), "sparse"),
+    "quantized in a tuple": ((torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),), "quantized"),
+    "deque": (collections.deque([1]), "deque"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_value_that_could_not_be_loaded_is_not_saved(tmp_path, kind):
+    value, named = REFUSED[kind]
+    state = {"first": torch.ones(3), "deep": {"value": value}}
+    with pytest.raises(dcp.api.CheckpointException, match=r"deep\.value") as caught:
+        save(state, tmp_path / "run")
+    said = str(caught.value)
+    assert named in said and "opaque=True" in said and not (tmp_path / "run").exists()
+    # For torch's reader alone, by a word: ours names it, and loads the rest.
+    save(state, tmp_path / "run", opaque=True)
+    got = load({"first": torch.zeros(3)}, tmp_path / "run")
+    assert got["first"].sum() == 3
+    with pytest.raises(dcp.api.CheckpointException, match=r"deep\.value is no plain data"):
+        load({"deep": {"value": None}}, tmp_path / "run")
+
+
+def quantized():
+    return torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8)
+
+
+def subclass():
+    class Sub(torch.Tensor):
+        pass
+
+    return torch.ones(4).as_subclass(Sub)
+
+
+@pytest.mark.parametrize("make", [quantized, subclass])
+def test_a_tensor_that_could_not_be_loaded_is_not_saved(tmp_path, make):
+    state = {"first": torch.ones(3), "q": make()}
+    with pytest.raises(dcp.api.CheckpointException, match=r"q is a .*opaque=True"):
+        save(state, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("writer", ["lowbit", "torch"])
+def test_one_tensor_of_an_odd_dtype_does_not_hide_the_rest(tmp_path, writer):
+    path = tmp_path / "run"
+    state = {"first": torch.ones(3), "q": quantized()}
+    if writer == "lowbit":
+        save(state, path, opaque=True)
+    else:
+        dcp.save(state, checkpoint_id=path, no_dist=True)
+    assert load({"first": torch.zeros(3)}, path)["first"].sum() == 3
+    with pytest.raises(dcp.api.CheckpointException, match="q is no plain data"):
+        load({"q": None}, path)
+    assert "first" in checkpoint.Checkpoint(path).tensors
+    checkpoint.inspect(path)
+    checkpoint.verify(path, opaque=True)
+    checkpoint.reshard(path, tmp_path / "again", world_size=2)
+    checkpoint.convert(path, tmp_path / "x.pt", exclude=["q"])
+
+
+def test_complex32(tmp_path):
+    path = tmp_path / "run"
+    t = torch.complex(torch.randn(4, 3), torch.randn(4, 3)).to(torch.complex32)
+    save({"c": t}, path)
+    for reader in (checkpoint.Reader, dcp.FileSystemReader):
+        got = load({"c": torch.zeros_like(t)}, path, reader=reader)["c"]
+        assert torch.equal(torch.view_as_real(got), torch.view_as_real(t))
+    checkpoint.verify(path)
+    assert checkpoint.diff(path, path)["same"]
+    checkpoint.reshard(path, tmp_path / "again", world_size=2)
+    assert load({"c": torch.zeros_like(t)}, tmp_path / "again")["c"].view(torch.int32).equal(t.view(torch.int32))  # fmt: skip
+
+
+def test_a_dict_of_tensors_as_one_value(tmp_path):
+    """What a planner that flattens nothing makes of a nested state dict: one pickled value of each."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    state = {"model": model.state_dict(), "groups": [{"lr": 0.1, "params": [0, 1]}], "w": torch.ones(2)}  # fmt: skip
+    as_it_is = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
+    save(state, tmp_path / "run", planner=dcp.DefaultSavePlanner(**as_it_is))
+    got = {"model": None, "groups": None, "w": torch.zeros(2)}
+    load(got, tmp_path / "run", planner=dcp.DefaultLoadPlanner(**as_it_is))
+    assert same(got, state) and got["model"]._metadata == state["model"]._metadata
+
+
+def test_values_share_no_more_than_they_did(tmp_path):
+    """Two views of one storage are two views of one storage again; the record is there once."""
+    base = torch.arange(100_000.0)
+    save({"v": (base[:10], base[10:20], base)}, tmp_path / "run")
+    got = load({"v": None}, tmp_path / "run")["v"]
+    assert same(got, (base[:10], base[10:20], base))
+    assert len({t.untyped_storage().data_ptr() for t in got}) == 1
+
+
+def test_a_damaged_record_of_a_value_is_found(tmp_path):
+    save({"v": (torch.arange(1000),), "w": torch.ones(1)}, tmp_path / "run")
+    (file,) = (tmp_path / "run").glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    content[content.index(torch.arange(1000).numpy().tobytes()) + 4000] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(dcp.api.CheckpointException, match=rf"{file.name}.*v\b"):
+        load({"v": None}, tmp_path / "run")

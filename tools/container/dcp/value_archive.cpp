@@ -1,0 +1,325 @@
+#include "container/dcp/value_archive.h"
+
+#include <algorithm>
+#include <map>
+
+#include "container/common/globals.h"
+#include "container/common/tensor_node.h"
+#include "container/common/zip.h"
+#include "io/text.h"
+#include "pickle/plain.h"
+#include "pickle/reader.h"
+#include "pickle/writer.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kMaxPickle = 256u << 20;  // arrays lie in the pickle itself
+
+const Allowlist& value_globals() {
+  static const std::vector<GlobalRule> rules = [] {
+    std::vector<GlobalRule> r = plain_globals();
+    r.insert(r.end(), {{"torch._utils", "_rebuild_tensor_v2", "pizzbh?w"},
+                       {"torch._utils", "_rebuild_tensor_v3", "pizzbhg?w"},
+                       {"torch._utils", "_rebuild_parameter", "tbh"},
+                       {"torch._utils", "_rebuild_sparse_tensor", "x*"},  // refused by their names
+                       {"torch._utils", "_rebuild_qtensor", "x*"},
+                       {"torch.storage", "UntypedStorage", nullptr},
+                       {"numpy", "dtype", "s?xx", true},
+                       {"numpy", "ndarray", nullptr},
+                       {"_io", "BytesIO", nullptr, true}});
+    for (const char* kind : {"QUInt8Storage", "QInt8Storage", "QInt32Storage", "QUInt4x2Storage",
+                             "QUInt2x4Storage", "per_tensor_affine", "per_channel_affine"})
+      r.push_back({"torch", kind, nullptr});
+    for (const char* module : {"numpy.core.multiarray", "numpy._core.multiarray"}) {
+      r.push_back({module, "scalar", "xy"});
+      r.push_back({module, "_reconstruct", "gny", true});
+    }
+    for (const Dtype& d : all_dtypes()) {
+      if (d.storage[0] != '\0') r.push_back({"torch", d.storage, nullptr});
+    }
+    return r;
+  }();
+  static const Allowlist allowed{rules, true};
+  return allowed;
+}
+
+/// The storages of an archive, by the keys of its records.
+class ArchiveStorages : public Storages {
+ public:
+  explicit ArchiveStorages(const ZipIndex& index) : index_(index) {}
+  Result<Record> find(const StorageName& name, const std::string& what) override {
+    const ZipRecord* r = index_.find("data/" + name.key);
+    if (r == nullptr) return bad(what + ": its record data/" + printable(name.key) + " is missing");
+    const auto [known, is_new] = dtypes_.emplace(name.key, name.dtype);
+    if (!is_new && known->second != name.dtype)
+      return bad(what + ": its storage " + printable(name.key) + " has two types");
+    return Record{r->name, 0, r->offset, r->size, r->crc, index_.has_crcs};
+  }
+
+ private:
+  const ZipIndex& index_;
+  std::map<std::string, const Dtype*> dtypes_;
+};
+
+/// Writes the pickle of a value anew, node by node.
+class ValueWriter {
+ public:
+  ValueWriter(const Pickle& p, const ZipIndex& index, const std::string& what)
+      : p_(p), storages_(index), what_(what), w_(2) {}
+
+  Result<std::string> pickle() {
+    RETURN_IF_ERROR(value(p_.root, 0));
+    return w_.finish();
+  }
+  /// Keys of the storages that it names, by their new numbers.
+  const std::vector<std::string>& keys() const { return keys_; }
+
+ private:
+  Status value(NodeId id, int depth) {
+    if (depth > Value::kMaxDepth)
+      return bad(what_ + ": is nested more than " + std::to_string(Value::kMaxDepth) + " deep");
+    if (left_-- == 0) return bad(what_ + ": unfolds to too many values");
+    if (is_tensor(p_, id)) return tensor(id);
+    const GlobalRule* rule = p_.global(id);
+    const bool made = p_.is(id, Kind::kCall) || p_.is(id, Kind::kObject);
+    if (made && rule->module.starts_with("numpy")) return numpy(id, *rule);
+    if (made && rule->name == "BytesIO") return bytes_io(id);
+    const auto items = p_.items(id);
+    if (p_.is(id, Kind::kList)) {
+      w_.empty_list().put();
+      return each(items.size(), write_items, [&](size_t i) { return value(items[i], depth + 1); });
+    }
+    if (p_.is(id, Kind::kTuple)) {
+      if (items.size() > 3) w_.mark();
+      for (const NodeId item : items) RETURN_IF_ERROR(value(item, depth + 1));
+      w_.tuple(items.size());
+      if (!items.empty()) w_.put();
+      return fine();
+    }
+    if (p_.is(id, Kind::kDict) && !p_.configuration(id)) return dict(id, depth);
+    return plain(id);
+  }
+
+  /// The items of a list or dict: the first error, since the pickle's own functions know none.
+  template <class Fill, class Item>
+  Status each(size_t count, const Fill& fill, const Item& item) {
+    Status status = fine();
+    fill(w_, count, [&](size_t i) {
+      if (status.ok()) status = item(i);
+    });
+    return status;
+  }
+
+  Status plain(NodeId id) {
+    ASSIGN_OR_RETURN(made, plain_value(p_, id, what_));
+    write_value(w_, made);
+    return fine();
+  }
+
+  Status dict(NodeId id, int depth) {
+    if (const auto key = p_.repeated_key(id))
+      return bad(what_ + ": has the key " + printable(*key) + " twice");
+    if (const auto key = p_.repeated_number(id))
+      return bad(what_ + ": has the key " + *key + " twice: Python takes 1, 1.0 and True for one");
+    const auto items = p_.items(id);
+    for (size_t i = 0; i < items.size(); i += 2) {
+      if (p_.is(items[i], Kind::kList) || p_.is(items[i], Kind::kDict))
+        return bad(what_ + ": has a key that is a list or a dict, which Python does not allow");
+    }
+    const bool ordered = p_.ordered(id);
+    if (ordered) {
+      w_.global("collections", "OrderedDict").tuple(0).call().put();
+    } else {
+      w_.empty_dict().put();
+    }
+    const auto fill = [ordered](PickleWriter& to, size_t count, const auto& entry) {
+      write_entries(to, count, ordered, entry);
+    };
+    RETURN_IF_ERROR(each(items.size() / 2, fill, [&](size_t i) -> Status {
+      RETURN_IF_ERROR(value(items[2 * i], depth + 1));
+      return value(items[2 * i + 1], depth + 1);
+    }));
+    const NodeId attributes = p_.attributes(id);  // such as `_metadata` of a module's state dict
+    if (attributes == kNoNode) return fine();
+    if (!p_.is(attributes, Kind::kDict))
+      return bad(what_ + ": has an OrderedDict whose attributes are no dict");
+    RETURN_IF_ERROR(value(attributes, depth + 1));
+    w_.build();
+    return fine();
+  }
+
+  Status tensor(NodeId id) {
+    ASSIGN_OR_RETURN(node, read_tensor(p_, id, storages_, what_));
+    if (!node.alias || !node.stored.cls.empty() || node.is_local || !node.dropped.empty())
+      return bad(what_ + ": holds a tensor of a class of its own");
+    const Payload& payload = node.stored.parts[0].second;
+    const auto [known, is_new] = numbers_.emplace(node.alias->storage, keys_.size());
+    if (is_new) keys_.push_back(node.alias->storage);
+    const bool typed = node.dtype->storage[0] != '\0', parameter = node.gradient.parameter;
+    const auto no_hooks = [this] { w_.global("collections", "OrderedDict").tuple(0).call().put(); };
+    const auto sizes = [this](const Shape& shape) {
+      w_.integers(shape);
+      if (!shape.empty()) w_.put();
+    };
+    if (parameter) w_.global("torch._utils", "_rebuild_parameter");
+    w_.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").mark();
+    w_.mark().text("storage");
+    w_.global(typed ? "torch" : "torch.storage", typed ? node.dtype->storage : "UntypedStorage");
+    w_.text(std::to_string(known->second)).text("cpu");
+    w_.integer(static_cast<int64_t>(typed ? node.alias->elements : payload.record.size));
+    w_.tuple(5).put().persistent().integer(static_cast<int64_t>(payload.first));
+    sizes(payload.shape);
+    sizes(payload.stride);
+    w_.boolean(node.gradient.requires_grad && !parameter);
+    no_hooks();
+    if (!typed) w_.global("torch", node.dtype->name);
+    w_.tuple(7).put().call().put();
+    if (!parameter) return fine();
+    w_.boolean(node.gradient.requires_grad);
+    no_hooks();
+    w_.tuple(3).put().call().put();
+    return fine();
+  }
+
+  /// A dtype of numpy: its code ("f4"), and the bytes of an element.
+  struct Element {
+    std::string code;
+    uint64_t bytes;
+  };
+
+  /// A dtype of plain numbers in this machine's byte order; what others refer to is not looked at.
+  Result<Element> element(NodeId id) const {
+    const GlobalRule* rule = p_.is(id, Kind::kCall) ? p_.global(id) : nullptr;
+    if (rule == nullptr || rule->name != "dtype")
+      return bad(what_ + ": holds something of numpy without a dtype");
+    const std::string code(p_.text(p_.item(p_.item(id, 1), 0)));
+    constexpr const char* kCodes[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
+                                      "u4", "u8", "f2", "f4", "f8", "c8", "c16"};
+    if (std::find(std::begin(kCodes), std::end(kCodes), code) == std::end(kCodes))
+      return bad(what_ + ": holds numpy's dtype " + printable(code) + ", which is no number");
+    const NodeId order = p_.item(p_.item(id, 2), 1);
+    if (p_.is(order, Kind::kString) && p_.text(order) == ">")
+      return bad(what_ + ": holds numbers of numpy in the byte order of another machine");
+    return Element{code, std::stoull(code.substr(1))};
+  }
+  void dtype(const Element& of) {
+    w_.global("numpy", "dtype").text(of.code).boolean(false).boolean(true).tuple(3).put();
+    w_.call().put().mark().integer(3).text(of.bytes == 1 ? "|" : "<").none().none().none();
+    w_.integer(-1).integer(-1).integer(0).tuple(8).put().build();
+  }
+  Result<std::string> bytes_of(NodeId id) const {
+    if (id != kNoNode) {
+      ASSIGN_OR_RETURN(made, plain_value(p_, id, what_));
+      if (made.is(Value::Kind::kBytes)) return std::move(made.text);
+    }
+    return bad(what_ + ": holds something else where bytes were expected");
+  }
+
+  Status numpy(NodeId id, const GlobalRule& rule) {
+    constexpr const char* kModule = "numpy.core.multiarray";  // which every numpy has for pickles
+    const NodeId arguments = p_.item(id, 1);
+    if (rule.name == "dtype") {
+      ASSIGN_OR_RETURN(of, element(id));
+      dtype(of);
+      return fine();
+    }
+    if (rule.name == "scalar") {
+      ASSIGN_OR_RETURN(of, element(p_.item(arguments, 0)));
+      ASSIGN_OR_RETURN(content, bytes_of(p_.item(arguments, 1)));
+      if (content.size() != of.bytes)
+        return bad(what_ + ": holds a number of numpy of " + std::to_string(content.size()) +
+                   " bytes, where its dtype has " + std::to_string(of.bytes));
+      w_.global(kModule, "scalar");
+      dtype(of);
+      w_.bytes(content).tuple(2).put().call().put();
+      return fine();
+    }
+    // (version, shape, dtype, by columns, bytes)
+    const NodeId state = p_.item(id, 2), sizes = p_.item(state, 1), columns = p_.item(state, 3);
+    const auto natural = [&](NodeId n) { return p_.is(n, Kind::kInt) && p_.integer(n) >= 0; };
+    if (!p_.is(state, Kind::kTuple) || !p_.is(sizes, Kind::kTuple) ||
+        !p_.is(columns, Kind::kBool) ||
+        !std::all_of(p_.items(sizes).begin(), p_.items(sizes).end(), natural) ||
+        p_.items(sizes).size() > 32)
+      return bad(what_ + ": holds an array that is not laid out as numpy does");
+    ASSIGN_OR_RETURN(of, element(p_.item(state, 2)));
+    ASSIGN_OR_RETURN(content, bytes_of(p_.item(state, 4)));
+    Shape shape;
+    for (const NodeId n : p_.items(sizes)) shape.push_back(p_.integer(n));
+    ASSIGN_OR_RETURN(count, elements(shape, what_));
+    if (content.size() != count * of.bytes)
+      return bad(what_ + ": holds an array of " + shape_text(shape) + " in " +
+                 std::to_string(content.size()) + " bytes");
+    w_.global(kModule, "_reconstruct").global("numpy", "ndarray").integer(0).tuple(1).put();
+    w_.bytes("b").tuple(3).put().call().put().mark().integer(1);
+    w_.integers(shape);
+    if (!shape.empty()) w_.put();
+    dtype(of);
+    w_.boolean(p_.integer(columns) != 0).bytes(content).tuple(5).put().build();
+    return fine();
+  }
+
+  /// An io.BytesIO: its bytes, and where it stands.
+  Status bytes_io(NodeId id) {
+    const NodeId state = p_.item(id, 2), at = p_.item(state, 1);
+    ASSIGN_OR_RETURN(content, bytes_of(p_.item(state, 0)));
+    const NodeId attributes = p_.item(state, 2);
+    if (!p_.is(at, Kind::kInt) || p_.integer(at) < 0 ||
+        !(p_.is(attributes, Kind::kNone) || p_.items(attributes).empty()))
+      return bad(what_ + ": holds an io.BytesIO that Python does not write so");
+    w_.global("_io", "BytesIO").object().put();
+    w_.bytes(content).integer(p_.integer(at)).none().tuple(3).put().build();
+    return fine();
+  }
+
+  const Pickle& p_;
+  ArchiveStorages storages_;
+  const std::string& what_;
+  PickleWriter w_;
+  uint64_t left_ = 1u << 22;
+  std::map<std::string, size_t> numbers_;
+  std::vector<std::string> keys_;
+};
+
+Result<std::string> content_of(const File& file, const ZipIndex& index, const ZipRecord& record,
+                               const std::string& what) {
+  RETURN_IF_ERROR(check_crc(file, index, record, what));
+  std::string bytes(record.size, '\0');
+  RETURN_IF_ERROR(file.read(record.offset, bytes.data(), bytes.size()));
+  return bytes;
+}
+
+}  // namespace
+
+Result<std::string> value_archive(const File& file, const FileExtent& extent,
+                                  const std::string& what) {
+  ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
+  const ZipRecord* data = index.find("data.pkl");
+  if (data == nullptr) return bad(what + ": is not an archive of torch.save");
+  if (data->size > kMaxPickle)
+    return bad(what + ": its pickle has " + std::to_string(data->size) +
+               " bytes, more than the limit of " + std::to_string(kMaxPickle));
+  if (const ZipRecord* order = index.find("byteorder")) {
+    ASSIGN_OR_RETURN(text, content_of(file, index, *order, what));
+    if (text != "little") return bad(what + ": was written by a big-endian machine");
+  }
+  ASSIGN_OR_RETURN(bytes, content_of(file, index, *data, what));
+  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(bytes), value_globals(), what));
+  ValueWriter writer(pickle, index, what);
+  ASSIGN_OR_RETURN(made, writer.pickle());
+  std::string out;
+  Output to(&out);
+  ZipWriter zip(to);
+  RETURN_IF_ERROR(zip.record("data.pkl", made));
+  RETURN_IF_ERROR(zip.record("byteorder", "little"));
+  for (size_t i = 0; i < writer.keys().size(); ++i) {
+    ASSIGN_OR_RETURN(content,
+                     content_of(file, index, *index.find("data/" + writer.keys()[i]), what));
+    RETURN_IF_ERROR(zip.record("data/" + std::to_string(i), content));
+  }
+  RETURN_IF_ERROR(zip.close());
+  return out;
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,18 @@
+// Values of a DCP directory that hold more than plain data: tensors, arrays of numpy, an io.BytesIO.
+#pragma once
+
+#include <string>
+
+#include "container/common/manifest.h"
+#include "io/file.h"
+
+namespace lowbit::ckpt {
+
+/// An item with any value, as an archive of torch.save that is made anew of what was understood:
+/// plain data, and dense tensors, arrays and numbers of numpy and io.BytesIO anywhere in it. Tensors
+/// are on the CPU. Anything else is an error: to unpickle it would be to run what it names. `what`
+/// names the item in errors.
+Result<std::string> value_archive(const File& file, const FileExtent& extent,
+                                  const std::string& what);
+
+}  // namespace lowbit::ckpt
