@@ -217,7 +217,6 @@ Status open_source(Conversion& at, const Selection& selection, const std::string
   if (at.document->leaves.empty())
     return usage("nothing of " + printable(at.source) + " is selected");
   at.warnings = at.document->manifest->warnings;
-  for (std::string& line : leave_out_opaque(*at.document)) at.warnings.push_back(std::move(line));
   return fine();
 }
 
@@ -313,9 +312,11 @@ Result<Json> convert(const std::string& source, const std::string& target,
   at.to = to;
   RETURN_IF_ERROR(open_source(at, options.select, options.optimizer));
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
+  const bool directory = kind == ContainerKind::kDcp;
+  for (std::string& line : leave_out_opaque(*at.document, directory))
+    at.warnings.push_back(std::move(line));
   RETURN_IF_ERROR(make_target(at, options));
   restore_keys(at, kind);
-  const bool directory = kind == ContainerKind::kDcp;
   if (!options.write.mesh.parts.empty() && !directory)
     return usage("--world-size is of directories, and " + printable(target) +
                  " is to be one file; leave it out, or take --container dcp");

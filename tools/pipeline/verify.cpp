@@ -211,8 +211,11 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
     if (leaf.kind == Leaf::Kind::kOpaque) out.opaque.push_back(&leaf);
     if (leaf.kind == Leaf::Kind::kOpaque && !options.opaque) {
       ASSIGN_OR_RETURN(value,
-                       document.manifest->container->value(*leaf.blob));  // says what it holds
-      static_cast<void>(value);
+                       document.manifest->container->value(*leaf.blob));  // says what it names
+      return bad(printable(document.manifest->path) + ": " + printable(leaf.name()) +
+                 ": is opaque: " + opaque_names(value) +
+                 ", which torch would import and run; nothing was executed. verify --opaque lets "
+                 "it pass, and convert leaves it out");
     }
   }
   return out;
