@@ -256,6 +256,24 @@ void restore_keys(Conversion& at, ContainerKind target) {
         "numbers, and would have loaded none: they are written as numbers");
 }
 
+/// What a user of the target must know: a directory of lowbit's state loads tensor by tensor.
+Json notes_of(const Dialect* to, ContainerKind kind, const Wanted& wanted) {
+  Json notes = Json::array();
+  if (to == nullptr || to->name != std::string_view("lowbit") || kind != ContainerKind::kDcp)
+    return notes;
+  std::string same = "the same state_format";
+  if (!wanted.full_precision.empty()) {
+    std::vector<std::string> patterns;
+    for (const std::string& p : wanted.full_precision) patterns.push_back("'" + printable(p) + "'");
+    same += fmt::format(" and full_precision=[{}]", fmt::join(patterns, ", "));
+  } else {
+    same += " and no full_precision";
+  }
+  notes.push_back("plain dcp.load needs " + same +
+                  "; lowbit.load_optimizer loads it into any optimizer");
+  return notes;
+}
+
 /// What writing would report.
 Result<WriteReport> plan(ContainerKind kind, const Document& out, const std::string& target,
                          const WriteOptions& options) {
@@ -342,6 +360,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
               {"source_bytes", source_bytes},
               {"bytes", report.bytes},
               {"unchecked", report.unchecked},
+              {"notes", notes_of(to, kind, options.wanted)},
               {"warnings", at.warnings}};
 }
 
