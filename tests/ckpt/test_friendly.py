@@ -82,7 +82,9 @@ def messages(tmp_path):
         z.writestr("policy.pth", "x")
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "optimizer.pt").write_bytes(b"x")
-    return made + [of("inspect", tmp_path / name) for name in ("s.pt", "lfs", "p", "z", "t", "root", "small")]
+    return made + [
+        of("inspect", tmp_path / name) for name in ("s.pt", "lfs", "p", "z", "t", "root", "small")
+    ]
 
 
 def test_the_page_lists_these_messages(messages):

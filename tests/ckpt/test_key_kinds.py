@@ -115,7 +115,9 @@ def test_lies_make_no_other_leaves(tmp_path, directory, name):
 
     (directory / ".metadata").write_bytes(pickle.dumps(metadata, 4))
     wrong = name in ("no dict", "another way", "text", "paths of numbers")
-    done = run("convert", directory, tmp_path / "b.pt", code=0 if name == "number for a list" else 3)
+    done = run(
+        "convert", directory, tmp_path / "b.pt", code=0 if name == "number for a list" else 3
+    )
     if wrong:
         assert done.returncode == 3 and "lowbit_keys" in done.stderr
     elif name == "number for a list":

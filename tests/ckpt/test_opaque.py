@@ -12,6 +12,7 @@ import pathlib
 import pickle
 import re
 import subprocess
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -162,9 +163,10 @@ class Numpy1(pickle._Pickler):
         self.write(pickle.GLOBAL + f"{old}\n{name or obj.__qualname__}\n".encode())
         self.memoize(obj)
 
-    dispatch = dict(pickle._Pickler.dispatch)
-    dispatch[type(np.array)] = save_global
-    dispatch[type(lambda: 0)] = save_global
+    dispatch: ClassVar = {
+        **pickle._Pickler.dispatch,
+        **dict.fromkeys((type(np.array), type(lambda: 0)), save_global),
+    }
 
 
 class NumpyModule:
@@ -203,7 +205,7 @@ def test_numbers_of_numpy(tmp_path, numpy_save):
 
 def test_arrays_of_numpy(tmp_path, numpy_save):
     """As `rng_state.pth` has them."""
-    model, opt = optimizer()
+    _, opt = optimizer()
     given = {"numpy": np.random.get_state(), "x": np.arange(6.0).reshape(2, 3)}
     numpy_save({"rng": given, "optimizer": opt.state_dict()}, tmp_path / "a.pt")
     shown = run("inspect", tmp_path / "a.pt").stdout

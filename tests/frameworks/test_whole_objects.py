@@ -106,7 +106,9 @@ def test_a_checkpoint_of_lightning(tmp_path):
         max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path,
         enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(Module(OmegaConf.create({"lr": 0.1})), torch.utils.data.DataLoader(torch.ones(8, 4)))
+    trainer.fit(
+        Module(OmegaConf.create({"lr": 0.1})), torch.utils.data.DataLoader(torch.ones(8, 4))
+    )
     path = tmp_path / "last.ckpt"
     trainer.save_checkpoint(path)
     assert "omegaconf" in run("inspect", path).stdout

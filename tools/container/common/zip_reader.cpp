@@ -204,9 +204,10 @@ class ZipReader {
         return bad(what_ +
                    ": is a TorchScript program, not a checkpoint; load it with torch.jit.load and "
                    "save its state_dict()");
-      return bad(what_ + ": record " + printable(e.name) +
-                 " is compressed, which torch never writes; unzip it, and read the files inside, or zip "
-                 "them again without compression");
+      return bad(
+          what_ + ": record " + printable(e.name) +
+          " is compressed, which torch never writes; unzip it, and read the files inside, or zip "
+          "them again without compression");
     }
     return fine();
   }
@@ -286,11 +287,12 @@ class ZipReader {
       }
     }
     if (names.empty()) return fine();
-    return bad(what_ +
-               ": is a zip of several files, as stable-baselines writes, and no file of torch.save; "
-               "it holds " +
-               names + (count > kShown ? ", ..." : "") + "; read one as a path: " + what_ + "/" +
-               names.substr(0, names.find(',')));
+    return bad(
+        what_ +
+        ": is a zip of several files, as stable-baselines writes, and no file of torch.save; "
+        "it holds " +
+        names + (count > kShown ? ", ..." : "") + "; read one as a path: " + what_ + "/" +
+        names.substr(0, names.find(',')));
   }
 
   /// All records lie in one folder, and none leads out of it.

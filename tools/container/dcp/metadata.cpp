@@ -257,9 +257,9 @@ class Parser : MetadataPickle {
   Status note_oddities(NodeId state) {
     const auto items = p_.items(state);
     for (size_t i = 0; i + 1 < items.size(); i += 2) {
-      static constexpr std::string_view kKnown[] = {"state_dict_metadata", "planner_data",
-                                                    "storage_data", "storage_meta", "version",
-                                                    KeyKinds::kEntry};
+      static constexpr std::string_view kKnown[] = {
+          "state_dict_metadata", "planner_data", "storage_data",
+          "storage_meta",        "version",      KeyKinds::kEntry};
       const bool text = p_.is(items[i], Kind::kString);
       if (text && (p_.text(items[i]) == "all_local_plans" || p_.text(items[i]) == "mcore_data")) {
         if (p_.text(items[i]) == "mcore_data") out_.facts.push_back("written by Megatron-Core");
