@@ -44,6 +44,12 @@ class Call:
         return self.called
 
 
+def without_step():
+    content = optimizer()[1].state_dict()
+    del content["state"][0]["step"]
+    return content
+
+
 @pytest.fixture
 def messages(tmp_path):
     """What inputs of all kinds are refused with."""
@@ -58,13 +64,17 @@ def messages(tmp_path):
     out = (tmp_path / "b.pt", "--to", "lowbit")
     made = [
         of("inspect", saved({"x": Call(os.getcwd)})),
-        of("inspect", saved({"x": Call(json.loads, "1")})),
         of("verify", saved({"x": argparse.Namespace()})),
         of("inspect", saved(torch.nn.Linear(2, 2))),
         of("convert", saved(optimizer(step=False)[1].state_dict()), *out),
         of("convert", saved({"a": optimizer()[1].state_dict(), "b": optimizer()[1].state_dict()}), *out),
         of("convert", saved({"state": {}, "param_groups": [{"lowbit_version": 9, "params": []}]}), *out),
+        of("convert", saved(without_step()), *out),
+        of("verify", saved({"a": [list(range(1000))] * 999})),
     ]  # fmt: skip
+    for name, method in (("root", zipfile.ZIP_STORED), ("small", zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(tmp_path / name, "w", method) as z:
+            z.writestr("data.pkl", "x" * 99)
     torch.jit.script(torch.nn.Linear(3, 2)).save(tmp_path / "s.pt")
     (tmp_path / "lfs").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     (tmp_path / "p").write_bytes(pickle.dumps([1]))
@@ -72,7 +82,9 @@ def messages(tmp_path):
         z.writestr("policy.pth", "x")
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "optimizer.pt").write_bytes(b"x")
-    return made + [of("inspect", tmp_path / name) for name in ("s.pt", "lfs", "p", "z", "t")]
+    return made + [
+        of("inspect", tmp_path / name) for name in ("s.pt", "lfs", "p", "z", "t", "root", "small")
+    ]
 
 
 def test_the_page_lists_these_messages(messages):
@@ -198,6 +210,63 @@ def test_a_zip_of_files(tmp_path):
     state = torch.load(tmp_path / "o.pt")["state"]
     assert torch.equal(state[0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"])
     assert "no record other.pth" in run("inspect", tmp_path / "model.zip" / "other.pth", code=3).stderr  # fmt: skip
+
+
+def test_a_zip_of_files_in_folders(tmp_path):
+    """The folders of a zip are none of torch.save, whatever their number."""
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as z:
+        z.writestr("run/config.json", "{}")
+        for name in ("run/policy.pt", "run/deep/other.pth"):
+            with z.open(name, "w", force_zip64=True) as f:
+                torch.save({"w": torch.ones(3)}, f)
+    error = run("inspect", tmp_path / "run.zip", code=3).stderr
+    assert "is a zip of several files" in error and "no file of torch.save" in error
+    assert "run/policy.pt, run/deep/other.pth" in error and "run.zip/run/policy.pt" in error
+    run("verify", tmp_path / "run.zip" / "run" / "policy.pt")
+    run("verify", tmp_path / "run.zip" / "run" / "deep" / "other.pth")
+
+
+def test_an_archive_packed_again(tmp_path):
+    """Its records at the root, or compressed: the message says what to do, and that works."""
+    torch.save({"w": torch.ones(300)}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as z:
+        records = {name.partition("/")[2]: z.read(name) for name in z.namelist()}
+
+    def packed(name, folder, method):
+        with zipfile.ZipFile(tmp_path / name, "w", method) as z:
+            for record, content in records.items():
+                z.writestr(folder + record, content)
+        return tmp_path / name
+
+    error = run("inspect", packed("root.pt", "", zipfile.ZIP_STORED), code=3).stderr
+    assert "with its records in no folder" in error and "zip that folder without compression" in error  # fmt: skip
+    for folder in ("", "archive/"):
+        error = run("inspect", packed("small.pt", folder, zipfile.ZIP_DEFLATED), code=3).stderr
+        assert "is compressed" in error and "unzip it" in error and "without compression" in error
+    assert torch.load(run_on(packed("good.pt", "archive/", zipfile.ZIP_STORED)))["w"].sum() == 300
+
+
+def run_on(path):
+    run("verify", path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_the_limit_of_values(tmp_path, kind):
+    """One value that many keys share: the pickle has it once, and a reader as often as it is named."""
+    shared = list(range(1000)) if kind == "list" else {str(i): i for i in range(1000)}
+
+    def saved(count):
+        content = {"w": torch.ones(3), "all": {str(i): shared for i in range(count)}}
+        torch.save(content, tmp_path / "a.pt")
+        return tmp_path / "a.pt"
+
+    run("verify", saved(10))
+    error = run("verify", saved(400), code=3).stderr
+    assert "a.pt" in error and "unfolds to too many values" in error
+    assert "save long lists of numbers as tensors" in error
+    if kind == "dict":
+        assert re.search(r"more than \d+, the limit for a file of its size", error)
 
 
 def test_a_torchscript_program(tmp_path):

@@ -380,6 +380,46 @@ def test_page_is_for_phones_and_people(page, tmp_path):
     assert shown.count('class="axis"') == len(captions) and 'type="search"' in shown
 
 
+PHONE = 390  # pixels
+
+
+def test_search_filters_and_nothing_is_cut_on_a_phone(page, tmp_path):
+    """In a frame as wide as a phone, since a browser's window is never as narrow."""
+    script = """<script>{
+const box = document.querySelector("input[type=search]");
+const shown = () => [...document.querySelectorAll("tr, .card")].filter(e => e.offsetParent !== null).length;
+const before = shown();
+const look = text => { box.value = text; box.dispatchEvent(new Event("input", {bubbles: true})); return shown(); };
+const some = look("SEARCHED"), none = look("no such name anywhere");
+const after = look("");
+const wide = document.documentElement.scrollWidth;
+const cut = [...document.querySelectorAll("body *")].filter(e => {
+  const r = e.getBoundingClientRect();
+  if (!r.width || r.right <= innerWidth + 1) return false;
+  for (let p = e.parentElement; p; p = p.parentElement)
+    if (["auto", "scroll"].includes(getComputedStyle(p).overflowX)) return false;
+  return true;
+}).map(e => e.tagName + "." + e.className);
+parent.postMessage(JSON.stringify({before, some, none, after, wide, inner: innerWidth, cut}), "*");
+}</script>"""
+    path, report = page
+    name = report["states"][0]["parameter"]
+    text = path.read_text().replace("</body>", script.replace("SEARCHED", name) + "</body>")
+    (tmp_path / "inner.html").write_text(text)
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f'<!doctype html><iframe src="inner.html" width="{PHONE}" height="900" frameborder="0"></iframe>'
+        '<pre id="probe"></pre><script>onmessage = e => document.getElementById("probe").textContent = e.data</script>'
+    )
+    found = re.search(r'<pre id="probe">(.+?)</pre>', browse(frame, tmp_path), re.S)
+    assert found
+    said = json.loads(html.unescape(found[1]))
+    assert said["inner"] == PHONE
+    assert 0 < said["some"] < said["before"] and said["none"] < said["some"], said
+    assert said["after"] == said["before"]
+    assert said["wide"] <= PHONE and not said["cut"], said
+
+
 def test_page_shows_what_the_json_says(page, tmp_path):
     path, report = page
     shown = Page(browse(path, tmp_path))

@@ -42,7 +42,12 @@ def without_codes(state):
     del state["exp_avg_dynamic8"]
 
 
+def without_step(state):
+    del state["step"]
+
+
 BROKEN = {
+    without_step: "has no step",
     without_scale: "exp_avg_dynamic8_scale is missing",
     short_scale: "is no float32 matrix of 96 rows",
     wide_codes: "is int16, not uint8",
@@ -72,9 +77,30 @@ def test_what_convert_refuses(saved, tmp_path, broken, container):
     path = written(tmp_path, {"optim": content}, container)
     done = run("verify", path, code=4)
     assert BROKEN[broken] in done.stdout and BROKEN[broken] in done.stderr
-    assert BROKEN[broken] in run("convert", path, tmp_path / "b.pt", "--to", "torch", code=3).stderr
+    to = "lowbit" if broken is without_step else "torch"
+    assert BROKEN[broken] in run("convert", path, tmp_path / "b.pt", "--to", to, code=3).stderr
     # A part of it is not judged.
     run("verify", path, "--exclude", "optim.state.1.*")
+
+
+def test_torch_state_without_a_step(tmp_path):
+    model = torch.nn.Linear(5, 7)
+    opt = torch.optim.Adam(model.parameters())
+    model(torch.randn(2, 5)).sum().backward()
+    opt.step()
+    content = opt.state_dict()
+    run("verify", written(tmp_path, content, "torch"))
+    del content["state"][1]["step"]
+    path = written(tmp_path, content, "torch")
+    assert "parameter 1: has no step" in run("verify", path, code=4).stderr
+    assert "has no step" in run("convert", path, tmp_path / "b.pt", "--to", "lowbit", code=3).stderr
+    run("verify", path, "--exclude", "state.0.*")
+    # Some keep it once for all parameters, and SGD keeps none.
+    content["param_groups"][0]["step"] = 1
+    run("verify", written(tmp_path, content, "torch"))
+    sgd = torch.optim.SGD(model.parameters(), momentum=0.9)
+    sgd.step()
+    run("verify", written(tmp_path, sgd.state_dict(), "torch"))
 
 
 def test_a_later_version(saved, tmp_path):

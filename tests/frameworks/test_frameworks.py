@@ -208,8 +208,12 @@ def test_the_optimizer_of_a_trainer_of_torch_loads(tmp_path):
         p.grad = torch.randn_like(p)
     old.step()
     torch.save(old.state_dict(), tmp_path / "optimizer.pt")
+    lowbit.checkpoint.convert(
+        tmp_path / "optimizer.pt", tmp_path / "converted.pt", to="lowbit", state_format="float32"
+    )
     for load in (
         lambda opt: opt.load_state_dict(torch.load(tmp_path / "optimizer.pt")),
+        lambda opt: opt.load_state_dict(torch.load(tmp_path / "converted.pt")),
         lambda opt: lowbit.load_optimizer(opt, tmp_path / "optimizer.pt", model=model),
     ):
         factory, options = transformers.optimizer(args, state_format="float32")

@@ -85,6 +85,7 @@ Status run(ConvertArguments& given) {
              text("container"), way, size_text(number("source_bytes")), size_text(number("bytes")),
              number("tensors"), number("values"));
   print_states(report);
+  for (const Json& note : report["notes"]) fmt::print("\n  {}\n", note.get<std::string>());
   return fine();
 }
 

@@ -24,10 +24,14 @@ bool for_parts(std::string_view dotted, const Use& use) {
   }
 }
 
-/// Types that hold nothing, such as the factory of a defaultdict.
-bool is_plain_type(std::string_view name) {
-  return is_one_of(name, {"object", "frozenset", "slice", "range", "type", "int", "long", "float",
-                          "str", "unicode", "list", "dict", "set", "tuple", "bool"});
+/// Types and functions that reach nothing: the factory of a defaultdict, the rule of a schedule.
+bool is_plain_builtin(std::string_view name) {
+  return is_one_of(
+      name,
+      {"object", "frozenset", "slice",     "range", "xrange", "type",  "int",  "long", "float",
+       "str",    "unicode",   "list",      "dict",  "set",    "tuple", "bool", "abs",  "all",
+       "any",    "divmod",    "enumerate", "hash",  "id",     "iter",  "len",  "max",  "min",
+       "pow",    "repr",      "reversed",  "round", "sorted", "sum",   "zip"});
 }
 
 bool is_builtins(std::string_view module) {
@@ -38,7 +42,9 @@ bool is_builtins(std::string_view module) {
 
 bool may_be_named(std::string_view module, std::string_view name) {
   if (module.size() + name.size() > kMaxName) return false;
-  if (is_builtins(module)) return is_plain_type(name);
+  if (is_builtins(module)) return is_plain_builtin(name);
+  // Where numpy makes its random generators, and no pickle module.
+  if (module == "numpy.random._pickle") module = "numpy.random";
   const auto ordinary = [](std::string_view part) {
     return !part.empty() && is_letter(part[0]) &&
            std::all_of(part.begin(), part.end(),
@@ -48,16 +54,6 @@ bool may_be_named(std::string_view module, std::string_view name) {
                              "_pickle", "cPickle", "marshal", "commands", "webbrowser"});
   };
   return for_parts(module, ordinary) && for_parts(name, ordinary);
-}
-
-bool is_constructor(std::string_view module, std::string_view name) {
-  if (is_builtins(module)) return is_plain_type(name);
-  const std::string_view top = module.substr(0, module.find('.'));
-  if (is_one_of(top, {"numpy", "datetime", "copyreg", "copy_reg", "decimal", "uuid"})) return true;
-  const size_t dot = name.rfind('.');
-  std::string_view last = dot == std::string_view::npos ? name : name.substr(dot + 1);
-  while (!last.empty() && last[0] == '_') last.remove_prefix(1);
-  return !last.empty() && last[0] >= 'A' && last[0] <= 'Z';
 }
 
 }  // namespace lowbit::ckpt

@@ -144,19 +144,12 @@ class PickleReader {
     if (std::find(out_.notes.begin(), out_.notes.end(), what) == out_.notes.end())
       out_.notes.emplace_back(what);
   }
-  /// An object of an unknown class: its arguments and its state are not looked at.
-  Status call_unknown(Kind kind, NodeId callable, NodeId arguments) {
+  /// An object of an unknown class, or what an unknown function gives: called by its name, and its
+  /// arguments and its state are not looked at.
+  Status call_unknown(NodeId callable, NodeId arguments) {
     const uint64_t number = out_.nodes[callable].data;
     const std::string_view all = out_.unknown[number];
-    const auto parts = [](std::string_view name) {
-      const size_t dot = name.rfind('.');
-      return std::pair(name.substr(0, dot), name.substr(dot + 1));
-    };
-    const auto [module, name] = parts(all);
-    if (kind == Kind::kCall && !is_constructor(module, name))
-      return no("calls " + std::string(all) +
-                ", a function: what it gives only running it would tell; nothing was executed. "
-                "Save the file again with tensors and plain values only");
+    const std::string_view name = all.substr(all.rfind('.') + 1);
     // copyreg's own way to say which class it is.
     const NodeId first = out_.item(arguments, 0);
     const bool rebuilt = name == "_reconstructor" || name == "__newobj_ex__";
@@ -190,8 +183,10 @@ class PickleReader {
     if (out_.is(callable, Kind::kPersistent) && out_.is(id, Kind::kTuple) &&
         out_.is(out_.item(id, 0), Kind::kString) && out_.text(out_.item(id, 0)) == "module")
       callable = out_.item(id, 1);
-    if (out_.is(callable, Kind::kUnknown) && out_.is(arguments, Kind::kTuple))
-      return call_unknown(kind, callable, arguments);
+    // Of an opaque object: a method of it.
+    if ((out_.is(callable, Kind::kUnknown) || out_.is(callable, Kind::kOpaque)) &&
+        out_.is(arguments, Kind::kTuple))
+      return call_unknown(callable, arguments);
     if (!out_.is(callable, Kind::kGlobal) || !out_.is(arguments, Kind::kTuple))
       return no("calls something that is not a global");
     const GlobalRule& rule = *out_.global(callable);
@@ -202,7 +197,7 @@ class PickleReader {
     if (!takes)
       return no("calls " + std::string(rule.module) + "." + std::string(rule.name) +
                 " in a way that torch never does; nothing was executed");
-    // A member of an enum of an unknown class: the class is named, as for any object of it.
+    // A member of an enum of an unknown class, or a method of its object: the class is named.
     if (rule.name == "getattr" && allowed_.opaque)
       return push(Kind::kOpaque, out_.nodes[out_.item(arguments, 0)].data);
     // What is filled later.

@@ -52,7 +52,7 @@ bool fits(const Pickle& p, NodeId id, char letter) {
     case 'f':
       return p.is(id, Kind::kString) && is_member(p.text(id));
     case 'c':
-      return p.is(id, Kind::kUnknown);
+      return p.is(id, Kind::kUnknown) || p.is(id, Kind::kOpaque);
     case 'u':
       return p.is(id, Kind::kTuple);
     case 'w':

@@ -65,7 +65,7 @@ std::vector<std::string> container_names();
 std::string alternatives(const std::vector<std::string>& words);
 /// {"source", "target", "dry_run", "from", "to", "container", "ranks", "states": [{"param", "state",
 /// "from", "to", "exact", "max_error"?, "relative_error"?}], "tensors", "values", "copied",
-/// "source_bytes", "bytes", "unchecked", "warnings"}
+/// "source_bytes", "bytes", "unchecked", "notes", "warnings"}
 Result<Json> convert(const std::string& source, const std::string& target,
                      const ConvertOptions& options);
 

@@ -217,7 +217,6 @@ Status open_source(Conversion& at, const Selection& selection, const std::string
   if (at.document->leaves.empty())
     return usage("nothing of " + printable(at.source) + " is selected");
   at.warnings = at.document->manifest->warnings;
-  for (std::string& line : leave_out_opaque(*at.document)) at.warnings.push_back(std::move(line));
   return fine();
 }
 
@@ -255,6 +254,24 @@ void restore_keys(Conversion& at, ContainerKind target) {
         std::to_string(changed) +
         " parameters had their state under text, such as '0', where the optimizer looks for "
         "numbers, and would have loaded none: they are written as numbers");
+}
+
+/// What a user of the target must know: a directory of lowbit's state loads tensor by tensor.
+Json notes_of(const Dialect* to, ContainerKind kind, const Wanted& wanted) {
+  Json notes = Json::array();
+  if (to == nullptr || to->name != std::string_view("lowbit") || kind != ContainerKind::kDcp)
+    return notes;
+  std::string same = "the same state_format";
+  if (!wanted.full_precision.empty()) {
+    std::vector<std::string> patterns;
+    for (const std::string& p : wanted.full_precision) patterns.push_back("'" + printable(p) + "'");
+    same += fmt::format(" and full_precision=[{}]", fmt::join(patterns, ", "));
+  } else {
+    same += " and no full_precision";
+  }
+  notes.push_back("plain dcp.load needs " + same +
+                  "; lowbit.load_optimizer loads it into any optimizer");
+  return notes;
 }
 
 /// What writing would report.
@@ -313,9 +330,11 @@ Result<Json> convert(const std::string& source, const std::string& target,
   at.to = to;
   RETURN_IF_ERROR(open_source(at, options.select, options.optimizer));
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
+  const bool directory = kind == ContainerKind::kDcp;
+  for (std::string& line : leave_out_opaque(*at.document, directory))
+    at.warnings.push_back(std::move(line));
   RETURN_IF_ERROR(make_target(at, options));
   restore_keys(at, kind);
-  const bool directory = kind == ContainerKind::kDcp;
   if (!options.write.mesh.parts.empty() && !directory)
     return usage("--world-size is of directories, and " + printable(target) +
                  " is to be one file; leave it out, or take --container dcp");
@@ -341,6 +360,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
               {"source_bytes", source_bytes},
               {"bytes", report.bytes},
               {"unchecked", report.unchecked},
+              {"notes", notes_of(to, kind, options.wanted)},
               {"warnings", at.warnings}};
 }
 

@@ -79,7 +79,8 @@ Status compare_subclasses(Comparison& comparison, const std::string& name, const
 /// Pickles of values that are no plain data: what is in them is not looked at, their bytes are.
 Status compare_opaque(Comparison& comparison, const std::string& name, const Document& first,
                       const Leaf& a, const Document& second, const Leaf& b) {
-  if (a.value.is_opaque() || b.value.is_opaque()) {
+  const auto item = [](const Leaf& leaf) { return leaf.blob->extent.length > 0; };
+  if (!item(a) || !item(b)) {
     if (!(a.value == b.value)) comparison.differ(name, "is opaque, and of other classes");
     comparison.skip(name);
     return fine();
@@ -114,8 +115,54 @@ Status compare_leaf(Comparison& comparison, const std::string& name, const Docum
   return comparison.numbers(name, a.shape, *floats_of(a), *floats_of(b));
 }
 
+/// What the keys of a dict, or its places, are: "text", ...
+std::string_view kind_text(Key::Kind kind, bool holder) {
+  switch (kind) {
+    case Key::Kind::kName:
+      return holder ? "a dict" : "text";
+    case Key::Kind::kNumber:
+      return holder ? "a dict" : "numbers";
+    case Key::Kind::kIndex:
+      return "a list";
+    default:
+      return "a tuple";
+  }
+}
+
+/// Names of leaves are the same where a key is text in one tree and a number in the other, or a
+/// place in a list and in a tuple. Python finds nothing under the wrong one.
+void compare_kinds(Comparison& comparison, const Document& first, const Leaves& a,
+                   const Document& second, const Leaves& b) {
+  const auto tells = [](const Document& document) {
+    return document.manifest->has_paths && document.manifest->tells_keys;
+  };
+  if (!tells(first) || !tells(second)) return;
+  std::map<std::string, std::string> found;
+  for (const auto& [name, x] : a) {
+    const auto other = b.find(name);
+    if (other == b.end() || !comparison.wants({name})) continue;
+    const Path &p = x->path, &q = other->second->path;
+    const bool alike = std::equal(p.begin(), p.end(), q.begin(), q.end(),
+                                  [](const Key& k, const Key& l) { return k.text() == l.text(); });
+    for (size_t i = 0; alike && i < p.size(); ++i) {
+      const auto keys = [](Key::Kind kind) {
+        return kind == Key::Kind::kName || kind == Key::Kind::kNumber;
+      };
+      if (p[i].kind == q[i].kind) continue;
+      const bool holder = !keys(p[i].kind) || !keys(q[i].kind);
+      const std::string where = flat_name(Path(p.begin(), p.begin() + static_cast<long>(i)));
+      found.emplace(where.empty() ? "the whole" : where,
+                    (holder ? "is " : "has ") + std::string(kind_text(p[i].kind, holder)) +
+                        (holder ? " in the first and " : " for keys in the first and ") +
+                        std::string(kind_text(q[i].kind, holder)) + " in the second");
+    }
+  }
+  for (auto& [where, what] : found) comparison.differ(where, std::move(what));
+}
+
 Status compare_leaves(Comparison& comparison, const Document& first, const std::vector<Leaf>& a,
                       const Document& second, const std::vector<Leaf>& b, bool by_bytes) {
+  compare_kinds(comparison, first, leaves_of(a), second, leaves_of(b));
   return pair_up(comparison, leaves_of(a), leaves_of(b),
                  [&](const std::string& name, const Leaf* x, const Leaf* y) {
                    return compare_leaf(comparison, name, first, *x, second, *y, by_bytes);

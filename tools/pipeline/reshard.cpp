@@ -45,7 +45,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_selection(whole, options.select));
   Document document = select(std::move(whole), options.select);
   std::vector<std::string> warnings = document.manifest->warnings;
-  for (std::string& line : leave_out_opaque(document)) warnings.push_back(std::move(line));
+  for (std::string& line : leave_out_opaque(document, true)) warnings.push_back(std::move(line));
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
   RETURN_IF_ERROR(check_mesh(document, options.write.mesh));

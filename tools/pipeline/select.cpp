@@ -51,13 +51,14 @@ std::vector<std::string> warn_of_leftovers(const std::string& target) {
   return warnings;
 }
 
-std::vector<std::string> leave_out_opaque(Document& document) {
+std::vector<std::string> leave_out_opaque(Document& document, bool directory) {
   constexpr size_t kShown = 5;
   std::vector<std::string> warnings;
   std::vector<Leaf> kept;
   size_t left_out = 0;
   for (Leaf& leaf : document.leaves) {
-    if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque()) {
+    const bool copied = directory && leaf.blob != nullptr && leaf.blob->extent.length > 0;
+    if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
       if (left_out++ < kShown)
         warnings.push_back(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
                            ") and is left out");
@@ -67,6 +68,7 @@ std::vector<std::string> leave_out_opaque(Document& document) {
       if (!listed) continue;
       leaf.kind = Leaf::Kind::kValue;
       leaf.value = Value::none();
+      leaf.blob = nullptr;
     }
     kept.push_back(std::move(leaf));
   }

@@ -22,8 +22,9 @@ std::vector<std::string> names_of(const std::string& name, const State& state);
 Document select(Document document, const Selection& selection);
 
 /// Leaves out objects that only the program that wrote them can make again; a place in a list stays,
-/// as None. Returns a warning for each, or for the first of many.
-std::vector<std::string> leave_out_opaque(Document& document);
+/// as None. Returns a warning for each, or for the first of many. `directory`: what is written is
+/// one, which keeps the items of another as they are.
+std::vector<std::string> leave_out_opaque(Document& document, bool directory);
 
 /// A warning for each hidden folder or file that a killed run left beside `target`.
 std::vector<std::string> warn_of_leftovers(const std::string& target);

@@ -8,6 +8,7 @@
 #include "container/dcp/digests.h"
 #include "container/dcp/recorded.h"
 #include "dialect/common/dialect.h"
+#include "dialect/common/numbers.h"
 #include "io/hash.h"
 #include "io/parallel.h"
 #include "io/text.h"
@@ -211,8 +212,11 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
     if (leaf.kind == Leaf::Kind::kOpaque) out.opaque.push_back(&leaf);
     if (leaf.kind == Leaf::Kind::kOpaque && !options.opaque) {
       ASSIGN_OR_RETURN(value,
-                       document.manifest->container->value(*leaf.blob));  // says what it holds
-      static_cast<void>(value);
+                       document.manifest->container->value(*leaf.blob));  // says what it names
+      return bad(printable(document.manifest->path) + ": " + printable(leaf.name()) +
+                 ": is opaque: " + opaque_names(value) +
+                 ", which torch would import and run; nothing was executed. verify --opaque lets "
+                 "it pass, and convert leaves it out");
     }
   }
   return out;
@@ -237,6 +241,24 @@ Status check_tensors(const Selected& what, const std::optional<Recorded>& record
   });
 }
 
+/// Moments without the count of steps that corrects their bias, which no optimizer resumes from.
+/// Some libraries count once for a group.
+void find_steps(const Model& model, TensorCheck& out) {
+  for (const Group& group : model.groups) {
+    for (const auto& [key, value] : group.settings) {
+      if (key == "step") return;
+    }
+  }
+  for (const Param& p : model.params) {
+    const auto has = [&p](std::string_view name) {
+      return std::any_of(p.states.begin(), p.states.end(),
+                         [name](const State& s) { return s.name == name; });
+    };
+    if (has("exp_avg") && has("exp_avg_sq") && number_in(p, "step") == nullptr)
+      out.find(shown(p), "has no step");
+  }
+}
+
 /// The places of leaves, and what an optimizer of lowbit's would make of its state: what is missing,
 /// cast or contradictory there has sound bytes. A part of a checkpoint is not judged.
 void check_meaning(const std::shared_ptr<const Document>& document, const VerifyOptions& options,
@@ -248,9 +270,12 @@ void check_meaning(const std::shared_ptr<const Document>& document, const Verify
   if (const Status places = check_places(*document); !places.ok()) return find(places.error());
   if (!has_optimizer_tree(*document)) return;
   const auto found = recognize(*document);
-  if (!found.ok() || found.value().dialect->name != std::string_view("lowbit")) return;
+  if (!found.ok()) return;
+  const std::string_view dialect = found.value().dialect->name;
+  if (dialect != "lowbit" && dialect != "torch") return;
   const auto model = found.value().dialect->read(document, found.value().tree);
-  if (!model.ok()) find(model.error());
+  if (!model.ok() && dialect == "lowbit") find(model.error());
+  if (model.ok()) find_steps(model.value(), out);
 }
 
 /// A warning where records have no checksums that should have some.

@@ -30,6 +30,14 @@ void check_box(const Shape& whole, const Shape& offset, const Shape& shape) {
                                 " is not inside " + shape_text(whole));
 }
 
+/// A path as torch's planner has it: numbers are places in lists.
+Object planner_path(Path path) {
+  for (Key& key : path) {
+    if (key.kind != Key::Kind::kIndex) key = Key(key.text());
+  }
+  return to_python(path);
+}
+
 /// A box of row-major elements, by as long runs as there are: `read(first, count, out)`, `out` in
 /// elements.
 template <class Read>
@@ -168,7 +176,7 @@ Object Reader::layout() const {
     }
     std::vector<Object> all;
     all.push_back(text(t.name));
-    all.push_back(to_python(t.path));
+    all.push_back(planner_path(t.path));
     all.push_back(text(t.dtype->name));
     all.push_back(to_python(t.shape));
     all.push_back(std::move(chunks).done());
@@ -177,7 +185,7 @@ Object Reader::layout() const {
   for (const Blob& b : manifest.blobs) {
     std::vector<Object> pair;
     pair.push_back(text(b.name));
-    pair.push_back(to_python(b.path));
+    pair.push_back(planner_path(b.path));
     values.append(tuple(std::move(pair)));
   }
   Dict out;

@@ -19,11 +19,8 @@ Result<Stored> Archive::stored(const Tensor& tensor, const Chunk&) {
 }
 
 Result<Value> Archive::value(const Blob& blob) {
-  if (blob.value && !blob.value->is_opaque()) return *blob.value;
-  return bad(what_ + ": " + printable(blob.name) +
-             ": is opaque: " + (blob.value ? opaque_names(*blob.value) : "no plain value") +
-             ", which torch would import and run; nothing was executed. verify --opaque lets it "
-             "pass, and convert leaves it out");
+  if (blob.value) return *blob.value;
+  return bad(what_ + ": " + printable(blob.name) + ": is no plain value");
 }
 
 Result<std::vector<Record>> Archive::records(const FileExtent& extent, const std::string&) {

@@ -118,7 +118,7 @@ const Allowlist& tree_globals() {
     }
     r.push_back({"numpy", "dtype", "s?xx", true});
     r.push_back({"numpy", "ndarray", nullptr});
-    // The first releases of Python 3.11 pickle an enum's member by its name.
+    // Methods of objects; the first releases of Python 3.11 pickle an enum's member so too.
     r.push_back({"builtins", "getattr", "cs"});
     r.push_back({"__builtin__", "getattr", "cs"});
     return r;

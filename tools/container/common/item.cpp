@@ -78,8 +78,7 @@ Result<Payload> read_payload(const File& file, const FileExtent& extent, const s
 
 Result<Value> read_value(const File& file, const FileExtent& extent, const std::string& what) {
   ASSIGN_OR_RETURN(archive, open_item(file, extent, what));
-  static const Allowlist allowed{plain_globals(), false};
-  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(archive.pickle), allowed, what));
+  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(archive.pickle), tree_globals(), what));
   return plain_value(pickle, pickle.root, what);
 }
 

@@ -140,6 +140,7 @@ struct Manifest {
   std::vector<size_t> order;    // of leaves in the tree: i, or tensors.size() + blob; may be empty
   std::vector<DictInfo> dicts;  // those that are more than a plain dict
   bool has_paths = false;       // false: paths are only the flat name
+  bool tells_keys = true;       // false: a directory that has numbers and places in tuples as text
   std::vector<std::string> warnings;  // harmless oddities, one line each
   std::vector<std::string> facts;     // what else is worth telling: who wrote it
 };

@@ -204,8 +204,10 @@ class ZipReader {
         return bad(what_ +
                    ": is a TorchScript program, not a checkpoint; load it with torch.jit.load and "
                    "save its state_dict()");
-      return bad(what_ + ": record " + printable(e.name) +
-                 " is compressed, which torch never writes");
+      return bad(
+          what_ + ": record " + printable(e.name) +
+          " is compressed, which torch never writes; unzip it, and read the files inside, or zip "
+          "them again without compression");
     }
     return fine();
   }
@@ -274,17 +276,23 @@ class ZipReader {
     std::string names;
     size_t count = 0;
     for (const DirectoryEntry& e : entries) {
-      if (e.name.find('/') != std::string::npos) return fine();
+      if (e.name == "data.pkl")
+        return bad(what_ +
+                   ": is an archive of torch.save that another program packed again, with its "
+                   "records in no folder; torch does not read it: unzip it into a folder, and zip "
+                   "that folder without compression");
+      if (e.name.ends_with("/data.pkl") || e.name.ends_with("/constants.pkl")) return fine();
       if (e.name.ends_with(".pth") || e.name.ends_with(".pt")) {
         if (count++ < kShown) names += (names.empty() ? "" : ", ") + printable(e.name);
       }
     }
     if (names.empty()) return fine();
-    return bad(what_ +
-               ": is a zip of several files, as stable-baselines writes, whose records lie in no "
-               "folder; it holds " +
-               names + (count > kShown ? ", ..." : "") + "; read one as a path: " + what_ + "/" +
-               names.substr(0, names.find(',')));
+    return bad(
+        what_ +
+        ": is a zip of several files, as stable-baselines writes, and no file of torch.save; "
+        "it holds " +
+        names + (count > kShown ? ", ..." : "") + "; read one as a path: " + what_ + "/" +
+        names.substr(0, names.find(',')));
   }
 
   /// All records lie in one folder, and none leads out of it.

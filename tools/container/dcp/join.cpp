@@ -80,6 +80,7 @@ Status join(Manifest& all, Manifest part, const std::string& what) {
     ++(order < 0 ? t : b);
   }
   all.has_paths = all.has_paths || part.has_paths;
+  all.tells_keys = all.tells_keys && part.tells_keys;
   if (all.facts.empty()) all.facts = std::move(part.facts);
   return fine();
 }

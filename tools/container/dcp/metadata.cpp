@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "container/dcp/dcp.h"
+#include "container/dcp/key_kinds.h"
 #include "container/dcp/metadata_pickle.h"
 #include "io/text.h"
 #include "pickle/plain.h"
@@ -27,6 +28,7 @@ class Parser : MetadataPickle {
     RETURN_IF_ERROR(read_entries(tensors));
     RETURN_IF_ERROR(all_used());
     RETURN_IF_ERROR(read_paths(paths));
+    RETURN_IF_ERROR(read_key_kinds(p_.find(state, KeyKinds::kEntry)));
     note_writer(state);
     RETURN_IF_ERROR(note_oddities(state));
     return std::move(out_);
@@ -254,12 +256,24 @@ class Parser : MetadataPickle {
     return fine();
   }
 
+  /// What only this program's directories say: which keys are numbers.
+  Status read_key_kinds(NodeId entry) {
+    out_.tells_keys = entry != kNoNode && out_.has_paths;
+    if (entry == kNoNode) return fine();
+    ASSIGN_OR_RETURN(value, plain_value(p_, entry, what_, uint64_t{1} << 22));
+    ASSIGN_OR_RETURN(kinds, KeyKinds::of(value, what_));
+    for (Tensor& t : out_.tensors) kinds.restore(t.path);
+    for (Blob& b : out_.blobs) kinds.restore(b.path);
+    return fine();
+  }
+
   /// Refuses what torch neither writes nor reads.
   Status note_oddities(NodeId state) {
     const auto items = p_.items(state);
     for (size_t i = 0; i + 1 < items.size(); i += 2) {
-      static constexpr std::string_view kKnown[] = {"state_dict_metadata", "planner_data",
-                                                    "storage_data", "storage_meta", "version"};
+      static constexpr std::string_view kKnown[] = {
+          "state_dict_metadata", "planner_data", "storage_data",
+          "storage_meta",        "version",      KeyKinds::kEntry};
       const bool text = p_.is(items[i], Kind::kString);
       if (text && (p_.text(items[i]) == "all_local_plans" || p_.text(items[i]) == "mcore_data")) {
         if (p_.text(items[i]) == "mcore_data") out_.facts.push_back("written by Megatron-Core");

@@ -1,5 +1,6 @@
 // A manifest to `.metadata`.
 #include "container/dcp/dcp.h"
+#include "container/dcp/key_kinds.h"
 #include "pickle/writer.h"
 
 namespace lowbit::ckpt {
@@ -45,6 +46,7 @@ class MetadataWriter {
     w_.text("load_id").none().text("modules").empty_list();
     done();
     w_.text("version").text("1.0.0");
+    key_kinds();
     done();
     return w_.finish();
   }
@@ -98,7 +100,7 @@ class MetadataWriter {
       w_.text(name);
       if (path.size() > 3) w_.mark();
       for (const Key& key : path) {
-        // torch flattens number keys to text; only places in lists stay numbers.
+        // As torch does: only places in lists are numbers.
         if (key.kind == Key::Kind::kIndex) {
           w_.integer(key.number);
         } else {
@@ -110,6 +112,16 @@ class MetadataWriter {
     for (const Tensor& t : m_.tensors) write(t.name, t.path);
     for (const Blob& b : m_.blobs) write(b.name, b.path);
     w_.set_items();
+  }
+
+  void key_kinds() {
+    if (!m_.has_paths) return;
+    KeyKinds kinds;
+    for (const Tensor& t : m_.tensors) kinds.add(t.path);
+    for (const Blob& b : m_.blobs) kinds.add(b.path);
+    if (kinds.empty()) return;
+    w_.text(KeyKinds::kEntry);
+    write_value(w_, kinds.value());
   }
 
   const Manifest& m_;

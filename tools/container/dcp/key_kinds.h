@@ -1,0 +1,45 @@
+// Which keys of a directory's tree are numbers, and which are places in tuples.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "container/common/path.h"
+#include "pickle/plain.h"
+
+namespace lowbit::ckpt {
+
+/// The paths of `.metadata` are as torch has them: text for every key, numbers for places in lists
+/// alone. What they do not say lies beside them, under `kEntry`, which torch does not look at:
+///
+///   {"numbers": [(PATH, [NUMBER, ...]), ...], "tuples": [PATH, ...]}
+///
+/// PATH leads to a dict or tuple, in texts. Directories of other programs have no such entry.
+class KeyKinds {
+ public:
+  static constexpr std::string_view kEntry = "lowbit_keys";
+
+  /// Notes the keys on the way to a leaf.
+  void add(const Path& path);
+  /// Whether there is nothing but text and places in lists.
+  bool empty() const;
+  Value value() const;
+
+  static Result<KeyKinds> of(const Value& value, const std::string& what);
+  /// Gives the keys of a leaf's path their kinds. No text changes.
+  void restore(Path& path) const;
+
+ private:
+  struct Node {
+    std::map<std::string, size_t> children;
+    std::set<int64_t> numbers;
+    bool tuple = false;
+  };
+  size_t child(size_t node, const std::string& key);
+  std::vector<Node> nodes_{1};
+};
+
+}  // namespace lowbit::ckpt
