@@ -23,14 +23,14 @@ else:
 LONGEST = (
     "test_wrappers", "test_recipes", "test_processors", "test_elastic", "test_matrix", "test_world", "test_state", "test_frameworks", "test_cpp_front", "test_kinds_convert",
     "test_kinds_tool", "test_bench", "test_convert_torchao", "test_kernel_table", "test_checkpoint_python", "test_memory", "test_sharding", "test_gradients_sharded",
-    "test_resume", "test_storage", "test_flat_shards", "test_reshard", "test_placed_state", "test_pipeline", "test_policy", "test_recover",
+    "test_resume", "test_storage", "test_storage_bench", "test_flat_shards", "test_reshard", "test_placed_state", "test_pipeline", "test_policy", "test_recover",
 )  # fmt: skip
 # What `make test` leaves to `make test MARK=` and to CI: half a minute or so each, to see again on every framework, recipe or peer what others see once.
 LONG = (
     "test_bench", "test_convert_torchao", "test_cpp_front", "test_deepspeed_zero", "test_elastic", "test_flat_shards", "test_frameworks", "test_help",
     "test_hostile", "test_kernel_table", "test_launchers", "test_kinds", "test_kinds_convert", "test_kinds_tool", "test_matrix", "test_memory", "test_muon_grid", "test_pipeline",
     "test_convert_lowbit", "test_ema_sharded", "test_object_stores", "test_object_stores_s3", "test_placed_state", "test_policy", "test_processors", "test_recipes",
-    "test_recover", "test_reshard", "test_storage", "test_world", "test_wrappers",
+    "test_recover", "test_reshard", "test_storage", "test_storage_bench", "test_world", "test_wrappers",
 )  # fmt: skip
 # What `make check` leaves out: those, and files that start many processes or take more than five seconds of a core.
 SLOW = (
@@ -39,7 +39,7 @@ SLOW = (
     "test_convert_lowbit", "test_convert_weights", "test_cuda", "test_cuda_memory", "test_fsdp1", "test_hostile", "test_kinds", "test_migrate", "test_operator_leak", "test_presence", "test_state_memory", "test_threads", "test_torch_cases", "test_zero_redundancy", "test_compile_sharded",
     "test_friendly", "test_globs", "test_object_stores", "test_object_stores_s3", "test_opaque", "test_float64", "test_verify_lowbit", "test_muon", "test_muon_grid", "test_muon_options", "test_muon_sharding",
     "test_ckpt_misuse", "test_docs", "test_help", "test_param", "test_help_and_pages", "test_estimate",
-    "test_deepspeed_zero", "test_flat_slices", "test_large_metadata", "test_parts", "test_shared_reads", "test_slow_mean", "test_torchtune", "test_two_gpus",
+    "test_deepspeed_zero", "test_flat_slices", "test_large_metadata", "test_parts", "test_shared_reads", "test_slow_mean", "test_storage_memory", "test_torchtune", "test_two_gpus",
     "test_ema_sharded", "test_launchers", "test_update", "test_waiting",
 )  # fmt: skip
 
