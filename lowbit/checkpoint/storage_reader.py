@@ -49,8 +49,8 @@ class Reader(Storage, StorageReader):
     A rank reads the bytes of its own shards, from C++, without the GIL, and straight into its tensors where these lie row-major on the
     CPU in the file's dtype. Digests are verified before values are used:
 
-    - A chunk that `Writer` wrote has digests of up to 16 parts. Those parts are read that a shard touches.
-    - A chunk that lowbit-ckpt wrote has one digest, and is read whole.
+    - A chunk that `Writer` or lowbit-ckpt wrote has digests of its parts. Those parts are read that a shard touches.
+    - A small chunk, or one of an older lowbit-ckpt, has one digest, and is read whole.
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
     Values that are no tensors are parsed, as plain data with dense tensors, arrays of numpy and io.BytesIO in it, and written anew for torch's
@@ -73,6 +73,7 @@ class Reader(Storage, StorageReader):
 
     Attributes:
         bytes_read: bytes of values that this object has read, without headers and what only checksums needed.
+        bytes_mapped: of them, those copied from mapped pages of the file, of which the kernel counts no read.
         bytes_received: bytes of values that came from other ranks.
 
     Raises:
@@ -94,7 +95,7 @@ class Reader(Storage, StorageReader):
     ) -> None:
         super().__init__(path, thread_count, storage_options)
         self.verify, self.share_reads, self.process_group = verify, share_reads, process_group
-        self.bytes_read = self.bytes_received = 0
+        self.bytes_read = self.bytes_mapped = self.bytes_received = 0
         self.progress, self._steps = progress, Steps(None, 0)
         self._reader: Any = None
         self._opened: Opened | None = None
@@ -227,7 +228,9 @@ class Reader(Storage, StorageReader):
             for one in batch
         ]  # fmt: skip
         told = self._steps.next(sum(one.into.nbytes for one in batch))
+        before = self._reader.mapped()
         self.bytes_read += self._reader.read_into(wanted, self.thread_count, self.verify, told)
+        self.bytes_mapped += self._reader.mapped() - before
 
 
 class Transfer(NamedTuple):

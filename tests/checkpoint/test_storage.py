@@ -89,6 +89,66 @@ def test_ranks_read_the_bytes_that_they_need_and_no_more(pool, tmp_path):
             assert sum(pool.run(ranks, "storage_worker", "load_even", str(tmp_path / "even"), dim)) == total  # fmt: skip
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_short_rows_are_copied_from_mapped_pages(tmp_path, verify):
+    """Cuts by columns, of 1 KiB and of 8 bytes a row: a read of each would take longer than its bytes."""
+    torch.manual_seed(0)
+    state = {"w": torch.randn(600, 1024), "scales": torch.randn(8192, 4)}
+    save(state, tmp_path / "run")
+
+    def read(name, offset, shape):
+        part = torch.zeros(shape)
+        before = reader._reader.mapped()
+        read = reader._reader.read_into([(name, offset, shape, part.data_ptr(), part.nbytes)], 1, verify, None)  # fmt: skip
+        return part, read, reader._reader.mapped() - before
+
+    reader = checkpoint.Reader(tmp_path / "run")
+    reader.read_metadata()
+    part, bytes_read, mapped = read("w", [0, 256], [600, 256])
+    assert torch.equal(part, state["w"][:, 256:512]) and bytes_read == mapped == part.nbytes
+    part, bytes_read, mapped = read("scales", [0, 2], [8192, 2])
+    assert torch.equal(part, state["scales"][:, 2:])
+    # Of scales a cell has whole rows, which are read as they lie.
+    assert (bytes_read, mapped) == ((2 * part.nbytes, 0) if verify else (part.nbytes, part.nbytes))
+    if verify:
+        flipped(tmp_path / "run", "w", 0.6)
+        reader = checkpoint.Reader(tmp_path / "run")
+        reader.read_metadata()
+        for column, damaged in ((0, False), (256, False), (512, False), (768, True)):
+            if damaged:
+                with pytest.raises(checkpoint.CheckpointError, match="damaged"):
+                    read("w", [0, column], [600, 256])
+            else:
+                assert torch.equal(read("w", [0, column], [600, 256])[0], state["w"][:, column : column + 256])  # fmt: skip
+    # A page that is gone is an error, and no signal.
+    (file,) = (tmp_path / "run").glob("*.distcp")
+    os.truncate(file, 100_000)
+    with pytest.raises(checkpoint.CheckpointError, match=r"became shorter|changed"):
+        read("w", [0, 256], [600, 256])
+
+
+def test_directories_of_the_tool_are_read_by_parts_too(tmp_path):
+    torch.manual_seed(0)
+    t = torch.randn(512, 1024)
+    save({"w": t}, tmp_path / "run")
+    checkpoint.reshard(tmp_path / "run", tmp_path / "two", world_size=2)  # chunks made anew
+    checkpoint.reshard(tmp_path / "two", tmp_path / "again", world_size=2)  # and copied
+    for i in range(2):
+        checkpoint.reshard(tmp_path / "run", tmp_path / "parts", world_size=2, part=(i, 2))
+    written = [json.loads((tmp_path / name / "lowbit.json").read_text()) for name in ("two", "again", "parts")]  # fmt: skip
+    assert written[0]["tensors"] == written[1]["tensors"] == written[2]["tensors"]
+    for name in ("two", "again", "parts"):
+        checkpoint.verify(tmp_path / name)
+        for box in ([slice(128, 256), slice(None)], [slice(None), slice(256, 512)]):
+            part = torch.zeros_like(t[tuple(box)])
+            offset = [s.start or 0 for s in box]
+            reader = checkpoint.Reader(tmp_path / name)
+            reader.read_metadata()
+            wanted = [("w", offset, list(part.shape), part.data_ptr(), part.nbytes)]
+            assert reader._reader.read_into(wanted, 1, True, None) == part.nbytes
+            assert torch.equal(part, t[tuple(box)])
+
+
 def flipped(path, name, at=0.5):
     """Flips one bit of a tensor's values, in the file where they lie. Returns the file's name."""
     values = bytes(checkpoint.Checkpoint(path).read(name))

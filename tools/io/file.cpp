@@ -30,6 +30,7 @@ class LocalFile : public File {
   LocalFile(int fd, FileIdentity identity, std::string name)
       : File(std::move(identity), std::move(name)), fd_(fd) {}
   ~LocalFile() override { ::close(fd_); }
+  int descriptor() const override { return fd_; }
 
  private:
   Status fetch(uint64_t offset, char* to, uint64_t bytes) const override {

@@ -47,6 +47,8 @@ class File {
   static Result<std::shared_ptr<File>> of_bytes(std::string_view bytes, std::string name);
   /// Exactly `bytes` bytes at `offset`, or an error that names the file.
   Status read(uint64_t offset, void* out, uint64_t bytes) const;
+  /// For io/mapped_file.h; -1 where the system has no such file.
+  virtual int descriptor() const { return -1; }
 
  protected:
   File(FileIdentity identity, std::string name)

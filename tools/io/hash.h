@@ -7,9 +7,13 @@
 
 namespace lowbit::ckpt {
 
+struct HashKernels;
+
 class Hash {
  public:
+  /// With the fastest kernels that this processor runs.
   Hash();
+  explicit Hash(const HashKernels& kernels);
   ~Hash();
   Hash(Hash&&) noexcept;
   Hash& operator=(Hash&&) noexcept;
@@ -19,6 +23,7 @@ class Hash {
 
  private:
   struct State;
+  const HashKernels* kernels_;
   std::unique_ptr<State> state_;
 };
 

@@ -76,10 +76,10 @@ PyObject* write_file(PyObject* self, PyObject* arguments) {
       std::vector<Object> all;
       all.push_back(count(w.offset));
       all.push_back(count(w.length));
-      all.push_back(text(w.digest));
-      all.push_back(count(w.grid.down));
-      all.push_back(count(w.grid.across));
-      all.push_back(text(w.tiles));
+      all.push_back(text(w.digest.whole));
+      all.push_back(count(w.digest.grid.down));
+      all.push_back(count(w.digest.grid.across));
+      all.push_back(text(w.digest.tiles));
       out.append(tuple(std::move(all)));
     }
     return std::move(out).done();

@@ -270,6 +270,7 @@ Object Reader::read_into(const std::vector<Want>& wanted, int threads, bool veri
       return progress(done, total) ? fine() : Status(failed("interrupted"));
     }));
     read = reader.bytes();
+    mapped_ += reader.mapped();
     return reader.finish();
   });
   return count(read);

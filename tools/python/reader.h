@@ -1,6 +1,7 @@
 // A checkpoint that Python reads piece by piece.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -46,6 +47,8 @@ class Reader {
   /// Boxes of tensors into memory of the caller's, on several threads. Returns the bytes of values
   /// that were read.
   Object read_into(const std::vector<Want>& wanted, int threads, bool verify, PyObject* progress);
+  /// Of the bytes that `read_into` has read so far, those from mapped pages.
+  Object mapped() const { return count(mapped_); }
 
   /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see
   /// lowbit/checkpoint/reader.py.
@@ -79,6 +82,7 @@ class Reader {
   std::mutex recorded_lock_;
   std::optional<std::optional<Recorded>> recorded_;  // lowbit.json, once it was read
   PayloadCache payloads_;
+  std::atomic<uint64_t> mapped_ = 0;
 };
 
 }  // namespace lowbit::ckpt::python

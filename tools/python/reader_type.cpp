@@ -114,6 +114,7 @@ PyMethodDef kMethods[] = {
     {"opaque", plain<&Reader::opaque>, METH_NOARGS, nullptr},
     {"model", plain<&Reader::model>, METH_NOARGS, nullptr},
     {"finish", plain<&Reader::finish>, METH_NOARGS, nullptr},
+    {"mapped", plain<&Reader::mapped>, METH_NOARGS, nullptr},
     {"layout", plain<&Reader::layout>, METH_NOARGS, nullptr},
     {"value_item", method<value_item>, METH_VARARGS, "value_item(name)"},
     {"read_into", method<read_into>, METH_VARARGS, "read_into(wanted, threads, verify, progress)"},

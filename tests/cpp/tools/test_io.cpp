@@ -1,4 +1,4 @@
-// Helpers of the checkpoint tool: combined CRCs, globs, cuts of meshes.
+// Helpers of the checkpoint tool: combined CRCs, digests by every instruction set, globs, cuts of meshes.
 #include <numeric>
 #include <random>
 #include <string>
@@ -7,6 +7,8 @@
 #include "container/dcp/cut.h"
 #include "io/crc32.h"
 #include "io/glob.h"
+#include "io/hash.h"
+#include "io/hash_kernels.h"
 #include "io/partial_name.h"
 
 namespace {
@@ -22,6 +24,23 @@ void test_temporary_names() {
   check(final_path(partial + "/__0_0.distcp") == "/a/out.pt/__0_0.distcp", "of a file in a folder");
   check(final_path(partial + "/x.partial-1") == "/a/out.pt/x.partial-1", "a file of the user's");
   check(final_path("/a.partial-1/out.pt") == "/a.partial-1/out.pt", "a folder of the user's");
+}
+
+void test_hashes() {
+  check(Hash(kHashBaseline).hex() == "99aa06d3014798d86001c324468d497f", "XXH3-128 of nothing");
+  std::mt19937_64 random(4);
+  std::string bytes(100'000, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  for (const size_t size : {1ul, 16ul, 240ul, 241ul, 1024ul, 4097ul, 100'000ul}) {
+    Hash whole(kHashBaseline), pieces(hash_kernels());
+    whole.add(bytes.data(), size);
+    for (size_t at = 0; at < size;) {
+      const size_t n = std::min<size_t>(size - at, random() % 3000);
+      pieces.add(bytes.data() + at, n);
+      at += n;
+    }
+    check(pieces.hex() == whole.hex(), std::string("digests with ") + hash_kernels().isa);
+  }
 }
 
 void test_joined_crcs() {
@@ -92,6 +111,7 @@ void test_cuts() {
 
 int main() {
   test_temporary_names();
+  test_hashes();
   test_joined_crcs();
   test_globs();
   test_cuts();

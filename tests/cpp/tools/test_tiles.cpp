@@ -143,6 +143,14 @@ void test_own_grids(std::mt19937_64& random) {
       if (grid.down * grid.across > 1) test_grid(shape, width, grid, random);
     }
   }
+  // A load holds a row of cells at a time, however large the chunk is.
+  for (const Shape& shape : {Shape{1 << 16, 1 << 14}, Shape{1 << 14, 1 << 18}, Shape{1, 1 << 30},
+                             Shape{1 << 30}, Shape{3, 1 << 28}, Shape{(1 << 16) + 1, 5000}}) {
+    const TileGrid grid = tile_grid(shape, 4);
+    const uint64_t row = grid.cell_rows() == 1 ? grid.cell_cols() : grid.cols;
+    check(grid.cell_rows() * row * 4 <= 8u << 20, shape_text(shape) + ": cells of some MiB");
+    check(grid.down <= 1u << 16 && grid.across <= 1u << 16, "cells that readers take");
+  }
   for (const Shape& shape :
        {Shape{}, Shape{0}, Shape{0, 4}, Shape{4, 0}, Shape{3}, Shape{2, 0, 5}}) {
     const TileGrid grid = tile_grid(shape, 4);

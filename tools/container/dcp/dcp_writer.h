@@ -11,6 +11,7 @@
 
 #include "container/common/torch_archive.h"
 #include "container/common/writer.h"
+#include "container/dcp/tiles.h"
 #include "io/new_directory.h"
 #include "io/shared_directory.h"
 
@@ -69,7 +70,7 @@ class DcpWriter {
   uint64_t share_ = 0, piece_ = 0;  // of the memory
   Manifest to_;
   std::vector<const Leaf*> leaf_of_;               // of to_.tensors
-  std::vector<std::vector<std::string>> digests_;  // of their chunks
+  std::vector<std::vector<ChunkDigest>> digests_;  // of their chunks
   std::vector<std::string> value_digests_;         // of to_.blobs
   std::map<std::pair<const Dtype*, Shape>, uint64_t> lengths_;
   std::vector<std::shared_ptr<OutputFile>> files_;  // null: another part writes it

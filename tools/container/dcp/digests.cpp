@@ -13,7 +13,7 @@ std::string chunk_key(const Shape& offset) {
 }
 
 Status write_digests(Output& out, const Manifest& manifest,
-                     const std::vector<std::vector<std::string>>& chunks_of_tensors,
+                     const std::vector<std::vector<ChunkDigest>>& chunks_of_tensors,
                      const std::vector<std::string>& values) {
   using Json = nlohmann::ordered_json;
   const auto text = [](const Json& j) {
@@ -25,13 +25,16 @@ Status write_digests(Output& out, const Manifest& manifest,
   for (size_t i = 0; i < manifest.tensors.size(); ++i) {
     const Tensor& t = manifest.tensors[i];
     if (!is_utf8(t.name, false)) continue;  // JSON has no such names
-    Json chunks = Json::object();
+    Json chunks = Json::object(), tiles = Json::object();
     for (size_t c = 0; c < t.chunks.size(); ++c) {
-      chunks[chunk_key(t.chunks[c].offset)] = chunks_of_tensors[i][c];
+      const ChunkDigest& said = chunks_of_tensors[i][c];
+      const std::string key = chunk_key(t.chunks[c].offset);
+      chunks[key] = said.whole;
+      if (!said.tiles.empty()) tiles[key] = {said.grid.down, said.grid.across, said.tiles};
     }
-    RETURN_IF_ERROR(
-        out.write((first ? "\n" : ",\n") + text(t.name) + ": " +
-                  text({{"dtype", t.dtype->name}, {"shape", t.shape}, {"chunks", chunks}})));
+    Json entry = {{"dtype", t.dtype->name}, {"shape", t.shape}, {"chunks", chunks}};
+    if (!tiles.empty()) entry["tiles"] = tiles;
+    RETURN_IF_ERROR(out.write((first ? "\n" : ",\n") + text(t.name) + ": " + text(entry)));
     first = false;
   }
   RETURN_IF_ERROR(out.write("},\n\"values\": {"));

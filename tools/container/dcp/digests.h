@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "container/common/manifest.h"
+#include "container/dcp/tiles.h"
 #include "io/output.h"
 
 namespace lowbit::ckpt {
@@ -14,7 +15,7 @@ std::string chunk_key(const Shape& offset);
 /// Writes the file: for each tensor of the manifest the digests of its chunks, for each blob its
 /// own.
 Status write_digests(Output& out, const Manifest& manifest,
-                     const std::vector<std::vector<std::string>>& chunks_of_tensors,
+                     const std::vector<std::vector<ChunkDigest>>& chunks_of_tensors,
                      const std::vector<std::string>& values);
 
 }  // namespace lowbit::ckpt

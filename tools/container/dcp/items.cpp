@@ -48,7 +48,8 @@ Status TensorItem::add(const char* data, uint64_t elements) {
 }
 
 Status ItemCopier::copy(const FileExtent& extent, const std::string& what, Output& to,
-                        const Part* part, Hash& hash, const std::function<Status(uint64_t)>& done) {
+                        const Part* part, const Add& add,
+                        const std::function<Status(uint64_t)>& done) {
   ASSIGN_OR_RETURN(records, from_.container->records(extent, what));
   std::sort(records.begin(), records.end(),
             [](const Record& a, const Record& b) { return a.offset < b.offset; });
@@ -70,7 +71,7 @@ Status ItemCopier::copy(const FileExtent& extent, const std::string& what, Outpu
     }
     const uint64_t low = part == nullptr ? at : std::max(part->begin, at),
                    high = part == nullptr ? stop : std::min(part->end, stop);
-    if (low < high) hash.add(buffer.data() + (low - at), high - low);
+    if (low < high) add(buffer.data() + (low - at), high - low);
     RETURN_IF_ERROR(to.write(buffer));
     RETURN_IF_ERROR(done(buffer.size()));
   }
@@ -89,38 +90,40 @@ bool is_row_major(const Payload& p) {
 
 }  // namespace
 
-Result<std::string> ItemCopier::tensor(const Tensor& tensor, const Chunk& chunk, Output& to,
+Result<ChunkDigest> ItemCopier::tensor(const Tensor& tensor, const Chunk& chunk, Output& to,
                                        const std::function<Status(uint64_t)>& done) {
+  const auto element = static_cast<uint64_t>(tensor.dtype->bytes);
   const std::string what = printable(tensor.name) + " at " + shape_text(chunk.offset);
   ASSIGN_OR_RETURN(stored,
                    from_.container->stored(tensor, chunk));  // holds it against the metadata
   const bool plain = stored.cls.empty();
-  Hash hash;
+  ChunkHasher hasher(chunk.shape, element);
   if (plain && is_row_major(stored.parts[0].second)) {
     const Payload& p = stored.parts[0].second;
     const auto width = static_cast<uint64_t>(p.dtype->bytes);
     const uint64_t begin = p.record.offset + p.first * width;
     const Part part{begin, begin + volume(p.shape) * width};
-    RETURN_IF_ERROR(copy(chunk.extent, what, to, &part, hash, done));
-    return hash.hex();
+    const auto add = [&](const char* data, uint64_t bytes) { hasher.add(data, bytes); };
+    RETURN_IF_ERROR(copy(chunk.extent, what, to, &part, add, done));
+    return hasher.digest();
   }
-  Hash ignored;
-  RETURN_IF_ERROR(copy(chunk.extent, what, to, nullptr, ignored, done));
+  RETURN_IF_ERROR(copy(chunk.extent, what, to, nullptr, [](const char*, uint64_t) {}, done));
   const auto add = [&](TensorReader& reader, const Tensor& t, const Box& box) {
     std::string buffer;
     const auto width = static_cast<uint64_t>(t.dtype->bytes);
     return for_pieces(box, std::max<uint64_t>(1, piece_ / width), [&](const Box& piece) -> Status {
       buffer.resize(volume(piece.shape) * width);
       RETURN_IF_ERROR(reader.read(t, piece, buffer.data()));
-      hash.add(buffer.data(), buffer.size());
+      hasher.add(buffer.data(), buffer.size());
       return fine();
     });
   };
   if (plain) {
     TensorReader reader(from_);
     RETURN_IF_ERROR(add(reader, tensor, {chunk.offset, chunk.shape}));
-    return hash.hex();
+    return hasher.digest();
   }
+  Hash hash;
   for (const auto& part : stored.parts) {
     const Payload& payload = part.second;
     hash.add(part.first.c_str(), part.first.size() + 1);
@@ -136,14 +139,15 @@ Result<std::string> ItemCopier::tensor(const Tensor& tensor, const Chunk& chunk,
           return fine();
         }));
   }
-  return hash.hex();
+  return ChunkDigest{hash.hex()};
 }
 
 Result<std::string> ItemCopier::value(const Blob& blob, Output& to) {
   const std::string what = printable(blob.name);
   ASSIGN_OR_RETURN(extent, from_.container->plain(blob.extent, what));
   Hash hash;
-  RETURN_IF_ERROR(copy(extent, what, to, nullptr, hash, [](uint64_t) { return fine(); }));
+  const auto add = [&](const char* data, uint64_t bytes) { hash.add(data, bytes); };
+  RETURN_IF_ERROR(copy(extent, what, to, nullptr, add, [](uint64_t) { return fine(); }));
   return hash.hex();
 }
 

@@ -8,7 +8,7 @@
 #include "container/common/box.h"
 #include "container/common/document.h"
 #include "container/common/zip.h"
-#include "io/hash.h"
+#include "container/dcp/tiles.h"
 #include "io/output.h"
 
 namespace lowbit::ckpt {
@@ -28,13 +28,14 @@ class TensorItem {
         box_(std::move(box)),
         left_(volume(box_.shape)),
         out_(std::move(file), position, buffer),
-        zip_(out_) {}
+        zip_(out_),
+        hash_(box_.shape, static_cast<uint64_t>(dtype.bytes)) {}
   const Box& box() const { return box_; }
   Status begin();
   /// The next elements. After the last ones the item is complete.
   Status add(const char* data, uint64_t elements);
-  /// The XXH3-128 digest of the elements.
-  std::string digest() const { return hash_.hex(); }
+  /// The digests of the elements.
+  ChunkDigest digest() const { return hash_.digest(); }
 
  private:
   const Dtype& dtype_;
@@ -42,7 +43,7 @@ class TensorItem {
   uint64_t left_;
   Output out_;
   ZipWriter zip_;
-  Hash hash_;
+  ChunkHasher hash_;
 };
 
 /// Copies items unchanged, and verifies every checksum.
@@ -50,9 +51,9 @@ class ItemCopier {
  public:
   /// `piece`: the bytes in memory at a time.
   ItemCopier(const Manifest& from, uint64_t piece) : from_(from), piece_(piece) {}
-  /// Copies the item of a tensor. Returns the digest of its elements in row-major order; for a
-  /// subclass that of its parts, each after its name and a zero byte.
-  Result<std::string> tensor(const Tensor& tensor, const Chunk& chunk, Output& to,
+  /// Copies the item of a tensor. Returns the digests of its elements; for a subclass one of its
+  /// parts, each after its name and a zero byte.
+  Result<ChunkDigest> tensor(const Tensor& tensor, const Chunk& chunk, Output& to,
                              const std::function<Status(uint64_t)>& done);
   /// Copies the item of a value. Returns the digest of the item's bytes.
   Result<std::string> value(const Blob& blob, Output& to);
@@ -62,8 +63,9 @@ class ItemCopier {
   struct Part {
     uint64_t begin, end;
   };
+  using Add = std::function<void(const char*, uint64_t)>;
   Status copy(const FileExtent& extent, const std::string& what, Output& to, const Part* part,
-              Hash& hash, const std::function<Status(uint64_t)>& done);
+              const Add& add, const std::function<Status(uint64_t)>& done);
   const Manifest& from_;
   uint64_t piece_;
 };

@@ -42,7 +42,7 @@ Result<std::vector<RankWritten>> RankFile::write(const std::vector<RankItem>& it
     if (items[i].dtype == nullptr) {
       Hash hash;
       hash.add(items[i].archive.data(), items[i].archive.size());
-      out[i].digest = hash.hex();
+      out[i].digest.whole = hash.hex();
       RETURN_IF_ERROR(
           file_->write(out[i].offset, items[i].archive.data(), items[i].archive.size()));
     } else {
@@ -58,20 +58,14 @@ Result<std::vector<RankWritten>> RankFile::write(const std::vector<RankItem>& it
 Status RankFile::write_tensor(const RankItem& item, RankWritten& to) {
   const auto width = static_cast<uint64_t>(item.dtype->bytes);
   const uint64_t elements = volume(item.shape), piece = kPiece / width;
-  to.grid = tile_grid(item.shape, width);
-  const bool tiled = to.grid.down * to.grid.across > 1;
-  TileHasher tiles(to.grid, width);
   TensorItem out(file_, to.offset, 1u << 12, *item.dtype,
                  Box{Shape(item.shape.size(), 0), item.shape});
   RETURN_IF_ERROR(out.begin());
   for (uint64_t at = 0; at < elements; at += piece) {
     const uint64_t n = std::min(piece, elements - at);
-    const char* data = item.data + at * width;
-    if (tiled) tiles.add(data, n * width);
-    RETURN_IF_ERROR(out.add(data, n));
+    RETURN_IF_ERROR(out.add(item.data + at * width, n));
   }
   to.digest = out.digest();
-  if (tiled) to.tiles = tiles.digits();
   return fine();
 }
 

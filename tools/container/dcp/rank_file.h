@@ -24,9 +24,7 @@ struct RankItem {
 /// Where an item lies, and digests of its elements; of an archive, of its bytes and without tiles.
 struct RankWritten {
   uint64_t offset = 0, length = 0;
-  std::string digest;
-  TileGrid grid = {};
-  std::string tiles = {};  // empty where the grid has one cell
+  ChunkDigest digest = {};
 };
 
 class RankFile {

@@ -7,6 +7,8 @@ namespace {
 
 constexpr uint64_t kMinTiled = 1u << 16;  // bytes of a chunk that has more than one cell
 constexpr uint64_t kMinCellRow = 256;     // bytes of a row of a cell: shorter runs hash slowly
+constexpr uint64_t kMaxBand = 8u << 20;   // bytes of a row of cells: what a load holds at a time
+constexpr uint64_t kMaxParts = 1u << 15;  // twice as many are the most that readers take
 
 }  // namespace
 
@@ -18,6 +20,11 @@ TileGrid tile_grid(const Shape& shape, uint64_t width) {
   if (all * width < kMinTiled) return grid;
   if (grid.cols >= 4 && grid.cols / 4 * width >= kMinCellRow) grid.across = 4;
   grid.down = std::min<uint64_t>(grid.rows, grid.across == 1 ? 16 : 4);
+  while (grid.down < grid.rows && grid.down < kMaxParts &&
+         grid.cell_rows() * grid.cols * width > kMaxBand)
+    grid.down = std::min(grid.rows, 2 * grid.down);
+  while (grid.down == grid.rows && grid.across < kMaxParts && grid.cell_cols() * width > kMaxBand)
+    grid.across *= 2;
   // Parts of ceil(size / parts) may need fewer parts.
   grid.down = (grid.rows + grid.cell_rows() - 1) / grid.cell_rows();
   grid.across = (grid.cols + grid.cell_cols() - 1) / grid.cell_cols();

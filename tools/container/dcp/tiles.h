@@ -1,6 +1,7 @@
 // Digests of the parts of a chunk, so that what is read of it can be verified without the rest.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,8 @@ struct TileGrid {
 };
 
 /// The grid of a chunk of this shape: cut as ranks cut it that are 2 or 4 times as many, along rows
-/// or columns. One cell where the chunk is small.
+/// or columns, and again where a row of cells would have many MiB. One cell where the chunk is
+/// small.
 TileGrid tile_grid(const Shape& shape, uint64_t width);
 
 /// A rectangle of a grid's matrix, in elements.
@@ -50,6 +52,31 @@ class TileHasher {
   uint64_t row_ = 0, at_ = 0;  // the next byte
   std::vector<Hash> open_;     // of this row of cells
   std::string digits_;
+};
+
+/// What lowbit.json says of a chunk.
+struct ChunkDigest {
+  std::string whole;  // XXH3-128 of its elements in row-major order
+  TileGrid grid = {};
+  std::string tiles = {};  // digits of the grid's cells; empty where it has one cell
+};
+
+/// Both digests of a chunk of this shape, from elements that arrive in row-major order.
+class ChunkHasher {
+ public:
+  ChunkHasher(const Shape& shape, uint64_t width) : grid_(tile_grid(shape, width)) {
+    if (grid_.down * grid_.across > 1) tiles_.emplace(grid_, width);
+  }
+  void add(const char* data, uint64_t bytes) {
+    whole_.add(data, bytes);
+    if (tiles_) tiles_->add(data, bytes);
+  }
+  ChunkDigest digest() const { return {whole_.hex(), grid_, tiles_ ? tiles_->digits() : ""}; }
+
+ private:
+  TileGrid grid_;
+  Hash whole_;
+  std::optional<TileHasher> tiles_;
 };
 
 /// The digests of a row of cells, or of a part of one, from rows that arrive from top to bottom.

@@ -7,14 +7,17 @@
 #include "container/common/strided.h"
 #include "container/common/tensor_reader.h"
 #include "container/dcp/digests.h"
+#include "io/mapped_file.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMaxHeaders = 1u << 14;  // headers in the cache: some MB
-constexpr uint64_t kHashed = 1u << 18;    // that stays in a core's cache until it is hashed
-constexpr uint64_t kMinRowRead = 512;     // bytes of a row that is worth a read of its own
+constexpr size_t kMaxHeaders = 1u << 14;   // headers in the cache: some MB
+constexpr uint64_t kHashed = 1u << 18;     // that stays in a core's cache until it is hashed
+constexpr uint64_t kMinRowRead = 512;      // bytes of a row that is worth a read of its own
+constexpr uint64_t kPage = 4096;           // closer rows leave no page unread between them
+constexpr uint64_t kMinMapped = 1u << 15;  // bytes of rows, with what lies between, worth mapping
 
 bool is_dense(const Payload& p) {
   const Shape dense = row_major(p.shape);
@@ -146,7 +149,7 @@ Status VerifiedReader::read_record(const Part& part, const Payload& payload) {
 }
 
 Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const TileRange& range,
-                             char* out) {
+                             MappedFile& mapped, uint64_t end_row, char* out) {
   const auto width = static_cast<uint64_t>(payload.dtype->bytes);
   ASSIGN_OR_RETURN(file, manifest_.container->files().open(payload.record.file));
   const uint64_t start = payload.record.offset +
@@ -155,6 +158,18 @@ Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const
   if (row == pitch || range.rows == 1) {
     bytes_ += range.rows * row;
     return file->read(start, out, range.rows * row);
+  }
+  // A read of 2 KiB takes twice as long as its bytes. Where every page is needed, rows are copied
+  // from the pages themselves.
+  const uint64_t left = (end_row - range.first_row - 1) * pitch + row;
+  if (pitch - row <= kPage && (mapped.has_window() || left >= kMinMapped)) {
+    const uint64_t span = (range.rows - 1) * pitch + row;
+    if (const char* from = mapped.at(start, span, start + left)) {
+      for (uint64_t r = 0; r < range.rows; ++r) std::memcpy(out + r * row, from + r * pitch, row);
+      bytes_ += range.rows * row;
+      mapped_ += range.rows * row;
+      return fine();
+    }
   }
   if (row >= kMinRowRead || range.rows < 2) {
     for (uint64_t r = 0; r < range.rows; ++r)
@@ -189,9 +204,11 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
   // A row of cells at a time.
   const Shape from = row_major(part.chunk.shape);
   std::string values;
-  for (uint64_t row = all.first_row; row < all.first_row + all.rows;) {
-    const uint64_t end =
-        std::min(all.first_row + all.rows, (row / grid.cell_rows() + 1) * grid.cell_rows());
+  ASSIGN_OR_RETURN(file, manifest_.container->files().open(payload.record.file));
+  MappedFile mapped(file);
+  const uint64_t end_row = all.first_row + all.rows;
+  for (uint64_t row = all.first_row; row < end_row;) {
+    const uint64_t end = std::min(end_row, (row / grid.cell_rows() + 1) * grid.cell_rows());
     const TileRange band{row, end - row, all.first_col, all.cols};
     const uint64_t pitch = band.cols * width;
     if (!in_place) values.resize(band.rows * pitch);
@@ -201,7 +218,7 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
     const uint64_t at_once = std::max<uint64_t>(1, kHashed / std::max<uint64_t>(1, pitch));
     for (uint64_t r = 0; r < band.rows; r += at_once) {
       const TileRange rows{row + r, std::min(at_once, band.rows - r), band.first_col, band.cols};
-      RETURN_IF_ERROR(fetch(payload, grid, rows, to + r * pitch));
+      RETURN_IF_ERROR(fetch(payload, grid, rows, mapped, end_row, to + r * pitch));
       if (digits != nullptr) cells.add(to + r * pitch, rows.rows);
     }
     if (digits != nullptr && !cells.hold(*digits)) return damaged(part);

@@ -13,6 +13,8 @@
 
 namespace lowbit::ckpt {
 
+class MappedFile;
+
 /// What the headers of items say, so that each is read once. Thread-safe.
 class PayloadCache {
  public:
@@ -42,6 +44,8 @@ class VerifiedReader {
   Status finish();
   /// Bytes of values that were read, but for those that `finish` read.
   uint64_t bytes() const { return bytes_; }
+  /// Of them, those that were copied from mapped pages: the kernel counts no read of theirs.
+  uint64_t mapped() const { return mapped_; }
 
  private:
   struct Part;
@@ -51,15 +55,16 @@ class VerifiedReader {
   Status read_tiles(const Part& part, const Payload& payload, const TileGrid& grid,
                     const std::string* digits);
   static void put(const Part& part, const Box& box, const Shape& stride, const char* from);
-  /// A rectangle of the chunk's matrix into `out`, row-major.
-  Status fetch(const Payload& payload, const TileGrid& grid, const TileRange& range, char* out);
+  /// A rectangle of the chunk's matrix into `out`, row-major; more will be fetched up to `end_row`.
+  Status fetch(const Payload& payload, const TileGrid& grid, const TileRange& range,
+               MappedFile& mapped, uint64_t end_row, char* out);
   Error damaged(const Part& part) const;
 
   const Manifest& manifest_;
   const Recorded* recorded_;
   bool verify_;
   PayloadCache& cache_;
-  std::atomic<uint64_t> bytes_ = 0;
+  std::atomic<uint64_t> bytes_ = 0, mapped_ = 0;
 };
 
 }  // namespace lowbit::ckpt

@@ -142,7 +142,7 @@ Status DcpWriter::write_subclass(size_t i, size_t c) {
                                    return fine();
                                  }));
   }
-  digests_[i][c] = hash.hex();
+  digests_[i][c] = {hash.hex()};
   Output out(files_[chunk.extent.file], chunk.extent.offset, 1u << 16);
   ZipWriter zip(out);
   RETURN_IF_ERROR(

@@ -17,6 +17,15 @@ std::string hex_of(const std::string& bytes) {
   return hash.hex();
 }
 
+/// [tensor, chunk, digest], or with [..., cells down, across, their digits].
+Json said_of(size_t tensor, size_t chunk, const ChunkDigest& digest) {
+  Json out = {tensor, chunk, digest.whole};
+  if (!digest.tiles.empty())
+    for (const Json& more : {Json(digest.grid.down), Json(digest.grid.across), Json(digest.tiles)})
+      out.push_back(more);
+  return out;
+}
+
 }  // namespace
 
 std::vector<uint64_t> DcpWriter::owners() const {
@@ -62,7 +71,7 @@ std::string DcpWriter::said() const {
   for (size_t t = 0; t < to_.tensors.size(); ++t) {
     for (size_t c = 0; c < to_.tensors[t].chunks.size(); ++c) {
       if (files_[to_.tensors[t].chunks[c].extent.file] != nullptr)
-        chunks.push_back({t, c, digests_[t][c]});
+        chunks.push_back(said_of(t, c, digests_[t][c]));
     }
   }
   return Json{{"chunks", chunks}, {"unchecked", from_.unchecked()}}.dump();
@@ -75,10 +84,18 @@ Status DcpWriter::hear(const std::string& said) {
                whole(j.value("unchecked", Json()));
   for (size_t i = 0; sound && i < j["chunks"].size(); ++i) {
     const Json& c = j["chunks"][i];
-    sound = c.is_array() && c.size() == 3 && whole(c[0]) && whole(c[1]) && c[2].is_string() &&
-            c[0].get<uint64_t>() < digests_.size() &&
+    sound = c.is_array() && (c.size() == 3 || c.size() == 6) && whole(c[0]) && whole(c[1]) &&
+            c[2].is_string() && c[0].get<uint64_t>() < digests_.size() &&
             c[1].get<uint64_t>() < digests_[c[0].get<uint64_t>()].size();
-    if (sound) digests_[c[0].get<uint64_t>()][c[1].get<uint64_t>()] = c[2].get<std::string>();
+    if (!sound) break;
+    ChunkDigest& digest = digests_[c[0].get<uint64_t>()][c[1].get<uint64_t>()];
+    digest.whole = c[2].get<std::string>();
+    if (c.size() == 3) continue;
+    sound = whole(c[3]) && whole(c[4]) && c[5].is_string();
+    if (!sound) break;
+    digest.grid.down = c[3];
+    digest.grid.across = c[4];
+    digest.tiles = c[5];
   }
   if (!sound) return bad("a part does not say what lowbit-ckpt writes: start all parts again");
   report_.unchecked += j["unchecked"].get<uint64_t>();
@@ -92,7 +109,7 @@ Status DcpWriter::check_parts(SharedDirectory& folder) const {
     for (size_t c = 0; c < to_.tensors[t].chunks.size(); ++c) {
       const FileExtent& extent = to_.tensors[t].chunks[c].extent;
       ends[extent.file] = std::max(ends[extent.file], extent.offset + extent.length);
-      if (digests_[t][c].empty())
+      if (digests_[t][c].whole.empty())
         return folder.incomplete("no part has a digest of " + to_.tensors[t].name);
     }
   }

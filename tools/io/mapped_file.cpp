@@ -1,0 +1,49 @@
+#include "io/mapped_file.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kWindow = 4u << 20;  // mapped at a time: larger windows gain nothing
+#ifdef MADV_POPULATE_READ
+constexpr int kPopulate = MADV_POPULATE_READ;
+#else
+constexpr int kPopulate = 22;  // of Linux 5.14; older ones refuse it
+#endif
+
+}  // namespace
+
+MappedFile::~MappedFile() { drop(); }
+
+void MappedFile::drop() {
+  if (window_ != nullptr) ::munmap(window_, end_ - begin_);
+  window_ = nullptr;
+  begin_ = end_ = 0;
+}
+
+const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
+  if (window_ != nullptr && begin_ <= offset && offset + bytes <= end_)
+    return window_ + (offset - begin_);
+  drop();
+  const int fd = file_->descriptor();
+  if (fd < 0 || offset + bytes > file_->size()) return nullptr;
+  static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  begin_ = offset / page * page;
+  end_ = std::min(
+      {std::max(end, offset + bytes), begin_ + std::max(kWindow, bytes + page), file_->size()});
+  void* made =
+      ::mmap(nullptr, end_ - begin_, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin_));
+  if (made == MAP_FAILED) return nullptr;
+  window_ = static_cast<char*>(made);
+  if (::madvise(window_, end_ - begin_, kPopulate) != 0) {
+    drop();
+    return nullptr;
+  }
+  return window_ + (offset - begin_);
+}
+
+}  // namespace lowbit::ckpt

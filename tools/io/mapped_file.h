@@ -1,0 +1,34 @@
+// Bytes of a file in the system's own pages: for pieces that are too short for a read each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "io/file.h"
+
+namespace lowbit::ckpt {
+
+/// Windows of a file, mapped one after the other.
+///
+/// A page that cannot be read, or a file that became shorter, would be a signal where a read is an
+/// error. So the system is asked for the pages of a window before they are touched, and tells.
+class MappedFile {
+ public:
+  explicit MappedFile(std::shared_ptr<const File> file) : file_(std::move(file)) {}
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+  /// The bytes at `offset`, until the next call. Null where the file cannot be mapped, or not all
+  /// of them were read: `File::read` says why. `end`: what later calls will ask for ends there.
+  const char* at(uint64_t offset, uint64_t bytes, uint64_t end);
+  /// Whether there is a window, in which what comes next may lie.
+  bool has_window() const { return window_ != nullptr; }
+
+ private:
+  void drop();
+  std::shared_ptr<const File> file_;
+  char* window_ = nullptr;
+  uint64_t begin_ = 0, end_ = 0;  // of the window, in the file
+};
+
+}  // namespace lowbit::ckpt
