@@ -86,7 +86,7 @@ def convert(
 
     Args:
         to: the dialect: "torch", "lowbit", "bitsandbytes", ...; "" keeps the source's.
-        container: "dcp", "torch" or "safetensors"; "" follows the target's name, else the source.
+        container: "dcp", "torch", "safetensors", or "universal", which DeepSpeed resumes from; "" follows the target's name, else the source.
         state_format, block: how state is kept where the dialect has a choice: "8bit", "4bit", "float32", ...
         keep: refuse rather than requantize.
         full_precision: globs on names of parameters whose state stays float32.

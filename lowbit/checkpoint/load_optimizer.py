@@ -26,6 +26,7 @@ from lowbit.config.arguments import STRUCTURE
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
 from lowbit.state.load import agreed
+from lowbit.state.parts import whole_groups
 
 
 def load_optimizer(
@@ -82,16 +83,17 @@ def load_optimizer(
         )
     checkpoint = Checkpoint(path, storage_options)
     saved = _model_of(checkpoint)
-    params, numbered = matched(opt, saved, model, checkpoint.path)
-    try:
-        opt.load_state_dict(_state_dict(opt, checkpoint, params))
-    except ValueError as error:
-        if not numbered:
-            raise
-        advice = "" if model else "; pass model= where they are in the order of the model"
-        raise ValueError(
-            f"{error}; {path} numbers its parameters, and they were taken in this optimizer's order{advice}"
-        ) from error
+    with whole_groups(opt):  # DeepSpeed's stage 3 empties them between steps
+        params, numbered = matched(opt, saved, model, checkpoint.path)
+        try:
+            opt.load_state_dict(_state_dict(opt, checkpoint, params))
+        except ValueError as error:
+            if not numbered:
+                raise
+            advice = "" if model else "; pass model= where they are in the order of the model"
+            raise ValueError(
+                f"{error}; {path} numbers its parameters, and they were taken in this optimizer's order{advice}"
+            ) from error
     checkpoint.finish()
 
 

@@ -161,7 +161,7 @@ class StoreFolder:
 def is_folder(target: Path, container: str) -> bool | None:
     """Whether `convert` writes a folder, by the rules of container_of in C++; None: as the source is."""
     if container:
-        return container == "dcp"
+        return container in ("dcp", "universal")
     ends = (b".pt", b".pth", b".bin", b".ckpt", b".safetensors")
     return False if bytes_of(target).rstrip(b"/").endswith(ends) else None
 

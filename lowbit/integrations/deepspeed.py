@@ -115,6 +115,9 @@ def _refused(engine: Any, zero: Any) -> str | None:
         return "partial offload, which steps a part by an Adam of its own: set offload_optimizer.ratio to 1"
     if getattr(zero, "elastic_checkpoint", False):
         return "elastic checkpoints, which cut state like weights: set elastic_checkpoint to false, and change the number of ranks by lowbit.flat.get_state_dict"
+    universal = getattr(engine, "load_universal_checkpoint", None)
+    if universal is not None and universal():
+        return "loading of Universal Checkpoints, which writes into flat float32 state: turn load_universal off, and load the folder by lowbit.load_optimizer after bind"
     # Only the engine knows the next two in every stage.
     if getattr(engine, "has_moe_layers", False) or getattr(zero, "has_moe_layers", False):
         return "mixture-of-experts layers, whose experts have the same names on different ranks: use FSDP2 (fully_shard) with expert parallelism"

@@ -141,14 +141,6 @@ def test_folders_of_deepspeed(tmp_path):
     (step / "mp_rank_00_model_states.pt").touch()
     error = run("inspect", step, code=3).stderr
     assert "without ZeRO; give one of its files: mp_rank_00_model_states.pt" in error
-    for rank in range(2):
-        (step / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
-    assert "DeepSpeed's ZeRO, whose 2 files" in run("inspect", step, code=3).stderr
-    (tmp_path / "universal" / "zero" / "0.weight").mkdir(parents=True)
-    (tmp_path / "universal" / "zero" / "optimizer_state.pt").touch()
-    (tmp_path / "universal" / "mp_rank_00_model_states.pt").touch()
-    error = run("inspect", tmp_path / "universal", code=3).stderr
-    assert "is a Universal Checkpoint of DeepSpeed" in error and "zero/NAME/exp_avg.pt" in error
 
 
 @pytest.mark.parametrize("kind", ["zero", "bf16", "stage3"])
@@ -166,11 +158,11 @@ def test_a_file_of_one_rank_of_zero_is_not_converted(tmp_path, kind):
     }[kind]  # fmt: skip
     file = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     torch.save({"optimizer_state_dict": of_rank, "ds_version": "0.19.8"}, file)
-    run("inspect", file)
+    assert "has one rank's slices of flat vectors" in run("inspect", file).stdout
     for more in (["--to", "lowbit"], [], ["--include", "*.exp_avg"], ["--to", "lowbit", "--from", "torch", "--dry-run"]):  # fmt: skip
         error = run("convert", file, tmp_path / "x.pt", *more, code=3).stderr
-        assert "one rank's slices of flat vectors" in error and "ds_to_universal" in error
-        assert "lowbit.integrations.deepspeed.bind" in error and str(file) in error
+        assert "one rank's slices of flat vectors" in error and "give the folder" in error
+        assert str(file) in error
     assert not (tmp_path / "x.pt").exists()
     torch.save({"optimizer": opt.state_dict(), "partition_count": 2}, tmp_path / "own.pt")
     run("convert", tmp_path / "own.pt", tmp_path / "x.pt", "--to", "lowbit")

@@ -96,6 +96,10 @@ def ranks_by(**sizes: int) -> SimpleNamespace:
     "what, message",
     [
         ({"has_moe_layers": True}, "mixture-of-experts.*FSDP2"),
+        (
+            {"load_universal_checkpoint": lambda: True},
+            "loading of Universal Checkpoints.*lowbit.load_optimizer",
+        ),
         ({"mpu": ranks_by(tensor_model_parallel=2)}, "tensor parallelism under ZeRO"),
         ({"mpu": ranks_by(slice_parallel=2)}, "tensor parallelism under ZeRO"),
         ({"mpu": ranks_by(model_parallel=2)}, "tensor parallelism under ZeRO"),

@@ -56,8 +56,13 @@ class LocalDirectory : public Directory {
   Result<std::vector<std::string>> list() const override;
   bool has(const std::string& name) const override;
   Result<std::shared_ptr<File>> file(const std::string& name) const override;
+  Result<std::shared_ptr<Directory>> folder(const std::string& name) const override;
 
  private:
+  Error leads_out(const std::string& name) const {
+    return bad(printable(path_) + ": the file name '" + printable(name) +
+               "' leads out of the folder");
+  }
   int fd_;
 };
 
@@ -192,9 +197,7 @@ bool LocalDirectory::has(const std::string& name) const {
 }
 
 Result<std::shared_ptr<File>> LocalDirectory::file(const std::string& name) const {
-  if (!is_entry_name(name))
-    return bad(printable(path_) + ": the file name '" + printable(name) +
-               "' leads out of the folder");
+  if (!is_entry_name(name)) return leads_out(name);
   const std::string what = printable(path_ + "/" + name);
   // O_NONBLOCK: a pipe of that name must not hang us before it is found to be no regular file.
   const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -208,6 +211,18 @@ Result<std::shared_ptr<File>> LocalDirectory::file(const std::string& name) cons
   return std::shared_ptr<File>(std::make_shared<LocalFile>(fd, identity_of(info), printable(name)));
 }
 
+Result<std::shared_ptr<Directory>> LocalDirectory::folder(const std::string& name) const {
+  if (!is_entry_name(name)) return leads_out(name);
+  const std::string path = path_ + "/" + name;
+  const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  struct stat info;
+  if (fd < 0 && ::fstatat(fd_, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+      S_ISLNK(info.st_mode))
+    return bad(printable(path) + ": is a link, which is not followed");
+  if (fd < 0) return not_opened("cannot open the folder " + printable(path));
+  return std::shared_ptr<Directory>(std::make_shared<LocalDirectory>(fd, path));
+}
+
 Result<std::string> Directory::content(const std::string& name, uint64_t limit) const {
   ASSIGN_OR_RETURN(f, file(name));
   if (f->size() > limit)
@@ -218,9 +233,26 @@ Result<std::string> Directory::content(const std::string& name, uint64_t limit) 
   return bytes;
 }
 
+Result<std::shared_ptr<File>> FileSet::find(const std::string& name) {
+  const size_t slash = name.rfind('/');
+  if (slash == std::string::npos) return folder_->file(name);
+  if (inner_ == nullptr || name.compare(0, slash, inner_name_) != 0) {
+    std::shared_ptr<Directory> at = folder_;
+    for (size_t begin = 0; begin <= slash;) {
+      const size_t end = name.find('/', begin);
+      ASSIGN_OR_RETURN(next, at->folder(name.substr(begin, end - begin)));
+      at = std::move(next);
+      begin = end + 1;
+    }
+    inner_ = std::move(at);
+    inner_name_ = name.substr(0, slash);
+  }
+  return inner_->file(name.substr(slash + 1));
+}
+
 Status FileSet::add(const std::string& name) {
-  ASSIGN_OR_RETURN(file, folder_->file(name));
   const std::lock_guard held(lock_);
+  ASSIGN_OR_RETURN(file, find(name));
   files_.push_back({name, file->identity(), nullptr, 0, nullptr});
   return fine();
 }
@@ -272,7 +304,7 @@ Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
     member.used = ++clock_;
     if (member.file != nullptr) return member.file;
     if (member.make == nullptr) {
-      ASSIGN_OR_RETURN(file, folder_->file(member.name));
+      ASSIGN_OR_RETURN(file, find(member.name));
       if (file->identity() != member.identity)
         return bad(printable(member.name) + ": changed while it was read");
       keep(number, file);
@@ -290,9 +322,10 @@ Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
 Status FileSet::check_unchanged() {
   const std::lock_guard held(lock_);
   RETURN_IF_ERROR(folder_->refresh());
+  inner_ = nullptr;
   for (const Member& member : files_) {
     if (member.make != nullptr) continue;
-    ASSIGN_OR_RETURN(file, folder_->file(member.name));
+    ASSIGN_OR_RETURN(file, find(member.name));
     if (file->identity() != member.identity)
       return bad(printable(member.name) + ": changed while it was read");
   }

@@ -101,6 +101,8 @@ class Directory {
   /// A regular file of the folder. `name` has no '/' and is not '.' or '..'; a link or any other
   /// kind of file is an error.
   virtual Result<std::shared_ptr<File>> file(const std::string& name) const = 0;
+  /// A folder in the folder, by the same rules.
+  virtual Result<std::shared_ptr<Directory>> folder(const std::string& name) const = 0;
   /// Has `file` tell what is there now, where it remembers what was.
   virtual Status refresh() { return fine(); }
   /// The content of a file; an error if it has more than `limit` bytes.
@@ -121,7 +123,7 @@ class FileSet {
  public:
   explicit FileSet(std::shared_ptr<Directory> folder) : folder_(std::move(folder)) {}
   /// Adds a file, which is opened to learn its size. Numbers count from 0 in the order of the
-  /// calls.
+  /// calls. "a/b/c" is a file of a folder in the folder; no link on that way is followed.
   Status add(const std::string& name);
   using Make = std::function<Result<std::shared_ptr<File>>()>;
   /// Adds a file that `make` creates when it is needed, such as a decompressed item, and again
@@ -146,8 +148,12 @@ class FileSet {
   };
   /// Under the lock: keeps `file` open, and closes the one used longest ago.
   void keep(uint32_t number, std::shared_ptr<const File> file);
+  /// Under the lock: opens a file by its way from the folder.
+  Result<std::shared_ptr<File>> find(const std::string& name);
 
   std::shared_ptr<Directory> folder_;
+  std::shared_ptr<Directory> inner_;  // the folder that the last file was found in,
+  std::string inner_name_;            // and its way from `folder_`; empty where there is none
   mutable std::mutex lock_;
   std::vector<Member> files_;
   std::vector<uint32_t> open_, made_;  // numbers of open files

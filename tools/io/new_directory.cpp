@@ -27,6 +27,8 @@ bool replaceable_folder(const std::string& path) {
   for (const auto& entry : entries) {
     const std::string name = entry.path().filename();
     if (name.ends_with(".metadata") || name.ends_with(".distcp")) return true;
+    if (name == "zero" && std::filesystem::exists(entry.path() / "optimizer_state.pt", error))
+      return true;  // a Universal Checkpoint of DeepSpeed
     any = true;
   }
   return !any;
@@ -45,6 +47,17 @@ bool inside(const std::string& inner, const std::string& outer) {
   if (error) return false;
   const auto [end, ignored] = std::mismatch(b.begin(), b.end(), a.begin(), a.end());
   return end == b.end();
+}
+
+/// Syncs the folders in a folder.
+Status sync_inner(const std::string& path) {
+  std::error_code error;
+  std::filesystem::recursive_directory_iterator entries(path, error);
+  for (; !error && entries != std::filesystem::recursive_directory_iterator();
+       entries.increment(error)) {
+    if (entries->is_directory(error)) RETURN_IF_ERROR(sync_folder(entries->path().string()));
+  }
+  return error ? Status(failed("cannot list " + printable(path) + ": " + error.message())) : fine();
 }
 
 }  // namespace
@@ -122,6 +135,13 @@ NewDirectory::~NewDirectory() {
 }
 
 Result<std::shared_ptr<OutputFile>> NewDirectory::part(const std::string& name) {
+  if (const size_t slash = name.rfind('/'); slash != std::string::npos) {
+    const std::string folder = temporary_ + "/" + name.substr(0, slash);
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error)
+      return failed("cannot make the folder " + printable(folder) + ": " + error.message());
+  }
   std::shared_ptr<OutputFile> file(new OutputFile(pool_, temporary_ + "/" + name));
   ASSIGN_OR_RETURN(handle, file->handle());
   return file;
@@ -169,6 +189,7 @@ Status NewDirectory::take_place() {
 }
 
 Status NewDirectory::commit(bool sync) {
+  if (sync) RETURN_IF_ERROR(sync_inner(temporary_));
   if (sync) RETURN_IF_ERROR(sync_folder(temporary_));
   RETURN_IF_ERROR(take_place());
   committed_ = true;

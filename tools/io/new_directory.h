@@ -33,7 +33,8 @@ class NewDirectory {
   NewDirectory& operator=(const NewDirectory&) = delete;
   /// The path of the folder before `commit`.
   const std::string& temporary() const { return temporary_; }
-  /// A new file in the folder, written at any offset.
+  /// A new file in the folder, written at any offset. "a/b" is one of a folder in it, which is made
+  /// where it is not there.
   Result<std::shared_ptr<OutputFile>> part(const std::string& name);
   /// A new file in the folder, written from start to end.
   Result<std::shared_ptr<Output>> file(const std::string& name);

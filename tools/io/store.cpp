@@ -57,6 +57,11 @@ class StoreFolder : public Directory {
     return std::shared_ptr<File>(
         std::make_shared<StoreFile>(cache_, found->second, name, printable(name)));
   }
+  Result<std::shared_ptr<Directory>> folder(const std::string& name) const override {
+    if (!is_entry_name(name))
+      return bad(printable(path_) + ": the folder name '" + printable(name) + "' leads out of it");
+    return open_store_folder(path_ + (path_.ends_with('/') ? "" : "/") + name);
+  }
   Status refresh() override {
     ASSIGN_OR_RETURN(listed, cache_->location().list());
     entries_.clear();
@@ -85,6 +90,9 @@ class StoreObject : public Directory {
     if (name != name_ || entry.kind != PathKind::kFile)
       return bad(printable(path_) + ": is not there");
     return std::shared_ptr<File>(std::make_shared<StoreFile>(cache_, entry, "", printable(name)));
+  }
+  Result<std::shared_ptr<Directory>> folder(const std::string&) const override {
+    return bad(printable(path_) + ": is an object, not a folder");
   }
 
  private:

@@ -52,6 +52,8 @@ class Unfolder {
       case Kind::kOpaque:
         return opaque(p_.opaque_name(id));
       default:
+        if (p_.opaque && p_.is(id, Kind::kObject) && p_.global(id)->name == "fragment_address")
+          return fragment(id);
         if (p_.opaque && p_.global(id) != nullptr) return opaque(name_of(*p_.global(id)));
         return bad(what_ + ": holds an object, which is no plain value");
     }
@@ -63,6 +65,15 @@ class Unfolder {
   }
   static Value opaque(std::string_view name) {
     return {.kind = Value::Kind::kOpaque, .text = std::string(name)};
+  }
+  /// DeepSpeed's: opaque too, with its two numbers, which place a slice.
+  Value fragment(NodeId id) {
+    Value out = opaque(name_of(*p_.global(id)));
+    const NodeId state = p_.item(id, 2);
+    const NodeId numel = p_.find(state, "numel"), start = p_.find(state, "start");
+    if (p_.is(numel, Kind::kInt) && p_.is(start, Kind::kInt))
+      out.items = {Value::number(p_.integer(numel)), Value::number(p_.integer(start))};
+    return out;
   }
   Result<Value> items(NodeId id, Value::Kind kind, int depth) {
     Value out{.kind = kind};

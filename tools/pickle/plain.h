@@ -33,7 +33,8 @@ struct Value {
     kComplex,    // items: real and imaginary part, floats
     kBytearray,  // text
     kLong,       // text: an integer of more than 64 bits, little-endian in two's complement
-    kOpaque,     // text: the class of an object that is not looked at, "argparse.Namespace"
+    kOpaque,     // text: the class of an object that is not looked at, "argparse.Namespace";
+                 // items, of DeepSpeed's fragment_address alone: numel and start
   };
   static constexpr int kMaxDepth = 100;
   /// The text of a kDict that is a yacs CfgNode.

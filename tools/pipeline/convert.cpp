@@ -17,6 +17,7 @@
 #include "dialect/common/number_keys.h"
 #include "dialect/common/rounding.h"
 #include "dialect/common/weights.h"
+#include "dialect/deepspeed/universal.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
@@ -27,7 +28,7 @@ namespace {
 
 /// What can be written.
 constexpr ContainerKind kContainers[] = {ContainerKind::kDcp, ContainerKind::kTorch,
-                                         ContainerKind::kSafetensors};
+                                         ContainerKind::kSafetensors, ContainerKind::kUniversal};
 
 Result<ContainerKind> container_of(const std::string& said, const std::string& target,
                                    ContainerKind source) {
@@ -41,7 +42,10 @@ Result<ContainerKind> container_of(const std::string& said, const std::string& t
     if (target.ends_with(end)) return ContainerKind::kTorch;
   }
   if (target.ends_with(".safetensors")) return ContainerKind::kSafetensors;
-  return source == ContainerKind::kLegacy ? ContainerKind::kTorch : source;
+  if (source == ContainerKind::kLegacy) return ContainerKind::kTorch;
+  // DeepSpeed's folders hold nothing but its own: a Universal one is written where it is asked for.
+  const bool deepspeed = source == ContainerKind::kZero || source == ContainerKind::kUniversal;
+  return deepspeed ? ContainerKind::kDcp : source;
 }
 
 /// As many ranks as the source was saved by.
@@ -289,6 +293,24 @@ Result<WriteReport> plan(ContainerKind kind, const Document& out, const std::str
   return report;
 }
 
+Result<WriteReport> write_universal(Conversion& at, const std::string& target,
+                                    const WriteOptions& options, bool dry_run) {
+  at.out.model = at.document->model;
+  auto files = universal_files(at.out, at.warnings);
+  if (!files.ok())
+    return Error{files.error().code, printable(at.source) + ": " + files.error().text};
+  RETURN_IF_ERROR(check_target(ContainerKind::kUniversal, at.out, target, options));
+  return dry_run ? plan_files(files.value()) : write_files(files.value(), at.out, target, options);
+}
+
+/// Writes the target, or says what would be written.
+Result<WriteReport> write_target(Conversion& at, ContainerKind kind, const std::string& target,
+                                 const WriteOptions& options, bool dry_run) {
+  if (kind == ContainerKind::kUniversal) return write_universal(at, target, options, dry_run);
+  return dry_run ? plan(kind, at.out, target, options)
+                 : write_container(kind, at.out, target, options);
+}
+
 Result<uint64_t> bytes_of(const Document& document) {
   uint64_t sum = 0;
   for (const Leaf& leaf : document.leaves) {
@@ -328,6 +350,11 @@ Result<Json> convert(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_options(options, from, to));
   at.from = from;
   at.to = to;
+  if (options.container == container_name(ContainerKind::kUniversal)) {
+    if (to != nullptr && to != find_dialect("torch"))
+      return usage("a Universal Checkpoint holds torch's float32 state alone: leave --to out");
+    at.to = to = find_dialect("torch");
+  }
   RETURN_IF_ERROR(open_source(at, options.select, options.optimizer));
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
   const bool directory = kind == ContainerKind::kDcp;
@@ -336,13 +363,12 @@ Result<Json> convert(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(make_target(at, options));
   restore_keys(at, kind);
   if (!options.write.mesh.parts.empty() && !directory)
-    return usage("--world-size is of directories, and " + printable(target) +
-                 " is to be one file; leave it out, or take --container dcp");
+    return usage("--world-size is of directories of torch.distributed.checkpoint, and " +
+                 printable(target) + " is to be none; leave it out, or take --container dcp");
   for (std::string& line : warn_of_leftovers(target)) at.warnings.push_back(std::move(line));
   WriteOptions write = options.write;
   if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*at.document->manifest)}, {0}};
-  ASSIGN_OR_RETURN(report, options.dry_run ? plan(kind, at.out, target, write)
-                                           : write_container(kind, at.out, target, write));
+  ASSIGN_OR_RETURN(report, write_target(at, kind, target, write, options.dry_run));
   // The writing may stop it too: values are rounded as they are written.
   at.warnings.insert(at.warnings.end(), at.changes.warnings.begin(), at.changes.warnings.end());
   ASSIGN_OR_RETURN(source_bytes, bytes_of(*at.document));

@@ -12,6 +12,7 @@
 #include "pipeline/health.h"
 #include "pipeline/role.h"
 #include "pipeline/select.h"
+#include "pipeline/zero_rank.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -203,7 +204,8 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
   // What leaves are, by the dialect where it knows them, else by their names.
   std::map<const Leaf*, std::string> known;
   const auto shared = std::make_shared<const Document>(std::move(document));
-  const auto found = recognize(*shared);
+  const Status whole = check_no_zero_rank(*shared);
+  const auto found = whole.ok() ? recognize(*shared) : Result<Recognized>(whole.error());
   auto model = found.ok() ? found.value().dialect->read(shared, found.value().tree)
                           : Result<Model>(found.error());
   if (model.ok()) {

@@ -6,6 +6,7 @@
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
+#include "pipeline/zero_rank.h"
 
 namespace lowbit::ckpt {
 
@@ -42,6 +43,7 @@ Status check_part(const WriteOptions& options) {
 Result<Json> reshard(const std::string& source, const std::string& target,
                      const ReshardOptions& options) {
   ASSIGN_OR_RETURN(whole, open_checkpoint(source));
+  RETURN_IF_ERROR(check_no_zero_rank(whole, source));
   RETURN_IF_ERROR(check_selection(whole, options.select));
   Document document = select(std::move(whole), options.select);
   std::vector<std::string> warnings = document.manifest->warnings;

@@ -38,12 +38,9 @@ Status check_no_zero_rank(const Document& document, const std::string& source) {
   for (const char* key : {"single_partition_of_fp32_groups", "fp32_flat_groups", "zero_stage"}) {
     for (const std::string& dict : dicts_with(document, key)) {
       if (!counted.contains(dict)) continue;
-      return bad(printable(source) +
-                 ": has one rank's slices of flat vectors, of a ZeRO checkpoint of DeepSpeed: no "
-                 "parameter's state is whole in it. Load the checkpoint with DeepSpeed, by the "
-                 "optimizer that wrote it (one of lowbit after "
-                 "lowbit.integrations.deepspeed.bind(engine)), or let ds_to_universal of DeepSpeed "
-                 "make files of whole parameters out of all ranks' files");
+      return bad((source.empty() ? "" : printable(source) + ": ") +
+                 "has one rank's slices of flat vectors, of a ZeRO checkpoint of DeepSpeed: no "
+                 "parameter's state is whole in it; give the folder that has all ranks' files");
     }
   }
   return fine();

@@ -8,8 +8,9 @@
 
 namespace lowbit::ckpt {
 
-/// An error (exit code 3) where the document, read from `source`, is one rank's file: its state is
-/// named like a whole optimizer's, but belongs to slices of flat vectors.
-Status check_no_zero_rank(const Document& document, const std::string& source);
+/// An error (exit code 3) where the document is one rank's file: its state is named like a whole
+/// optimizer's, but belongs to slices of flat vectors. The error begins with `source`, if it is not
+/// empty.
+Status check_no_zero_rank(const Document& document, const std::string& source = "");
 
 }  // namespace lowbit::ckpt

@@ -13,6 +13,7 @@
 #include "io/parallel.h"
 #include "io/text.h"
 #include "pickle/writer.h"
+#include "pipeline/zero_rank.h"
 #include "python/values.h"
 #include "python/work.h"
 
@@ -280,6 +281,7 @@ Object Reader::model() {
   if (model_ == nullptr) {
     without_gil([&]() -> Status {
       const std::lock_guard guard(lock_);
+      RETURN_IF_ERROR(check_no_zero_rank(*document_));
       ASSIGN_OR_RETURN(found, recognize(*document_));
       ASSIGN_OR_RETURN(made, found.dialect->read(document_, found.tree));
       model_ = std::make_unique<Model>(std::move(made));

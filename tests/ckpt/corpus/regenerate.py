@@ -24,6 +24,9 @@ import torch.distributed.checkpoint as dcp
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+sys.path.insert(0, str(HERE.parent.parent / "support"))
+
+from deepspeed_files import Run, optimizer_states, save  # noqa: E402
 from hostile import CASES  # noqa: E402
 
 MOST, BUDGET = 6144, 21_000
@@ -119,6 +122,10 @@ def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
         opt.step()
         contents.append({"optim": opt.state_dict(), "model": net.state_dict()})
         contents.append(opt.state_dict())
+    for stage in (1, 3):  # a rank's file of DeepSpeed
+        path = folder / f"rank-of-stage-{stage}.pt"
+        save(optimizer_states(Run([{"w": torch.ones(3)}]), stage, 2, 0), path)
+        seeds.file(path)
     for i, content in enumerate(contents):
         for zipped in (True, False):
             path = folder / f"{i}-{zipped}.pt"

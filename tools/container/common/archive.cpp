@@ -12,6 +12,15 @@ Result<std::shared_ptr<Archive>> Archive::open(const std::string& path) {
   return out;
 }
 
+Result<std::shared_ptr<Archive>> Archive::open(std::shared_ptr<Directory> folder,
+                                               const std::string& name) {
+  const std::string path = folder->path() + "/" + name;
+  std::shared_ptr<Archive> out(new Archive(std::move(folder), path));
+  out->what_ = printable(path);
+  RETURN_IF_ERROR(out->files_.add(name));
+  return out;
+}
+
 Result<Stored> Archive::stored(const Tensor& tensor, const Chunk&) {
   const auto known = tensors_.find(tensor.name);
   if (known == tensors_.end()) return bad(what_ + ": has no tensor " + printable(tensor.name));

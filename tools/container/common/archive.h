@@ -15,6 +15,9 @@ class Archive : public Container {
  public:
   /// Opens a file that the user named. Links on its path are followed.
   static Result<std::shared_ptr<Archive>> open(const std::string& path);
+  /// Opens a file of a folder, without following a link; `name` as FileSet::add takes it.
+  static Result<std::shared_ptr<Archive>> open(std::shared_ptr<Directory> folder,
+                                               const std::string& name);
 
   FileSet& files() override { return files_; }
   Result<Stored> stored(const Tensor& tensor, const Chunk& chunk) override;

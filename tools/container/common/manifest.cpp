@@ -32,6 +32,10 @@ const char* container_name(ContainerKind kind) {
       return "torch";
     case ContainerKind::kLegacy:
       return "legacy";
+    case ContainerKind::kZero:
+      return "zero";
+    case ContainerKind::kUniversal:
+      return "universal";
     default:
       return "safetensors";
   }

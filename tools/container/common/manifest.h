@@ -125,8 +125,8 @@ class Container {
 };
 
 /// How a checkpoint lies on disk.
-enum class ContainerKind : uint8_t { kDcp, kTorch, kLegacy, kSafetensors };
-/// "dcp", "torch", "legacy", "safetensors".
+enum class ContainerKind : uint8_t { kDcp, kTorch, kLegacy, kSafetensors, kZero, kUniversal };
+/// "dcp", "torch", "legacy", "safetensors", "zero", "universal".
 const char* container_name(ContainerKind kind);
 
 struct Manifest {

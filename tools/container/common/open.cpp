@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "container/common/archive.h"
 #include "io/partial_name.h"
@@ -58,55 +59,53 @@ Result<Manifest> read_file(const std::string& path) {
              printable(head.substr(0, 8)) + "')");
 }
 
-/// What a folder of DeepSpeed is, by the names in it (those of 0.19.8); fine where it is none.
-Status check_deepspeed(const Directory& folder, const std::vector<std::string>& names) {
+/// The folder that the last save of DeepSpeed went to, by its file `latest`; empty where there is
+/// none.
+std::string last_saved(const Directory& folder) {
+  if (!folder.has("latest")) return "";
+  const auto tag = folder.content("latest", 1u << 10);
+  std::string last = tag.ok() ? tag.value() : "";
+  while (last.ends_with(' ') || last.ends_with('\n')) last.pop_back();
+  return is_entry_name(last) ? last : "";
+}
+
+/// How a folder of DeepSpeed lies on disk, by the names in it (those of 0.19.8); none where it is
+/// none of its folders, and an error where it is one that is not read.
+Result<std::optional<ContainerKind>> kind_of_deepspeed(const Directory& folder,
+                                                       const std::vector<std::string>& names) {
   const std::string what = printable(folder.path());
   // It has a copy of the model's files too.
   if (folder.has("zero")) {
     const auto universal = path_kind(folder.path() + "/zero/optimizer_state.pt");
     if (universal.ok() && universal.value() == PathKind::kFile)
-      return bad(
-          what +
-          ": is a Universal Checkpoint of DeepSpeed, which is not read as a whole; its files "
-          "are of torch.save, give one of them, such as zero/NAME/exp_avg.pt, or load it with "
-          "DeepSpeed (load_universal_checkpoint)");
+      return std::optional(ContainerKind::kUniversal);
   }
-  size_t optimizers = 0;
   std::string models;
   for (const std::string& name : names) {
-    optimizers +=
-        name.find("zero_pp_rank_") != std::string::npos && name.ends_with("_optim_states.pt");
+    if (name.find("zero_pp_rank_") != std::string::npos && name.ends_with("_optim_states.pt"))
+      return std::optional(ContainerKind::kZero);
     if (name.starts_with("mp_rank_") && name.ends_with("_model_states.pt"))
       models += (models.empty() ? "" : ", ") + printable(name);
   }
-  if (optimizers > 0)
-    return bad(
-        what + ": is a checkpoint of DeepSpeed's ZeRO, whose " + std::to_string(optimizers) +
-        " files *_optim_states.pt hold each a rank's slices of flat vectors, which are not put "
-        "together here, though each can be inspected; load the folder with DeepSpeed, by the "
-        "optimizer that wrote it. zero_to_fp32.py in the folder above makes one file of its "
-        "weights");
   if (!models.empty())
     return bad(what +
                ": is a checkpoint of DeepSpeed, without ZeRO; give one of its files: " + models);
   if (folder.has("latest") && folder.has("zero_to_fp32.py")) {
-    const auto tag = folder.content("latest", 1u << 10);
-    std::string last = tag.ok() ? tag.value() : "";
-    while (last.ends_with(' ') || last.ends_with('\n')) last.pop_back();
+    const std::string last = last_saved(folder);
     return bad(what + ": holds checkpoints of DeepSpeed, each a folder" +
                (last.empty() ? "" : "; the last one is " + printable(last)));
   }
-  return fine();
+  return std::optional<ContainerKind>();
 }
 
-/// What a folder is that is no checkpoint by itself; fine where it may be one.
-Status check_folder(const std::string& path) {
+/// How a folder lies on disk, an error where it is no checkpoint by itself.
+Result<ContainerKind> kind_of_folder(const std::string& path) {
   ASSIGN_OR_RETURN(folder, Directory::open(path));
   ASSIGN_OR_RETURN(names, folder->list());
   std::string files, folders;
   int looks = 0;
   for (const std::string& name : names) {
-    if (name.ends_with(".metadata") || name.ends_with(".distcp")) return fine();
+    if (name.ends_with(".metadata") || name.ends_with(".distcp")) return ContainerKind::kDcp;
     const bool known = name == "optimizer.pt" || name == "optimizer.bin" ||
                        name.ends_with(".safetensors") || name == "pytorch_model.bin";
     if (known) files += (files.empty() ? "" : ", ") + printable(name);
@@ -118,18 +117,31 @@ Status check_folder(const std::string& path) {
       folders += (folders.empty() ? "" : ", ") + printable(name);
   }
   const std::string what = printable(path);
-  if (folder->has("optimizer.pt") || folder->has("trainer_state.json"))
+  const bool trainer = folder->has("optimizer.pt") || folder->has("trainer_state.json");
+  if (const std::string last = last_saved(*folder); trainer && !last.empty())
+    folders += (folders.empty() ? "" : ", ") + printable(last);
+  if (trainer)
     return bad(what +
                ": is a checkpoint folder of a Trainer, of several files; give one of them: " +
                (files.empty()     ? folders
                 : folders.empty() ? files
                                   : files + ", " + folders));
-  RETURN_IF_ERROR(check_deepspeed(*folder, names));
+  ASSIGN_OR_RETURN(deepspeed, kind_of_deepspeed(*folder, names));
+  if (deepspeed) return *deepspeed;
   if (!folders.empty())
     return bad(what + ": is no checkpoint, but holds some; give one of them: " + folders);
   if (!files.empty())
     return bad(what + ": is a folder of several files; give one of them: " + files);
-  return fine();
+  return ContainerKind::kDcp;
+}
+
+Result<Manifest> read_folder(const std::string& path) {
+  ASSIGN_OR_RETURN(kind, kind_of_folder(path));
+  if (is_partial(path))
+    return bad(printable(path) +
+               ": was left by a program that was killed while it wrote; delete it");
+  if (kind == ContainerKind::kZero) return read_zero(path);
+  return kind == ContainerKind::kUniversal ? read_universal(path) : read_dcp(path);
 }
 
 /// "OUTER.zip/INNER.pth" as the path of the zip and the name of the record; empty for other paths.
@@ -164,11 +176,10 @@ Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
     return bad(printable(path) +
                ": is a pipe, not a regular file: a checkpoint is read here and there; write it to "
                "a file first");
-  if (kind == PathKind::kFolder) RETURN_IF_ERROR(check_folder(path));
-  if (is_partial(path))
+  if (kind != PathKind::kFolder && is_partial(path))
     return bad(printable(path) +
                ": was left by a program that was killed while it wrote; delete it");
-  ASSIGN_OR_RETURN(manifest, kind == PathKind::kFolder ? read_dcp(path) : read_file(path));
+  ASSIGN_OR_RETURN(manifest, kind == PathKind::kFolder ? read_folder(path) : read_file(path));
   return std::shared_ptr<const Manifest>(std::make_shared<Manifest>(std::move(manifest)));
 }
 

@@ -7,7 +7,7 @@ namespace lowbit::ckpt {
 
 Status check_target(ContainerKind kind, const Document& document, const std::string& path,
                     const WriteOptions& options) {
-  return kind == ContainerKind::kDcp
+  return kind == ContainerKind::kDcp || kind == ContainerKind::kUniversal
              ? NewDirectory::check(path, options.replace, document.sources())
              : NewFile::check(path, options.replace, document.sources());
 }
@@ -21,6 +21,9 @@ Result<WriteReport> write_container(ContainerKind kind, const Document& document
       return write_torch(document, path, options);
     case ContainerKind::kSafetensors:
       return write_safetensors(document, path, options);
+    case ContainerKind::kZero:
+    case ContainerKind::kUniversal:
+      return Error{Exit::kUsage, "a folder of DeepSpeed is not written by this way"};
     default:
       return Error{
           Exit::kUsage,

@@ -99,6 +99,10 @@ Result<ZipIndex> inside_zip(const File& file, const std::string& member, const s
 
 Result<Manifest> read_torch_zip(const std::string& path, const std::string& member) {
   ASSIGN_OR_RETURN(archive, Archive::open(path));
+  return read_torch_zip(archive, member);
+}
+
+Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::string& member) {
   const std::string& what = archive->what();
   ASSIGN_OR_RETURN(file, archive->file());
   ASSIGN_OR_RETURN(index, member.empty() ? read_zip(*file, 0, file->size(), what)

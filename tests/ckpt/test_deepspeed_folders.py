@@ -1,0 +1,328 @@
+"""DeepSpeed's folders, ZeRO's and Universal ones, in lowbit-ckpt: files that a writer of tests/support makes by the package's source. The package's own
+are in tests/frameworks/test_deepspeed_checkpoints.py."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import pytest
+import torch
+from deepspeed_files import (
+    fragment_address,
+    model_states,
+    named_as_deepspeed,
+    optimizer_states,
+    rank_file,
+    save,
+    small_run,
+    write_universal,
+    write_zero,
+)  # fmt: skip
+from peer_files import need_tool, run
+from torch import nn
+
+import lowbit
+
+need_tool()
+
+
+def write(kind: str, folder: pathlib.Path, of=None, **more) -> pathlib.Path:
+    of = small_run() if of is None else of
+    kind, stage = kind.split()
+    return (write_zero if kind == "zero" else write_universal)(folder, of, int(stage), **{"ranks": 3, **more})  # fmt: skip
+
+
+def converted(folder, *options):
+    target = folder.parent / "out.pt"
+    target.unlink(missing_ok=True)
+    run("convert", folder, target, *options)
+    return torch.load(target, weights_only=True)
+
+
+def check_same(made, of):
+    """The checkpoint is that of the run: every tensor and number, in its own shape and dtype."""
+    for name, p in of.params.items():
+        state = made["optim"]["state"][name]
+        assert torch.equal(made["model"][name], p) and made["model"][name].dtype == torch.float32
+        assert {k: v.shape for k, v in state.items() if k != "step"} == dict.fromkeys(of.moments[name], p.shape)  # fmt: skip
+        assert all(torch.equal(state[k], v) for k, v in of.moments[name].items())
+        assert state["step"] == of.step
+    for name, p in {**of.frozen, **of.buffers}.items():
+        kept = made["model"][name]
+        assert kept.dtype == (p.to(of.dtype).dtype if name in of.frozen else p.dtype)
+        assert torch.equal(kept, p.to(kept.dtype)) and kept.shape == p.shape
+    for name, owner in of.shared.items():
+        assert torch.equal(made["model"][name], of.params[owner])
+    groups = made["optim"]["param_groups"]
+    assert [group["params"] for group in groups] == [list(group) for group in of.groups]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert groups[0]["betas"] == (0.9, 0.999)
+    assert made["deepspeed"]["mine"] == 5 and made["deepspeed"]["global_steps"] == of.step
+
+
+KINDS = ["zero 1", "zero 2", "zero 3", "universal 1", "universal 3"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_one_checkpoint(tmp_path, kind):
+    of = small_run(dtype=torch.bfloat16, shared={"tied.weight": "a.weight"})
+    folder = write(kind, tmp_path / "step", of)
+    run("verify", folder)
+    report = json.loads(run("inspect", folder, "--json").stdout)
+    assert (report["container"], report["dialect"], report["algorithm"]) == (kind.split()[0], "torch", "adam")  # fmt: skip
+    assert report["steps"] == [3.0]
+    check_same(converted(folder), of)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 16])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_any_number_of_ranks(tmp_path, stage, ranks):
+    """16 ranks leave some without a slice of the small group."""
+    of = small_run()
+    check_same(converted(write_zero(tmp_path / "step", of, stage, ranks, "bf16_")), of)
+
+
+def test_the_two_folders_of_one_run_are_the_same(tmp_path):
+    of = small_run()
+    a, b = write_zero(tmp_path / "a", of, 2, 2), write_universal(tmp_path / "b", of, 1)
+    assert "the same, by meaning" in run("diff", a, b).stdout
+    run("reshard", a, tmp_path / "dcp", "--world-size", "3")
+    assert "the same, by meaning" in run("diff", tmp_path / "dcp", b).stdout
+
+
+@pytest.mark.parametrize("kind", ["zero 2", "zero 3", "universal 1", "universal 3"])
+def test_into_a_live_optimizer_and_into_8_bits(tmp_path, kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 96), nn.Linear(96, 64, bias=False))
+    params = dict(model.named_parameters())
+    of = small_run(frozen={}, buffers={})
+    of.groups = [{"0.weight": params["0.weight"].data, "1.weight": params["1.weight"].data}, {"0.bias": params["0.bias"].data}]  # fmt: skip
+    of.__post_init__()
+    folder = write(kind, tmp_path / "step", of)
+    opt = lowbit.AdamW([
+        {"params": [("0.weight", params["0.weight"]), ("1.weight", params["1.weight"])], "weight_decay": 0.1},
+        {"params": [("0.bias", params["0.bias"])], "weight_decay": 0.0},
+    ])  # fmt: skip
+    lowbit.load_optimizer(opt, folder)
+    run("convert", folder, tmp_path / "8bit.pt", "--to", "lowbit", "--state-format", "8bit")
+    other = lowbit.AdamW([{"params": [(n, params[n]) for n in group]} for group in of.groups])
+    lowbit.load_optimizer(other, tmp_path / "8bit.pt")
+    for name in of.params:
+        mine, theirs = opt.state[params[name]], other.state[params[name]]
+        assert mine.keys() == theirs.keys() and mine["step"] == of.step
+        assert all(torch.equal(mine[k], theirs[k]) for k in mine), name
+
+
+# A Universal Checkpoint of anything
+
+
+SOURCES = {"a file": ["--container", "torch"], "a directory": ["--container", "dcp"], "8 bits": ["--to", "lowbit", "--state-format", "8bit"], "safetensors": ["--container", "safetensors"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_universal_checkpoint_is_made_of_any_source(tmp_path, source):
+    of = small_run()
+    of.groups[0]["a.weight"] = torch.randn(128, 64)  # enough for 8 bits
+    of.__post_init__()
+    run("convert", write_zero(tmp_path / "step", of, 2, 3), tmp_path / "source", *SOURCES[source])
+    shown = run(
+        "convert", tmp_path / "source", tmp_path / "universal", "--container", "universal"
+    ).stdout
+    run("verify", tmp_path / "universal")
+    assert "the same, by meaning" in run("diff", tmp_path / "source", tmp_path / "universal").stdout
+    made = converted(tmp_path / "universal")
+    if source == "8 bits":
+        assert "dynamic8" in shown and made["optim"]["state"]["a.weight"]["exp_avg"].dtype == torch.float32  # fmt: skip
+    else:
+        check_same(made, of)
+
+
+def test_the_files_are_those_of_the_package(tmp_path):
+    """Names, keys and types of what DeepSpeed reads, beside a folder that its source describes."""
+    of = small_run()
+    run("convert", write_zero(tmp_path / "step", of, 1, 2), tmp_path / "made", "--container", "universal")  # fmt: skip
+    for name in of.params:
+        for state in ("fp32", "exp_avg", "exp_avg_sq"):
+            ours = torch.load(tmp_path / "made" / "zero" / name / f"{state}.pt", weights_only=True)
+            assert ours.keys() == {"cat_dim", "param"} and ours["cat_dim"] == 0
+            assert torch.equal(ours["param"], of.tensor(name, state))
+        step = torch.load(tmp_path / "made" / "zero" / name / "step.pt", weights_only=True)
+        assert step == 3 and step.dtype == torch.float32 and step.shape == ()
+    common = torch.load(tmp_path / "made" / "zero" / "optimizer_state.pt", weights_only=True)
+    assert common["param_groups"] == common["optimizer_state_dict"]["param_groups"]
+    assert [group["params"] for group in common["param_groups"]] == [[0], [1]]
+    assert common["optimizer_state_dict"]["state"][0]["step"] == 3
+    for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+        model = torch.load(tmp_path / "made" / file, weights_only=True)
+        assert [list(group) for group in model["param_shapes"]] == [
+            list(group) for group in of.groups
+        ]
+        assert model["module"].keys() == {"f.weight", "n.running_mean", "n.num_batches_tracked"}
+        assert (model["global_steps"], model["mine"], model["dp_world_size"]) == (3, 5, 1)
+
+
+def plain(**more):
+    weight = torch.randn(4, 5)
+    state = {"step": torch.tensor(2.0), "exp_avg": torch.randn(4, 5), "exp_avg_sq": torch.rand(4, 5), **more.pop("state", {})}  # fmt: skip
+    group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "params": ["w"]}  # fmt: skip
+    return {"model": {"w": weight}, "optim": {"state": {"w": state}, "param_groups": [group]}, **more}  # fmt: skip
+
+
+UNWRITABLE = {
+    "no weights": (plain(model={}), "no weight of that name.*--model"),
+    "numbers": (plain(optim={**plain()["optim"], "state": {0: plain()["optim"]["state"]["w"]}, "param_groups": [{**plain()["optim"]["param_groups"][0], "params": [0]}]}), "numbers its parameters"),
+    "another state": (plain(state={"max_exp_avg_sq": torch.rand(4, 5)}), "max_exp_avg_sq has no place"),
+    "another optimizer": (plain(optim={"state": {"w": {"momentum_buffer": torch.rand(4, 5)}}, "param_groups": [{"lr": 0.1, "momentum": 0.9, "params": ["w"]}]}), "has no exp_avg"),
+    "a weight of another shape": (plain(model={"w": torch.randn(5, 4)}), "no float32 tensor of the weight's shape"),
+    "a name that leads out": (plain(model={"../w": torch.randn(4, 5)}, optim={"state": {"../w": plain()["optim"]["state"]["w"]}, "param_groups": [{**plain()["optim"]["param_groups"][0], "params": ["../w"]}]}), "no name of a folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNWRITABLE)
+def test_what_deepspeed_would_not_load_is_not_written(tmp_path, what):
+    content, message = UNWRITABLE[what]
+    torch.save(content, tmp_path / "a.pt")
+    for more in ([], ["--dry-run"]):
+        error = run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal", *more, code=3).stderr  # fmt: skip
+        assert re.search(message, error), error
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt"]
+
+
+def test_only_torch_s_state_has_a_place(tmp_path):
+    torch.save(plain(), tmp_path / "a.pt")
+    error = run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal", "--to", "lowbit", code=2).stderr  # fmt: skip
+    assert "leave --to out" in error
+    run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal")
+    assert "exists; --force" in run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal", code=2).stderr  # fmt: skip
+    run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal", "--force")
+
+
+# What is refused
+
+
+def edited(path, change):
+    """A file with its content changed."""
+    with named_as_deepspeed():
+        content = torch.load(path, weights_only=False)
+    change(content)
+    save(content, path)
+
+
+def optimizer(content):
+    return content["optimizer_state_dict"]
+
+
+def set_fragment(content, numel, start):
+    optimizer(content)["param_slice_mappings"][0]["a.weight"] = fragment_address(numel, start)
+
+
+def reshape(content):
+    content["param_shapes"][0]["a.weight"] = torch.Size([33, 18])
+
+
+EDITS = {
+    "a slice beyond its vector": ("zero 1", rank_file(0), lambda c: set_fragment(c, 10**15, 0), "elements 0 to 1000000000000000 of a vector of"),
+    "a slice that starts below": ("zero 1", rank_file(0), lambda c: set_fragment(c, 10, -4), "no two numbers"),
+    "a slice that is too short": ("zero 1", rank_file(0), lambda c: set_fragment(c, 10, 0), "a.weight: the files hold"),
+    "a slice of an unknown parameter": ("zero 1", rank_file(1), lambda c: optimizer(c)["param_slice_mappings"][1].update(x=fragment_address(1, 0)), "slice of x, which"),
+    "no slices": ("zero 1", rank_file(0), lambda c: optimizer(c).pop("param_slice_mappings"), "does not say where parameters lie"),
+    "another shape": ("zero 1", "mp_rank_00_model_states.pt", reshape, "a.weight: the files hold 561 of its 594 elements"),
+    "another shape in stage 3": ("zero 3", "zero_pp_rank_0_mp_rank_00_model_states.pt", reshape, "where the shapes of"),
+    "a shape that overflows": ("zero 3", "zero_pp_rank_0_mp_rank_00_model_states.pt", lambda c: c["param_shapes"][0].update({"a.weight": torch.Size([2**40, 2**40])}), "a.weight"),
+    "more ranks than files": ("zero 2", rank_file(0), lambda c: optimizer(c).update(partition_count=[5, 5]), "the file of rank 3 is missing"),
+    "fewer ranks than files": ("zero 2", rank_file(0), lambda c: optimizer(c).update(partition_count=[2, 2]), "has files of 3 ranks"),
+    "groups cut apart": ("zero 2", rank_file(0), lambda c: optimizer(c).update(partition_count=[3, 1]), "mixture-of-experts layers"),
+    "another step on a rank": ("zero 2", rank_file(1), lambda c: optimizer(c)["base_optimizer_state"]["state"][0].update(step=torch.tensor(9.0)), "another one than on the ranks before"),
+    "another dtype on a rank": ("zero 2", rank_file(1), lambda c: optimizer(c)["base_optimizer_state"]["state"][0].update(exp_avg=optimizer(c)["base_optimizer_state"]["state"][0]["exp_avg"].bfloat16()), "is float32 in some files and bfloat16"),
+    "a moment that one rank lacks": ("zero 2", rank_file(2), lambda c: optimizer(c)["base_optimizer_state"]["state"][0].pop("exp_avg"), "exp_avg: the files hold"),
+    "a moment that is too short": ("zero 2", rank_file(0), lambda c: optimizer(c)["base_optimizer_state"]["state"][0].update(exp_avg=torch.ones(3)), "not that of the flat vector"),
+    "quantized slices": ("zero 2", rank_file(0), lambda c: optimizer(c)["base_optimizer_state"]["state"].update({0: {"a.weight": {"exp_avg_dynamic8": torch.ones(4, dtype=torch.uint8)}}}), 'bind.engine, export="fp32"'),
+    "groups of other vectors": ("zero 2", rank_file(0), lambda c: optimizer(c)["base_optimizer_state"]["param_groups"][0].update(params=[7]), "do not number the 2 flat vectors"),
+    "a group too few": ("zero 2", rank_file(0), lambda c: optimizer(c)["base_optimizer_state"].update(param_groups=optimizer(c)["base_optimizer_state"]["param_groups"][:1]), "have 1 of the 2 flat vectors"),
+    "no shapes": ("zero 2", "mp_rank_00_model_states.pt", lambda c: c.pop("param_shapes"), "has no param_shapes"),
+    "no master": ("zero 3", rank_file(0), lambda c: optimizer(c).update(fp32_flat_groups=[]), "offloaded to NVMe"),
+    "a frozen slice": ("zero 3", "zero_pp_rank_1_mp_rank_00_model_states.pt", lambda c: c.update(frozen_param_fragments=None), "no slice of the frozen f.weight"),
+    "a placeholder": ("zero 3", "zero_pp_rank_0_mp_rank_00_model_states.pt", lambda c: c["module"].update({"gone": torch.zeros(0)}), "placeholder of gone"),
+    "a universal shape": ("universal 1", "mp_rank_00_model_states.pt", reshape, "has the shape .33, 17., and .* says .33, 18."),
+    "a universal flat shape": ("universal 3", "zero_pp_rank_0_mp_rank_00_model_states.pt", reshape, "hold 561|reaches beyond|561 of its 594"),
+    "a universal parameter without a group": ("universal 1", "mp_rank_00_model_states.pt", lambda c: c["param_shapes"][0].pop("a.weight"), "a.weight is of no parameter|a.weight: |zero/a.weight"),
+    "no step": ("universal 3", "zero/optimizer_state.pt", lambda c: c["optimizer_state_dict"]["state"][0].pop("step"), "and no step in"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a_contradiction_is_one_clear_error(tmp_path, what):
+    kind, file, change, message = EDITS[what]
+    folder = write(kind, tmp_path / "step")
+    edited(folder / file, change)
+    error = run("inspect", folder, code=3).stderr
+    assert len(error.splitlines()) == 1
+    assert re.search(message, error), error
+
+
+FILES = {
+    "a rank is missing": ("zero 1", lambda f: (f / rank_file(1)).unlink(), "the file of rank 1 is missing"),
+    "the last rank is missing": ("zero 3", lambda f: (f / rank_file(2)).unlink(), "the file of rank 2 is missing"),
+    "two saves": ("zero 1", lambda f: shutil.copy(f / rank_file(0), f / rank_file(0, "bf16_")), "has two files of rank 0"),
+    "no model": ("zero 1", lambda f: (f / "mp_rank_00_model_states.pt").unlink(), "tells the parameters' names"),
+    "tensor parallelism": ("zero 1", lambda f: shutil.copy(f / rank_file(0), f / "zero_pp_rank_0_mp_rank_01_optim_states.pt"), "several parts of the model.*ds_to_universal"),
+    "a pipeline": ("zero 1", lambda f: (f / "layer_00-model_states.pt").touch(), "a pipeline's layers.*ds_to_universal"),
+    "experts": ("zero 1", lambda f: (f / "layer_0_expert_0_mp_rank_00_model_states.pt").touch(), "mixture-of-experts.*ds_to_universal"),
+    "a rank's file is a link": ("zero 1", lambda f: ((f / rank_file(1)).rename(f / "x"), os.symlink("x", f / rank_file(1))), "is a link, which is not followed"),
+    "a frozen rank's file": ("zero 3", lambda f: (f / "zero_pp_rank_2_mp_rank_00_model_states.pt").unlink(), "zero_pp_rank_2_mp_rank_00_model_states"),
+    "a weight is missing": ("universal 1", lambda f: (f / "zero" / "a.weight" / "fp32.pt").unlink(), "no zero/a.weight/fp32.pt"),
+    "a parameter is missing": ("universal 3", lambda f: shutil.rmtree(f / "zero" / "a.weight"), "no zero/a.weight/fp32.pt"),
+    "a parameter's folder is a link": ("universal 1", lambda f: ((f / "zero" / "s").rename(f / "s"), os.symlink("../s", f / "zero" / "s")), "is a link, which is not followed"),
+    "the parameters are a link": ("universal 1", lambda f: ((f / "zero").rename(f / "z"), os.symlink("z", f / "zero")), "is a link, which is not followed"),
+    "a parameter too many": ("universal 1", lambda f: shutil.copytree(f / "zero" / "s", f / "zero" / "t"), "zero/t is of no parameter"),
+    "no model beside it": ("universal 1", lambda f: (f / "mp_rank_00_model_states.pt").unlink(), "no .*model_states.pt"),
+    "an empty file": ("universal 1", lambda f: (f / "zero" / "s" / "exp_avg.pt").write_bytes(b""), "exp_avg.pt"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_folder_that_is_not_whole_is_one_clear_error(tmp_path, what):
+    kind, change, message = FILES[what]
+    folder = write(kind, tmp_path / "step")
+    change(folder)
+    error = run("inspect", folder, code=3).stderr
+    assert len(error.splitlines()) == 1 and re.search(message, error), error
+
+
+def test_a_flipped_bit_is_found(tmp_path):
+    """Each rank's vector is read through many parameters' slices; its checksum is verified all the same."""
+    folder = write("zero 2", tmp_path / "step")
+    file = folder / rank_file(1)
+    content = bytearray(file.read_bytes())
+    vector = optimizer_states(small_run(), 2, 3, 1)["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"]  # fmt: skip
+    content[content.index(vector.numpy().tobytes()) + 5] ^= 4
+    file.write_bytes(content)
+    error = run("convert", folder, tmp_path / "x.pt", code=3).stderr
+    assert rank_file(1) in error and not (tmp_path / "x.pt").exists()
+    run("verify", folder, code=3)
+
+
+def test_one_rank_s_file_says_what_it_is(tmp_path):
+    file = write("zero 2", tmp_path / "step") / rank_file(0)
+    shown = run("inspect", file).stdout
+    assert "one rank's slices of flat vectors" in shown and "torch adam" not in shown
+    for command in (["convert", file, tmp_path / "x.pt"], ["reshard", file, tmp_path / "x", "--world-size", "2"]):  # fmt: skip
+        assert "give the folder" in run(*command, code=3).stderr
+    opt = lowbit.AdamW([("a", nn.Parameter(torch.zeros(4)))])
+    with pytest.raises(ValueError, match="one rank's slices of flat vectors"):
+        lowbit.load_optimizer(opt, file)
+
+
+def test_a_model_without_a_stepped_optimizer(tmp_path):
+    """Its vectors have no state yet."""
+    folder = write("zero 2", tmp_path / "step")
+    for rank in range(3):
+        edited(
+            folder / rank_file(rank),
+            lambda c: optimizer(c)["base_optimizer_state"].update(state={}),
+        )
+    made = converted(folder)
+    assert torch.equal(made["model"]["a.weight"], small_run().params["a.weight"])
+    assert model_states(small_run(), 2, 3)["param_shapes"][0].keys() == set(made["optim"]["param_groups"][0]["params"])  # fmt: skip

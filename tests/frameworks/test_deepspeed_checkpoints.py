@@ -1,0 +1,103 @@
+"""Folders that DeepSpeed itself writes, ZeRO's three stages and Universal ones, in lowbit-ckpt: the numbers that the package reads from them."""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from paths import SUPPORT
+from peer_files import run
+from require import need
+
+WORKER = SUPPORT / "deepspeed_checkpoints_worker.py"
+CASES = ["1", "1 bf16", "2", "2 bf16", "3", "3 bf16"]
+QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
+
+
+def launch(out, what, ranks, cases=CASES):
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(WORKER)]  # fmt: skip
+    found = out / f"{what}.json"
+    done = subprocess.run(
+        [sys.executable, *command, str(found), str(out), what, *cases],
+        capture_output=True, text=True, env={**os.environ, **QUIET}, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(found.read_text())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Every case, saved on 3 ranks, and as Universal Checkpoints, of the package and of the tool."""
+    present = importlib.util.find_spec("deepspeed") is not None
+    need("frameworks", present, "deepspeed is not installed: see docs/frameworks.md")
+    out = tmp_path_factory.mktemp("deepspeed")
+    check(launch(out, "save", 3))
+    for case in CASES:
+        step = out / case / "step"
+        make_universal(step, out / case / "by_the_package")
+        run("convert", step, out / case / "by_the_tool", "--container", "universal")
+        run("convert", step, out / case / "made.pt")
+    return out
+
+
+def check(found):
+    for case, value in found.items():
+        assert isinstance(value, list), (case, value["error"])
+    return found
+
+
+def make_universal(step, target):
+    os.environ.update(QUIET)
+    from deepspeed.checkpoint.ds_to_universal import main
+
+    main(argparse.Namespace(
+        input_folder=str(step), output_folder=str(target), num_extract_workers=1, num_merge_workers=1,
+        keep_temp_folder=False, strict=True, inject_missing_state=False,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_are_those_of_the_package(saved, case):
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    step, universal = saved / case / "step", saved / case / "by_the_package"
+    if case == "1 bf16":  # BF16_Optimizer's files are none of ZeRO's to the package's script
+        files = (universal / "zero").glob("*/fp32.pt")
+        weights = {f.parent.name: torch.load(f, weights_only=True)["param"] for f in files}
+    else:
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(step.parent), tag="step")
+    for folder in (universal, saved / case / "by_the_tool"):
+        run("verify", folder)
+        assert "the same, by meaning" in run("diff", step, folder).stdout
+    made = torch.load(step.parent / "made.pt", weights_only=True)
+    # Of stage 1 the package's script leaves frozen parameters out.
+    assert made["model"].keys() - weights.keys() <= {"f.weight", "f.bias"} <= made["model"].keys()
+    for name, weight in weights.items():
+        assert torch.equal(made["model"][name].float(), weight.float()), name
+    names = {"a.weight", "a.bias", "b.weight", "scale"}
+    assert made["optim"]["state"].keys() == names
+    for name in names:
+        state = made["optim"]["state"][name]
+        for key in ("exp_avg", "exp_avg_sq"):
+            theirs = torch.load(universal / "zero" / name / f"{key}.pt", weights_only=True)
+            theirs = theirs["param"] if isinstance(theirs, dict) else theirs
+            assert torch.equal(state[key].flatten(), theirs.flatten()) and state[key].any()
+            assert state[key].shape == weights[name].shape
+        assert state["step"] == 3
+    groups = made["optim"]["param_groups"]
+    assert [set(group["params"]) for group in groups] == [{"a.weight", "b.weight"}, {"a.bias", "scale"}]  # fmt: skip
+
+
+def test_deepspeed_resumes_from_both_universal_checkpoints_alike(saved):
+    """On 2 ranks, where the folders are of 3."""
+    for case, (theirs, ours) in check(launch(saved, "resume", 2)).items():
+        assert theirs == ours and len(ours) == 3, case
+
+
+def test_a_client_optimizer_of_lowbit_takes_its_state_from_the_folders(saved):
+    for case, differences in check(launch(saved, "client", 2, ["1", "2", "3"])).items():
+        assert differences == [0.0] * 24, case

@@ -1,0 +1,159 @@
+"""What a rank does in test_deepspeed_checkpoints.py of tests/frameworks: DeepSpeed's own saves, and what it resumes from.
+
+torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER save|resume|client CASE...
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import traceback
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import lowbit
+import lowbit.integrations.deepspeed
+
+# Case: (ZeRO's stage and options, dtype of the model, further configuration).
+CASES = {
+    "1": ({"stage": 1}, torch.float32, {}),
+    "1 bf16": ({"stage": 1}, torch.bfloat16, {"data_types": {"grad_accum_dtype": "fp32"}}),
+    "2": ({"stage": 2, "round_robin_gradients": True}, torch.float32, {}),
+    "2 bf16": ({"stage": 2}, torch.bfloat16, {}),
+    "3": ({"stage": 3, "sub_group_size": 400}, torch.float32, {}),
+    "3 bf16": ({"stage": 3}, torch.bfloat16, {}),
+}
+
+
+class Net(nn.Module):
+    """An odd number of weights, so that vectors are padded; frozen ones, a buffer, two groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.f, self.b = nn.Linear(17, 33), nn.Linear(33, 33), nn.Linear(33, 7, bias=False)
+        self.scale = nn.Parameter(torch.tensor([1.5]))
+        self.register_buffer("shift", torch.arange(7.0))
+        # A Universal Checkpoint brings no frozen parameters and no buffers back: DeepSpeed loads neither from it.
+        torch.manual_seed(0)
+        self.f.requires_grad_(False).reset_parameters()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.f(self.a(x)).relu()) * self.scale + self.shift.to(x.dtype)
+
+
+def engine_of(case: str, seed: int, universal: bool):
+    zero, dtype, more = CASES[case]
+    torch.manual_seed(seed)
+    net = Net().to(dtype)
+    decayed = [net.a.weight, net.b.weight]
+    others = [net.a.bias, net.scale]
+    # Stage 3 loads the first group's settings into every group.
+    groups = [
+        {"params": decayed, "weight_decay": 0.1},
+        {"params": others, "weight_decay": 0.1 if zero["stage"] == 3 else 0.0},
+    ]
+    config = {
+        "train_micro_batch_size_per_gpu": 4, "zero_optimization": zero, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False, "bf16": {"enabled": dtype == torch.bfloat16}, "gradient_clipping": 0.0,
+        **({"checkpoint": {"load_universal": True}} if universal else {}), **more,
+    }  # fmt: skip
+    return deepspeed.initialize(
+        model=net, optimizer=torch.optim.AdamW(groups, lr=1e-2), config=config
+    )[0]
+
+
+def train(engine, steps) -> list[float]:
+    """The same batch on all ranks, so that their number does not matter."""
+    dtype, losses = next(engine.module.parameters()).dtype, []
+    for step in steps:
+        x = torch.randn(4, 17, generator=torch.Generator().manual_seed(step)).to(dtype)
+        loss = engine(x).float().square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def save(case: str, folder: pathlib.Path) -> list[float]:
+    engine = engine_of(case, 0, False)
+    train(engine, range(3))
+    engine.save_checkpoint(
+        str(folder / case),
+        tag="step",
+        client_state={
+            "mine": 5,
+            "universal_checkpoint_info": {"universal_checkpoint_version": 0.2},
+        },
+    )
+    return train(engine, range(3, 6))
+
+
+def resume(case: str, folder: pathlib.Path) -> list[list[float]]:
+    """From the Universal Checkpoint that DeepSpeed made, and from the one that lowbit-ckpt made."""
+    found = []
+    for tag in ("by_the_package", "by_the_tool"):
+        engine = engine_of(case, 1, True)
+        path, client = engine.load_checkpoint(str(folder / case), tag=tag)
+        assert path is not None and engine.global_steps == 3 and client["mine"] == 5
+        found.append(train(engine, range(3, 6)))
+    return found
+
+
+def whole(t: torch.Tensor) -> torch.Tensor:
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def client(case: str, folder: pathlib.Path) -> list[float]:
+    """A client optimizer of lowbit's takes its state from the folders: what differs from the file that was converted, in all."""
+    torch.manual_seed(1)
+    net = Net()
+    named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+    opt = lowbit.AdamW([
+        {"params": [pair for pair in named if pair[0].endswith("weight")], "weight_decay": 0.1},
+        {"params": [pair for pair in named if not pair[0].endswith("weight")], "weight_decay": 0.0},
+    ])  # fmt: skip
+    config = {
+        "train_micro_batch_size_per_gpu": 4, "zero_optimization": CASES[case][0], "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }  # fmt: skip
+    engine, *_ = deepspeed.initialize(model=net, optimizer=opt, config=config)
+    lowbit.integrations.deepspeed.bind(engine)
+    wanted = torch.load(folder / case / "made.pt", weights_only=True)["optim"]["state"]
+    found = []
+    for name in ("step", "by_the_package", "by_the_tool"):
+        lowbit.load_optimizer(opt, folder / case / name)
+        state = lowbit.flat.get_state_dict(opt)["state"]
+        found += [
+            (whole(state[p][key]) - wanted[p][key]).abs().max().item() for p in wanted for key in ("exp_avg", "exp_avg_sq")
+        ]  # fmt: skip
+    return found
+
+
+def main() -> None:
+    out, folder, what, *cases = sys.argv[1:]
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+        False  # would be compiled; gloo does without
+    )
+    deepspeed.init_distributed(dist_backend="gloo")
+    torch.set_num_threads(1)
+    found = {}
+    for case in cases:
+        try:
+            found[case] = {"save": save, "resume": resume, "client": client}[what](
+                case, pathlib.Path(folder)
+            )
+        except Exception:
+            found[case] = {"error": traceback.format_exc()}
+    if dist.get_rank() == 0:
+        pathlib.Path(out).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

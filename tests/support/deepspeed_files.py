@@ -1,0 +1,223 @@
+"""Checkpoints as DeepSpeed 0.19.8 lays them out, ZeRO's and Universal ones, written without the package: its source says the keys, and
+tests/frameworks/test_deepspeed_checkpoints.py compares with what the package itself writes."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+import pathlib
+import sys
+import types
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "maximize": False, "foreach": None,
+            "capturable": False, "differentiable": False, "fused": None, "decoupled_weight_decay": True}  # fmt: skip
+
+
+class ZeroStageEnum(int, enum.Enum):
+    disabled, optimizer_states, gradients, weights = range(4)
+
+
+class LossScaler:
+    def __init__(self) -> None:
+        self.cur_scale, self.dynamic = 1.0, False
+
+
+class fragment_address:
+    def __init__(self, numel: int, start: int) -> None:
+        self.numel, self.start = numel, start
+
+
+CLASSES = {"deepspeed.runtime.zero.config": ZeroStageEnum, "deepspeed.runtime.fp16.loss_scaler": LossScaler,
+           "deepspeed.utils.tensor_fragment": fragment_address}  # fmt: skip
+
+
+@contextlib.contextmanager
+def named_as_deepspeed():
+    """Pickles name the package's modules."""
+    parents = {name.rsplit(".", n)[0] for name in CLASSES for n in range(1, name.count(".") + 1)}
+    before = {name: sys.modules.get(name) for name in [*CLASSES, *parents]}
+    for name in before:
+        sys.modules[name] = types.ModuleType(name)
+    for name, cls in CLASSES.items():
+        setattr(sys.modules[name], cls.__name__, cls)
+        cls.__module__ = name
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+
+@dataclass
+class Run:
+    """What training has: float32 master weights by group, and Adam's moments of each."""
+
+    groups: list[dict[str, torch.Tensor]]
+    frozen: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+    step: int = 3
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.params = {name: p for group in self.groups for name, p in group.items()}
+        self.moments = {
+            name: {"exp_avg": torch.randn(p.shape, generator=generator), "exp_avg_sq": torch.rand(p.shape, generator=generator)}
+            for name, p in self.params.items()
+        }  # fmt: skip
+
+    def tensor(self, name: str, state: str) -> torch.Tensor:
+        return self.params[name] if state == "fp32" else self.moments[name][state]
+
+    def settings(self, group: int) -> dict[str, Any]:
+        return {**SETTINGS, "weight_decay": 0.1 if group == 0 else 0.0}
+
+
+def small_run(**more: Any) -> Run:
+    torch.manual_seed(1)
+    return Run(
+        [{"a.weight": torch.randn(33, 17), "b.weight": torch.randn(7, 3, 11)}, {"s": torch.randn(()), "a.bias": torch.randn(33)}],
+        **{
+            "frozen": {"f.weight": torch.randn(5, 9)}, "buffers": {"n.running_mean": torch.randn(33), "n.num_batches_tracked": torch.tensor(3)},
+            **more,
+        },
+    )  # fmt: skip
+
+
+def model_states(run: Run, stage: int, ranks: int, rank: int = 0) -> dict[str, Any]:
+    weights = {**run.params, **run.frozen}
+    weights |= {name: weights[owner] for name, owner in run.shared.items()}
+    module = {k: torch.zeros(0) if stage == 3 else v.to(run.dtype) for k, v in weights.items()}
+    frozen = {name: p.to(run.dtype).reshape(-1) for name, p in run.frozen.items()}
+    each = {name: math.ceil(p.numel() / ranks) for name, p in frozen.items()}
+    cut = {name: torch.cat([p, p.new_zeros(each[name] * ranks - p.numel())]).split(each[name])[rank].clone() for name, p in frozen.items()}  # fmt: skip
+    return {
+        "module": OrderedDict(**module, **run.buffers), "buffer_names": list(run.buffers), "optimizer": None,
+        "param_shapes": [OrderedDict((k, p.shape) for k, p in group.items()) for group in run.groups],
+        "frozen_param_shapes": OrderedDict((k, p.shape) for k, p in run.frozen.items()) if stage > 1 else None,
+        "shared_params": run.shared, "frozen_param_fragments": OrderedDict(cut if stage == 3 else frozen) if stage > 1 else None,
+        "lr_scheduler": None, "data_sampler": None, "random_ltd": None, "skipped_steps": 0, "global_steps": run.step,
+        "global_samples": 24, "dp_world_size": ranks, "mp_world_size": 1,
+        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
+        "ds_config": {"zero_optimization": {"stage": stage}}, "ds_version": "0.19.8", "mine": 5,
+    }  # fmt: skip
+
+
+def flat_parts(run: Run, group: int, state: str, stage: int, ranks: int) -> list[torch.Tensor]:
+    """A group's flat vector, by ranks. Stage 3 cuts every parameter; the others the vector, padded at its end."""
+    tensors = [run.tensor(name, state).reshape(-1) for name in run.groups[group]]
+    if stage == 3:
+        cut = []
+        for t in tensors:
+            each = math.ceil(t.numel() / ranks)
+            cut.append(torch.cat([t, t.new_zeros(each * ranks - t.numel())]).split(each))
+        return [torch.cat([parts[rank] for parts in cut]) for rank in range(ranks)]
+    flat = torch.cat(tensors)
+    padded = torch.cat([flat, flat.new_zeros(-flat.numel() % (2 * ranks))])
+    return [part.clone() for part in padded.split(padded.numel() // ranks)]
+
+
+def slice_mappings(run: Run, ranks: int, rank: int) -> list[OrderedDict]:
+    out = []
+    for group in run.groups:
+        total = sum(p.numel() for p in group.values())
+        each = (total + -total % (2 * ranks)) // ranks
+        begin, here, at = rank * each, OrderedDict(), 0
+        for name, p in group.items():
+            first, last = max(at, begin), min(at + p.numel(), begin + each)
+            if first < last:
+                here[name] = fragment_address(numel=last - first, start=first - begin)
+            at += p.numel()
+        out.append(here)
+    return out
+
+
+def optimizer_states(run: Run, stage: int, ranks: int, rank: int) -> dict[str, Any]:
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    masters, groups = [], []
+    for i, group in enumerate(run.groups):
+        state[i] = {"step": torch.tensor(float(run.step))}
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[i][key] = flat_parts(run, i, key, stage, ranks)[rank]
+        master = flat_parts(run, i, "fp32", stage, ranks)[rank]
+        padding = -sum(p.numel() for p in group.values()) % (2 * ranks)
+        strip = padding if stage < 3 and rank == ranks - 1 else 0
+        masters.append(master[: master.numel() - strip].clone())
+        groups.append({**run.settings(i), "params": [i]})
+    base = {"state": state, "param_groups": groups}
+    common = {
+        "loss_scaler": LossScaler(),
+        "dynamic_loss_scale": False,
+        "overflow": False,
+        "zero_stage": ZeroStageEnum(stage),
+    }
+    if stage == 3:
+        of_rank = {
+            **common,
+            "partition_count": ranks,
+            "optimizer_state_dict": base,
+            "fp32_flat_groups": masters,
+        }
+    else:
+        of_rank = {
+            **common, "clip_grad": 1.0, "base_optimizer_state": base, "single_partition_of_fp32_groups": masters,
+            "group_paddings": [0] * len(groups), "partition_count": [ranks] * len(groups), "ds_version": "0.19.8",
+            "param_slice_mappings": slice_mappings(run, ranks, rank),
+        }  # fmt: skip
+    return {
+        "optimizer_state_dict": of_rank, "ds_config": {"zero_optimization": {"stage": stage}}, "ds_version": "0.19.8",
+    }  # fmt: skip
+
+
+def save(value: Any, path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with named_as_deepspeed():
+        torch.save(value, path)
+
+
+def rank_file(rank: int, prefix: str = "") -> str:
+    return f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+def write_zero(
+    folder: pathlib.Path, run: Run, stage: int, ranks: int, prefix: str = ""
+) -> pathlib.Path:
+    for rank in range(ranks):
+        save(optimizer_states(run, stage, ranks, rank), folder / rank_file(rank, prefix))
+        name = f"zero_pp_rank_{rank}_mp_rank_00" if stage == 3 else "mp_rank_00"
+        if stage == 3 or rank == 0:
+            save(model_states(run, stage, ranks, rank), folder / f"{name}_model_states.pt")
+    return folder
+
+
+def write_universal(folder: pathlib.Path, run: Run, stage: int, ranks: int = 2) -> pathlib.Path:
+    """As ds_to_universal makes it out of that stage: shapes and steps are in other places in stage 3."""
+    of_rank = optimizer_states(run, stage, ranks, 0)["optimizer_state_dict"]
+    if stage == 3:
+        of_rank["param_groups"] = of_rank["optimizer_state_dict"]["param_groups"]
+        for rank in range(ranks):
+            save(model_states(run, 3, ranks, rank), folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")  # fmt: skip
+    else:
+        base = of_rank.pop("base_optimizer_state")
+        of_rank = {k: v for k, v in of_rank.items() if k not in ("param_slice_mappings", "single_partition_of_fp32_groups")}  # fmt: skip
+        of_rank["param_groups"] = base["param_groups"]
+        save(model_states(run, stage, ranks), folder / "mp_rank_00_model_states.pt")
+        for name, value in {**run.frozen, **run.buffers, **{k: run.params[v] for k, v in run.shared.items()}}.items():  # fmt: skip
+            save({"param": value.float()}, folder / "zero" / name / "fp32.pt")
+    for name in run.params:
+        for state in ("fp32", "exp_avg", "exp_avg_sq"):
+            t = run.tensor(name, state)
+            save(t.reshape(-1) if stage == 3 else {"cat_dim": 0, "param": t}, folder / "zero" / name / f"{state}.pt")  # fmt: skip
+        if stage < 3:
+            save(torch.tensor(float(run.step)), folder / "zero" / name / "step.pt")
+    save(of_rank, folder / "zero" / "optimizer_state.pt")
+    return folder

@@ -1,0 +1,168 @@
+#include "container/deepspeed/model_states.h"
+
+#include <algorithm>
+
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// What ZeRO and the engine keep for themselves: it says how the files are cut, or is empty.
+bool is_bookkeeping(const std::string& key) {
+  for (const char* known :
+       {"module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes",
+        "shared_params", "frozen_param_fragments", "dp_world_size", "mp_world_size",
+        "checkpoint_parallel_dimensions", "ds_config", "universal_checkpoint_info"}) {
+    if (key == known) return true;
+  }
+  return false;
+}
+
+Result<Shape> shape_of(const Value* value, const std::string& what) {
+  Shape out;
+  const bool list =
+      value != nullptr && (value->is(Value::Kind::kSize) || value->is(Value::Kind::kTuple) ||
+                           value->is(Value::Kind::kList));
+  if (!list) return bad(what + ": is no shape");
+  for (const Value& size : value->items) {
+    if (!size.is(Value::Kind::kInt)) return bad(what + ": is no shape");
+    out.push_back(size.integer);
+  }
+  ASSIGN_OR_RETURN(count, elements(out, what));
+  static_cast<void>(count);
+  return out;
+}
+
+/// Adds one name with its shape.
+Status add_shape(FlatGroup& group, std::set<std::string>& seen, const Key& key, const Value* value,
+                 const std::string& what) {
+  const std::string name = key.text();
+  ASSIGN_OR_RETURN(shape, shape_of(value, what + " of " + printable(name)));
+  if (!seen.insert(name).second) return bad(what + ": has " + printable(name) + " twice");
+  group.emplace_back(name, std::move(shape));
+  return fine();
+}
+
+}  // namespace
+
+Result<ModelStates> read_model_states(const PartFile& file) {
+  ModelStates out;
+  std::set<std::string> seen;
+  const std::string what = file.what() + ": its param_shapes";
+  RETURN_IF_ERROR(file.for_below({"param_shapes"}, [&](const Path& path, const FileLeaf& leaf) {
+    const bool listed = !path.empty() && path[0].kind == Key::Kind::kIndex &&
+                        path[0].number <= static_cast<int64_t>(out.groups.size());
+    const bool empty = path.size() == 1 && leaf.value != nullptr && leaf.value->is_dict();
+    if (!listed || (path.size() != 2 && !empty))
+      return Status(bad(what + " are no list of names and shapes: it was not saved under ZeRO"));
+    if (path[0].number == static_cast<int64_t>(out.groups.size())) out.groups.emplace_back();
+    return empty ? fine() : add_shape(out.groups.back(), seen, path[1], leaf.value, what);
+  }));
+  if (out.groups.empty())
+    return bad(file.what() +
+               ": has no param_shapes, which ZeRO writes, so it is not known what "
+               "lies where in the ranks' vectors");
+  RETURN_IF_ERROR(
+      file.for_below({"frozen_param_shapes"}, [&](const Path& path, const FileLeaf& leaf) {
+        return path.size() == 1 ? add_shape(out.frozen, seen, path[0], leaf.value,
+                                            file.what() + ": its frozen_param_shapes")
+                                : fine();
+      }));
+  RETURN_IF_ERROR(file.for_below({"shared_params"}, [&](const Path& path, const FileLeaf& leaf) {
+    if (path.size() == 1 && leaf.value != nullptr && leaf.value->is(Value::Kind::kText))
+      out.shared.emplace_back(path[0].text(), leaf.value->text);
+    return fine();
+  }));
+  if (const Value* names = file.value({"buffer_names"}); names != nullptr) {
+    for (const Value& name : names->items) out.buffers.insert(name.text);
+  }
+  const Value* ranks = file.value({"dp_world_size"});
+  constexpr int64_t kMost = 1 << 20;
+  if (ranks == nullptr || !ranks->is(Value::Kind::kInt) || ranks->integer < 1 ||
+      ranks->integer > kMost)
+    return bad(file.what() + ": does not say how many ranks there were (dp_world_size)");
+  out.ranks = ranks->integer;
+  return out;
+}
+
+Status add_module(Parts& parts, Manifest& manifest, const PartFile& file, const ModelStates& states,
+                  const std::set<std::string>& known) {
+  return file.for_below({"module"}, [&](const Path& path, const FileLeaf& leaf) -> Status {
+    const std::string name = flat_name(path);
+    const bool tied = std::any_of(
+        states.shared.begin(), states.shared.end(),
+        [&](const auto& pair) { return pair.first == name && known.contains(pair.second); });
+    if (path.empty() || tied || known.contains(name)) return fine();
+    if (leaf.tensor != nullptr && volume(leaf.tensor->shape) == 0 && !states.buffers.contains(name))
+      return bad(file.what() + ": has a placeholder of " + printable(name) +
+                 ", whose values are in no file of the folder");
+    Path full = {"model"};
+    full.insert(full.end(), path.begin(), path.end());
+    return parts.add(manifest, std::move(full), file, leaf);
+  });
+}
+
+Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states) {
+  if (states.frozen.empty()) return fine();
+  std::map<std::string, std::vector<Slice>> slices;
+  const auto ranks = static_cast<uint64_t>(states.ranks);
+  for (uint64_t rank = 0; rank < ranks; ++rank) {
+    ASSIGN_OR_RETURN(
+        file, parts.read("zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_model_states.pt"));
+    for (const auto& [name, shape] : states.frozen) {
+      const FileLeaf leaf = file->find({"frozen_param_fragments", name});
+      if (leaf.tensor == nullptr)
+        return bad(file->what() + ": has no slice of the frozen " + printable(name));
+      ASSIGN_OR_RETURN(payload, file->payload(*leaf.tensor));
+      const uint64_t all = volume(shape), each = (all + ranks - 1) / ranks,
+                     begin = std::min(all, rank * each);
+      slices[name].push_back({std::move(payload), 0, begin, std::min(each, all - begin)});
+    }
+  }
+  for (const auto& [name, shape] : states.frozen)
+    RETURN_IF_ERROR(parts.add(manifest, {"model", name}, slices[name], shape));
+  return fine();
+}
+
+Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file) {
+  return file.for_below({}, [&](const Path& path, const FileLeaf& leaf) -> Status {
+    if (path.empty() || is_bookkeeping(path[0].text())) return fine();
+    if (leaf.value != nullptr && leaf.value->is(Value::Kind::kNone)) return fine();
+    Path full = {"deepspeed"};
+    full.insert(full.end(), path.begin(), path.end());
+    return parts.add(manifest, std::move(full), file, leaf);
+  });
+}
+
+Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, const Path& groups,
+                        const std::vector<FlatGroup>& flat) {
+  std::set<int64_t> taken;
+  RETURN_IF_ERROR(file.for_below(groups, [&](const Path& path, const FileLeaf& leaf) -> Status {
+    const std::string what = file.what() + ": its param_groups";
+    if (path.size() < 2 || path[0].kind != Key::Kind::kIndex)
+      return bad(what + " are no list of dicts");
+    // Names are keys here.
+    if (path[1].text() == "param_names") return fine();
+    Path full = {"optim", "param_groups"};
+    full.insert(full.end(), path.begin(), path.end());
+    if (path[1].text() != "params") return parts.add(manifest, std::move(full), file, leaf);
+    if (leaf.value == nullptr || !leaf.value->is(Value::Kind::kList))
+      return bad(what + " hold params that are no list");
+    Value names = Value::list({});
+    for (const Value& id : leaf.value->items) {
+      const bool fits = id.is(Value::Kind::kInt) && id.integer >= 0 &&
+                        id.integer < static_cast<int64_t>(flat.size());
+      if (!fits || !taken.insert(id.integer).second)
+        return bad(what + " do not number the " + std::to_string(flat.size()) +
+                   " flat vectors of param_shapes, each once");
+      for (const auto& [name, shape] : flat[static_cast<size_t>(id.integer)])
+        names.items.push_back(Value::words(name));
+    }
+    return parts.add(manifest, std::move(full), std::move(names));
+  }));
+  if (taken.size() == flat.size()) return fine();
+  return bad(file.what() + ": its param_groups have " + std::to_string(taken.size()) + " of the " +
+             std::to_string(flat.size()) + " flat vectors of param_shapes");
+}
+
+}  // namespace lowbit::ckpt

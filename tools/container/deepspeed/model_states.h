@@ -1,0 +1,56 @@
+// What a *_model_states.pt of DeepSpeed tells: the module, and names and shapes of what ZeRO flattens.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "container/deepspeed/parts.h"
+
+namespace lowbit::ckpt {
+
+/// The names and shapes of one flat vector, in its order.
+using FlatGroup = std::vector<std::pair<std::string, Shape>>;
+
+struct ModelStates {
+  std::vector<FlatGroup> groups;
+  FlatGroup frozen;                                         // what no optimizer has
+  std::vector<std::pair<std::string, std::string>> shared;  // a tied name, and the one that is kept
+  std::set<std::string> buffers;
+  int64_t ranks = 1;  // that ZeRO cut vectors for
+};
+
+Result<ModelStates> read_model_states(const PartFile& file);
+
+/// The module's tensors under `model`, without those of `known` and those that are tied to one. A
+/// placeholder of any other tensor, as stage 3 leaves them, is an error.
+Status add_module(Parts& parts, Manifest& manifest, const PartFile& file, const ModelStates& states,
+                  const std::set<std::string>& known);
+
+/// The frozen parameters of stage 3, under `model`: each rank's model_states.pt has its slice.
+Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states);
+
+/// What else the file has, such as a learning rate's schedule and what the user saved, under
+/// `deepspeed`.
+Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file);
+
+/// The parameter groups of an optimizer's state dict, under `optim`: settings as they are, and the
+/// names of the parameters in each of the flat vectors that a group numbers.
+Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, const Path& groups,
+                        const std::vector<FlatGroup>& flat);
+
+/// The path of a parameter's state.
+inline Path state_path_of(const std::string& param, const std::string& state) {
+  return {"optim", "state", param, state};
+}
+/// The path with one more key.
+inline Path below(Path path, Key key) {
+  path.push_back(std::move(key));
+  return path;
+}
+inline Key place(size_t i) { return {Key::Kind::kIndex, static_cast<int64_t>(i)}; }
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,214 @@
+// DeepSpeed's Universal Checkpoint, as ds_to_universal of 0.19.8 writes it: zero/NAME has a file for
+// each state of a parameter, zero/optimizer_state.pt the groups, and *_model_states.pt the rest.
+#include <algorithm>
+
+#include "container/common/open.h"
+#include "container/deepspeed/file_names.h"
+#include "container/deepspeed/model_states.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+class UniversalReader {
+ public:
+  explicit UniversalReader(Parts& parts) : parts_(parts) {}
+
+  Status read() {
+    RETURN_IF_ERROR(read_models());
+    ASSIGN_OR_RETURN(zero, parts_.folder().folder("zero"));
+    ASSIGN_OR_RETURN(names, zero->list());
+    ASSIGN_OR_RETURN(common, parts_.read("zero/optimizer_state.pt"));
+    common_ = common;
+    for (const std::string& name : names) {
+      if (is_entry_name(name) && name != "optimizer_state.pt") {
+        ASSIGN_OR_RETURN(folder, zero->folder(name));
+        ASSIGN_OR_RETURN(files, folder->list());
+        std::erase_if(files, [](const std::string& file) { return !is_entry_name(file); });
+        folders_.emplace(name, std::move(files));
+      }
+    }
+    RETURN_IF_ERROR(add_weights());
+    for (const FlatGroup& group : states_.groups) {
+      for (const auto& [name, shape] : group) RETURN_IF_ERROR(add_states(name, shape));
+    }
+    // Stage 3's numbers are of its flat vectors, of which a group may have several.
+    const Path nested = {"optimizer_state_dict", "param_groups"};
+    RETURN_IF_ERROR(add_param_groups(parts_, manifest_, *common_,
+                                     common_->has_below(nested) ? nested : Path{"param_groups"},
+                                     states_.groups));
+    return add_rest(parts_, manifest_, *models_[0]);
+  }
+
+  Manifest manifest_;
+
+ private:
+  /// The files with names and shapes: one, or one for each stage of a pipeline or rank that shares
+  /// tensors.
+  Status read_models() {
+    ASSIGN_OR_RETURN(names, parts_.folder().list());
+    // lowbit-ckpt writes one under both names, so that every stage finds it.
+    const bool shared = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+      const auto file = model_file(name);
+      return file && !file->per_rank;
+    });
+    for (const std::string& name : names) {
+      const auto file = model_file(name);
+      if (!file || file->rank > 0 || (shared && file->per_rank)) continue;
+      ASSIGN_OR_RETURN(read, parts_.read(name));
+      models_.push_back(read);
+      stage3_ = file->per_rank;
+    }
+    if (models_.empty())
+      return bad(parts_.what() +
+                 ": has no *_model_states.pt, which ds_to_universal copies, so its "
+                 "groups are not known");
+    for (const auto& model : models_) {
+      ASSIGN_OR_RETURN(states, read_model_states(*model));
+      if (states_.groups.empty()) {
+        states_ = std::move(states);
+      } else {
+        RETURN_IF_ERROR(join(states, model->what()));
+      }
+    }
+    return fine();
+  }
+
+  /// Adds names that another rank has. Their shapes may be those of its part of a tensor.
+  Status join(const ModelStates& more, const std::string& what) {
+    if (more.groups.size() != states_.groups.size())
+      return bad(what + ": has " + std::to_string(more.groups.size()) + " groups, others " +
+                 std::to_string(states_.groups.size()));
+    for (size_t i = 0; i < more.groups.size(); ++i) {
+      for (const auto& [name, shape] : more.groups[i]) {
+        const auto known = std::find_if(states_.groups[i].begin(), states_.groups[i].end(),
+                                        [&, n = &name](const auto& p) { return p.first == *n; });
+        if (known == states_.groups[i].end()) states_.groups[i].emplace_back(name, shape);
+      }
+    }
+    return fine();
+  }
+
+  bool has(const std::string& param, const std::string& file) const {
+    const auto folder = folders_.find(param);
+    return folder != folders_.end() &&
+           std::binary_search(folder->second.begin(), folder->second.end(), file);
+  }
+
+  /// Adds the tensor of a file: {"param": tensor}, or from stage 3 a flat tensor.
+  Status add_tensor(Path path, const std::string& name, const std::string& file,
+                    const Shape* shape) {
+    ASSIGN_OR_RETURN(part, parts_.read("zero/" + name + "/" + file));
+    FileLeaf leaf = part->find({"param"});
+    const bool flat = leaf.tensor == nullptr;
+    if (flat) leaf = part->find({});
+    if (leaf.tensor == nullptr)
+      return bad(part->what() + ": is neither a tensor nor a dict with the tensor `param`");
+    ASSIGN_OR_RETURN(payload, part->payload(*leaf.tensor));
+    const Shape& own = leaf.tensor->shape;
+    if (shape == nullptr) shape = &own;
+    // A rank's part of a tensor has another shape; the file has the whole.
+    if (!flat && models_.size() > 1) shape = &own;
+    if (!flat && own != *shape)
+      return bad(part->what() + ": has the shape " + shape_text(own) + ", and " +
+                 models_[0]->what() + " says " + shape_text(*shape));
+    return parts_.add(manifest_, std::move(path), payload, *shape);
+  }
+
+  Status add_weights() {
+    std::set<std::string> known;
+    for (const FlatGroup& group : states_.groups) {
+      for (const auto& [name, shape] : group) {
+        if (!has(name, "fp32.pt"))
+          return bad(parts_.what() + ": has no zero/" + printable(name) + "/fp32.pt, though " +
+                     models_[0]->what() + " names that parameter");
+        RETURN_IF_ERROR(add_tensor({"model", name}, name, "fp32.pt", &shape));
+        known.insert(name);
+      }
+    }
+    for (const auto& [name, owner] : states_.shared) {
+      if (!known.contains(owner) || !known.insert(name).second) continue;
+      RETURN_IF_ERROR(add_tensor({"model", name}, owner, "fp32.pt", shape_of(owner)));
+    }
+    // Whoever shares tensors has parts of these too; else the module has them in their own dtype.
+    if (models_.size() == 1) {
+      if (stage3_) {
+        for (const auto& [name, shape] : states_.frozen) known.insert(name);
+        RETURN_IF_ERROR(add_frozen(parts_, manifest_, states_));
+      }
+      RETURN_IF_ERROR(add_module(parts_, manifest_, *models_[0], states_, known));
+      RETURN_IF_ERROR(models_[0]->for_below({"module"}, [&](const Path& path, const FileLeaf&) {
+        known.insert(flat_name(path));
+        return fine();
+      }));
+    }
+    for (const auto& [name, files] : folders_) {
+      if (shape_of(name) != nullptr) continue;
+      if (known.contains(name) && files.size() < 2) continue;
+      if (!has(name, "fp32.pt") || files.size() > 1)
+        return bad(parts_.what() + ": zero/" + printable(name) + " is of no parameter that " +
+                   models_[0]->what() + " names");
+      RETURN_IF_ERROR(add_tensor({"model", name}, name, "fp32.pt", nullptr));
+    }
+    return fine();
+  }
+
+  const Shape* shape_of(const std::string& param) const {
+    for (const FlatGroup& group : states_.groups) {
+      for (const auto& [name, shape] : group) {
+        if (name == param) return &shape;
+      }
+    }
+    return nullptr;
+  }
+
+  Status add_states(const std::string& name, const Shape& shape) {
+    const auto folder = folders_.find(name);
+    bool stepped = false;
+    for (const std::string& file : folder->second) {
+      const std::string state = file.substr(0, file.find('.'));
+      if (file == "fp32.pt" || !file.ends_with(".pt")) continue;
+      if (file == "step.pt") {
+        ASSIGN_OR_RETURN(part, parts_.read("zero/" + name + "/" + file));
+        const FileLeaf leaf = part->find({});
+        const bool number =
+            leaf.value != nullptr || (leaf.tensor != nullptr && volume(leaf.tensor->shape) == 1);
+        if (!number) return bad(part->what() + ": is no number");
+        RETURN_IF_ERROR(parts_.add(manifest_, state_path_of(name, "step"), *part, leaf));
+        stepped = true;
+        continue;
+      }
+      RETURN_IF_ERROR(add_tensor(state_path_of(name, state), name, file, &shape));
+    }
+    return stepped || folder->second.size() < 2 ? fine() : add_common_step(name);
+  }
+
+  /// Stage 3 keeps one count, and says it in the common file.
+  Status add_common_step(const std::string& name) {
+    const Path at = {"optimizer_state_dict", "state", Key(Key::Kind::kNumber, 0), "step"};
+    const FileLeaf leaf = common_->find(at);
+    if (leaf.tensor == nullptr && leaf.value == nullptr)
+      return bad(parts_.what() + ": has no zero/" + printable(name) +
+                 "/step.pt, and no step in zero/optimizer_state.pt");
+    return parts_.add(manifest_, state_path_of(name, "step"), *common_, leaf);
+  }
+
+  Parts& parts_;
+  std::vector<std::shared_ptr<const PartFile>> models_;
+  std::shared_ptr<const PartFile> common_;
+  ModelStates states_;
+  bool stage3_ = false;
+  std::map<std::string, std::vector<std::string>> folders_;
+};
+
+}  // namespace
+
+Result<Manifest> read_universal(const std::string& path) {
+  ASSIGN_OR_RETURN(parts, Parts::open(path));
+  UniversalReader reader(*parts);
+  RETURN_IF_ERROR(reader.read());
+  parts->finish(parts, ContainerKind::kUniversal, reader.manifest_);
+  return std::move(reader.manifest_);
+}
+
+}  // namespace lowbit::ckpt

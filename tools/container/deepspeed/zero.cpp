@@ -1,0 +1,356 @@
+// A checkpoint of DeepSpeed's ZeRO, stages 1 to 3 (0.19.8): each rank's file has its part of flat
+// vectors, into which the parameters of a group were laid one after the other.
+#include <algorithm>
+
+#include "container/common/open.h"
+#include "container/deepspeed/file_names.h"
+#include "container/deepspeed/model_states.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr const char* kUniversal =
+    "; let ds_to_universal of DeepSpeed make a Universal Checkpoint of it, which is read";
+
+/// Where a parameter's slice lies in a rank's vector.
+struct Fragment {
+  std::string name;
+  uint64_t first, count;
+};
+
+/// What the ranks read so far have of one parameter.
+struct Gathered {
+  std::map<std::string, std::vector<Slice>> slices;  // by state; the master weight is "fp32"
+  std::map<std::string, uint64_t> done;
+};
+
+class ZeroReader {
+ public:
+  explicit ZeroReader(Parts& parts) : parts_(parts) {}
+
+  Status read() {
+    RETURN_IF_ERROR(find_files());
+    RETURN_IF_ERROR(read_model());
+    for (size_t rank = 0; rank < files_.size(); ++rank) {
+      ASSIGN_OR_RETURN(file, parts_.read(files_[rank]));
+      if (rank == 0) first_ = file;
+      RETURN_IF_ERROR(read_rank(*file, rank));
+    }
+    RETURN_IF_ERROR(add_weights());
+    RETURN_IF_ERROR(add_states());
+    RETURN_IF_ERROR(add_param_groups(parts_, manifest_, *first_, below(base(), "param_groups"),
+                                     states_.groups));
+    RETURN_IF_ERROR(add_rest(parts_, manifest_, *model_));
+    tell();
+    return fine();
+  }
+
+  Manifest manifest_;
+
+ private:
+  Path base() const {
+    return {"optimizer_state_dict", stage3_ ? "optimizer_state_dict" : "base_optimizer_state"};
+  }
+
+  /// All ranks' files, in order. What else lies there tells what the folder needs to be read.
+  Status find_files() {
+    ASSIGN_OR_RETURN(names, parts_.folder().list());
+    std::map<uint64_t, std::string> found;
+    for (const std::string& name : names) {
+      if (name.find("expert_") != std::string::npos && name.ends_with(".pt"))
+        return bad(parts_.what() + ": has experts' files (" + printable(name) +
+                   "): mixture-of-experts layers under ZeRO are not read" + kUniversal);
+      if (name.starts_with("layer_") && name.ends_with(".pt"))
+        return bad(parts_.what() + ": has files of a pipeline's layers (" + printable(name) +
+                   "), which are not read" + kUniversal);
+      const auto optimizer = optimizer_file(name), model = model_file(name);
+      if ((optimizer && optimizer->parallel > 0) || (model && model->parallel > 0))
+        return bad(parts_.what() + ": has files of several parts of the model (" + printable(name) +
+                   "), as tensor parallelism and pipelines write them, which are "
+                   "not read" +
+                   kUniversal);
+      if (!optimizer) continue;
+      const auto [at, fresh] = found.emplace(optimizer->rank, name);
+      if (!fresh)
+        return bad(parts_.what() + ": has two files of rank " + std::to_string(optimizer->rank) +
+                   ", " + printable(at->second) + " and " + printable(name) +
+                   ": remove those of the older save");
+    }
+    for (const auto& [rank, name] : found) {
+      if (rank != files_.size()) return missing(files_.size(), found.size());
+      files_.push_back(name);
+    }
+    return fine();
+  }
+
+  Error missing(uint64_t rank, uint64_t found) const {
+    return bad(parts_.what() + ": the file of rank " + std::to_string(rank) +
+               " is missing (zero_pp_rank_" + std::to_string(rank) +
+               "_mp_rank_00_optim_states.pt); there are those of " + std::to_string(found) +
+               " ranks");
+  }
+
+  Status read_model() {
+    const std::string shared = "mp_rank_00_model_states.pt", own = "zero_pp_rank_0_" + shared;
+    stage3_ = parts_.folder().has(own);
+    if (stage3_ && parts_.folder().has(shared))
+      return bad(parts_.what() + ": has " + shared + ", as stages 1 and 2 write it, and " + own +
+                 ", as stage 3: remove those of the older save");
+    if (!stage3_ && !parts_.folder().has(shared))
+      return bad(parts_.what() + ": has no " + shared + " and no " + own +
+                 ", which tells the parameters' names and shapes");
+    ASSIGN_OR_RETURN(model, parts_.read(stage3_ ? own : shared));
+    model_ = model;
+    ASSIGN_OR_RETURN(states, read_model_states(*model));
+    states_ = std::move(states);
+    return fine();
+  }
+
+  /// The number of ranks that a rank's file says.
+  Status check_count(const PartFile& file) {
+    const Path at = {"optimizer_state_dict", "partition_count"};
+    const Value* said = file.value(at);
+    if (said == nullptr)
+      return bad(file.what() +
+                 ": does not say how many ranks there were (partition_count), so it "
+                 "is not of ZeRO");
+    std::vector<Value> counts = {*said};
+    if (said->is(Value::Kind::kList)) counts = said->items;
+    for (const Value& count : counts) {
+      if (!count.is(Value::Kind::kInt) || count.integer < 1)
+        return bad(file.what() + ": its partition_count is no number of ranks");
+      if (count.integer != counts[0].integer)
+        return bad(file.what() +
+                   ": its groups are cut for different numbers of ranks, as with "
+                   "mixture-of-experts layers, which are not read" +
+                   kUniversal);
+      const auto wanted = static_cast<uint64_t>(count.integer);
+      if (wanted > files_.size()) return missing(files_.size(), files_.size());
+      if (wanted < files_.size())
+        return bad(parts_.what() + ": has files of " + std::to_string(files_.size()) +
+                   " ranks, and " + file.what() + " is of " + std::to_string(wanted) +
+                   ": remove those of the older save");
+    }
+    if (file.has_below({"optimizer_state_dict", "ds_zero_partition_groups"}))
+      return bad(file.what() +
+                 ": its groups are cut for different ranks (AutoEP), which is not "
+                 "read" +
+                 std::string(kUniversal));
+    return fine();
+  }
+
+  Status read_rank(const PartFile& file, size_t rank) {
+    RETURN_IF_ERROR(check_count(file));
+    const Path vectors = {"optimizer_state_dict",
+                          stage3_ ? "fp32_flat_groups" : "single_partition_of_fp32_groups"};
+    if (file.find(below(vectors, place(states_.groups.size()))).tensor != nullptr)
+      return bad(file.what() + ": has more flat vectors than the " +
+                 std::to_string(states_.groups.size()) + " of " + model_->what());
+    for (size_t i = 0; i < states_.groups.size(); ++i) {
+      const FileLeaf master = file.find(below(vectors, place(i)));
+      if (master.tensor == nullptr)
+        return bad(file.what() + ": has no " + printable(flat_name(below(vectors, place(i)))) +
+                   ", though " + model_->what() + " names " +
+                   std::to_string(states_.groups.size()) + " flat vectors" +
+                   (stage3_ ? "; was its state offloaded to NVMe?" : ""));
+      const auto length = volume(master.tensor->shape);
+      ASSIGN_OR_RETURN(
+          fragments, stage3_ ? stage3_fragments(file, i, rank, length) : mapped_fragments(file, i));
+      ASSIGN_OR_RETURN(payload, file.payload(*master.tensor));
+      take("fp32", payload, fragments);
+      RETURN_IF_ERROR(read_states(file, i, length, fragments));
+    }
+    return fine();
+  }
+
+  /// Stages 1 and 2 say where each parameter's slice lies.
+  Result<std::vector<Fragment>> mapped_fragments(const PartFile& file, size_t group) {
+    std::vector<Fragment> out;
+    const Path at = {"optimizer_state_dict", "param_slice_mappings"};
+    if (!file.has_below(at))
+      return bad(file.what() +
+                 ": does not say where parameters lie (param_slice_mappings): it was "
+                 "written by an old DeepSpeed; load and save it with a newer one");
+    const Status read = file.for_below(
+        below(at, place(group)), [&](const Path& path, const FileLeaf& leaf) -> Status {
+          if (path.empty()) return fine();  // a rank without a slice
+          const bool known = path.size() == 1 && leaf.value != nullptr &&
+                             leaf.value->items.size() == 2 && leaf.value->items[0].integer >= 0 &&
+                             leaf.value->items[1].integer >= 0;
+          if (!known)
+            return bad(file.what() + ": what param_slice_mappings say of " +
+                       printable(flat_name(path)) + " are no two numbers");
+          out.push_back({path[0].text(), static_cast<uint64_t>(leaf.value->items[1].integer),
+                         static_cast<uint64_t>(leaf.value->items[0].integer)});
+          return fine();
+        });
+    if (!read.ok()) return read.error();
+    for (const Fragment& f : out) {
+      const FlatGroup& named = states_.groups[group];
+      if (std::none_of(named.begin(), named.end(),
+                       [&](const auto& p) { return p.first == f.name; }))
+        return bad(file.what() + ": has a slice of " + printable(f.name) + ", which " +
+                   model_->what() + " does not name in that group");
+    }
+    return out;
+  }
+
+  /// Stage 3 cuts each parameter for itself, into parts of ceil(elements / ranks).
+  Result<std::vector<Fragment>> stage3_fragments(const PartFile& file, size_t group, size_t rank,
+                                                 uint64_t length) {
+    std::vector<Fragment> out;
+    uint64_t at = 0;
+    for (const auto& [name, shape] : states_.groups[group]) {
+      const uint64_t all = volume(shape), each = (all + files_.size() - 1) / files_.size(),
+                     begin = std::min(all, rank * each);
+      out.push_back({name, at, std::min(each, all - begin)});
+      at += each;
+    }
+    if (at == length) return out;
+    return bad(file.what() + ": its flat vector " + std::to_string(group) + " has " +
+               std::to_string(length) + " elements, where the shapes of " + model_->what() +
+               " make " + std::to_string(at));
+  }
+
+  Status read_states(const PartFile& file, size_t group, uint64_t length,
+                     const std::vector<Fragment>& fragments) {
+    const Path at =
+        below(below(base(), "state"), Key(Key::Kind::kNumber, static_cast<int64_t>(group)));
+    return file.for_below(at, [&](const Path& path, const FileLeaf& leaf) -> Status {
+      const std::string what = file.what() + ": its state " + printable(flat_name(path)) +
+                               " of group " + std::to_string(group);
+      if (path.size() > 1)
+        return bad(what +
+                   " is of a parameter's slice by itself, quantized, as lowbit keeps it "
+                   "under DeepSpeed; save with bind(engine, export=\"fp32\"), or by "
+                   "lowbit.flat.get_state_dict and torch.distributed.checkpoint");
+      if (path.empty()) return bad(what + " is no dict");
+      const std::string name = path[0].text();
+      if (leaf.value != nullptr && leaf.value->is(Value::Kind::kNone)) return fine();
+      const bool number = leaf.value != nullptr || leaf.tensor->shape.empty() ||
+                          (name == "step" && volume(leaf.tensor->shape) == 1);
+      if (number) return take_number(file, group, name, leaf, what);
+      if (leaf.tensor->shape.size() != 1 || volume(leaf.tensor->shape) < length)
+        return bad(what + " has the shape " + shape_text(leaf.tensor->shape) +
+                   ", which is not that of the flat vector of " + std::to_string(length) +
+                   " elements");
+      ASSIGN_OR_RETURN(payload, file.payload(*leaf.tensor));
+      take(name, payload, fragments);
+      return fine();
+    });
+  }
+
+  void take(const std::string& state, const Payload& payload,
+            const std::vector<Fragment>& fragments) {
+    for (const Fragment& f : fragments) {
+      Gathered& param = params_[f.name];
+      uint64_t& done = param.done[state];
+      // Nothing of it here; an empty parameter has one empty slice.
+      if (f.count == 0 && done > 0) continue;
+      param.slices[state].push_back({payload, f.first, done, f.count});
+      done += f.count;
+    }
+  }
+
+  /// A number is the same on all ranks.
+  Status take_number(const PartFile& file, size_t group, const std::string& name,
+                     const FileLeaf& leaf, const std::string& what) {
+    Value value;
+    if (leaf.value != nullptr) {
+      value = *leaf.value;
+    } else {
+      ASSIGN_OR_RETURN(number, file.number(*leaf.tensor));
+      value = Value::floating(number);
+    }
+    const auto [at, fresh] = numbers_.emplace(std::pair(group, name), value);
+    if (!fresh && !(at->second == value))
+      return bad(what + " is another one than on the ranks before");
+    if (!fresh || leaf.tensor == nullptr) return fine();
+    ASSIGN_OR_RETURN(payload, file.payload(*leaf.tensor));
+    number_tensors_.emplace(std::pair(group, name), std::move(payload));
+    return fine();
+  }
+
+  Status add_weights() {
+    std::set<std::string> known;
+    std::map<std::string, const Shape*> shapes;
+    for (const FlatGroup& group : states_.groups) {
+      for (const auto& [name, shape] : group) {
+        RETURN_IF_ERROR(
+            parts_.add(manifest_, {"model", name}, params_[name].slices["fp32"], shape));
+        known.insert(name);
+        shapes.emplace(name, &shape);
+      }
+    }
+    for (const auto& [name, owner] : states_.shared) {
+      if (!shapes.contains(owner) || known.contains(name)) continue;
+      RETURN_IF_ERROR(
+          parts_.add(manifest_, {"model", name}, params_[owner].slices["fp32"], *shapes[owner]));
+    }
+    if (stage3_) {
+      RETURN_IF_ERROR(add_frozen(parts_, manifest_, states_));
+      for (const auto& [name, shape] : states_.frozen) known.insert(name);
+    }
+    return add_module(parts_, manifest_, *model_, states_, known);
+  }
+
+  Status add_states() {
+    for (size_t i = 0; i < states_.groups.size(); ++i) {
+      for (const auto& [name, shape] : states_.groups[i]) {
+        for (const auto& [state, slices] : params_[name].slices) {
+          if (state != "fp32")
+            RETURN_IF_ERROR(parts_.add(manifest_, state_path_of(name, state), slices, shape));
+        }
+        for (const auto& [key, value] : numbers_) {
+          if (key.first != i) continue;
+          const auto tensor = number_tensors_.find(key);
+          Path path = state_path_of(name, key.second);
+          RETURN_IF_ERROR(
+              tensor == number_tensors_.end()
+                  ? parts_.add(manifest_, std::move(path), value)
+                  : parts_.add(manifest_, std::move(path), tensor->second, tensor->second.shape));
+        }
+      }
+    }
+    return fine();
+  }
+
+  void tell() {
+    const Value* version = first_->value({"ds_version"});
+    const Value* stage = first_->value({"ds_config", "zero_optimization", "stage"});
+    std::string text = "DeepSpeed";
+    if (version != nullptr && version->is(Value::Kind::kText))
+      text += " " + printable(version->text);
+    text += stage != nullptr && stage->is(Value::Kind::kInt)
+                ? ", ZeRO stage " + std::to_string(stage->integer)
+            : stage3_ ? ", ZeRO stage 3"
+                      : ", ZeRO stage 1 or 2";
+    manifest_.facts.push_back(text + ", " + std::to_string(files_.size()) + " ranks");
+    const Value* scaled = first_->value({"optimizer_state_dict", "dynamic_loss_scale"});
+    if (scaled != nullptr && scaled->is(Value::Kind::kBool) && scaled->integer != 0)
+      manifest_.warnings.push_back(
+          "the dynamic loss scale is kept in an object of DeepSpeed, and is not read");
+  }
+
+  Parts& parts_;
+  std::vector<std::string> files_;  // by rank
+  std::shared_ptr<const PartFile> model_, first_;
+  ModelStates states_;
+  bool stage3_ = false;
+  std::map<std::string, Gathered> params_;
+  std::map<std::pair<size_t, std::string>, Value> numbers_;  // by group and name
+  std::map<std::pair<size_t, std::string>, Payload> number_tensors_;
+};
+
+}  // namespace
+
+Result<Manifest> read_zero(const std::string& path) {
+  ASSIGN_OR_RETURN(parts, Parts::open(path));
+  ZeroReader reader(*parts);
+  RETURN_IF_ERROR(reader.read());
+  parts->finish(parts, ContainerKind::kZero, reader.manifest_);
+  return std::move(reader.manifest_);
+}
+
+}  // namespace lowbit::ckpt

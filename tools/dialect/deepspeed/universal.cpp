@@ -1,0 +1,228 @@
+#include "dialect/deepspeed/universal.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "dialect/common/document_leaves.h"
+#include "dialect/common/floats.h"
+#include "dialect/common/numbers.h"
+#include "dialect/common/optimizer_tree.h"
+#include "dialect/common/weights.h"
+#include "io/file.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+// The layout is that of this version, which loaders ask for.
+constexpr const char* kVersion = "0.19.8";
+
+Key list_place(size_t i) { return {Key::Kind::kIndex, static_cast<int64_t>(i)}; }
+
+/// The leaf at another place, read through its source alone.
+Leaf moved(const Leaf& leaf, Path path) {
+  Leaf out = leaf;
+  out.path = std::move(path);
+  out.stored = nullptr;
+  out.blob = nullptr;
+  return out;
+}
+
+class Universal {
+ public:
+  Universal(const Document& document, const OptimizerTree& tree, std::vector<std::string>& warnings)
+      : tree_(tree), weights_(document, tree), warnings_(warnings) {}
+
+  Result<std::vector<FolderFile>> files() {
+    if (tree_.groups.empty())
+      return bad("has no parameter groups, which a Universal Checkpoint needs");
+    for (const Entry& entry : tree_.params) RETURN_IF_ERROR(add_param(entry));
+    size_t grouped = 0;
+    for (const Group& group : tree_.groups) grouped += group.params.size();
+    if (!step_ || grouped != tree_.params.size())
+      return bad(
+          "has parameters in no group, or none, where a Universal Checkpoint has all in "
+          "groups");
+    FolderFile common{"zero/optimizer_state.pt", {}};
+    common.document.leaves.push_back(value_leaf({"ds_version"}, Value::words(kVersion)));
+    add_groups({"param_groups"}, common.document);
+    // Where stage 3 looks for them.
+    common.document.leaves.push_back(
+        scalar_leaf({"optimizer_state_dict", "state", Key(Key::Kind::kNumber, 0), "step"},
+                    static_cast<float>(*step_)));
+    add_groups({"optimizer_state_dict", "param_groups"}, common.document);
+    files_.push_back(std::move(common));
+    add_models();
+    return std::move(files_);
+  }
+
+ private:
+  Status add_param(const Entry& entry) {
+    if (entry.name.empty())
+      return bad(
+          "numbers its parameters, and a Universal Checkpoint has them by name; give the "
+          "model's state dict as --model PATH");
+    const std::string name = printable(entry.name);
+    if (!is_entry_name(entry.name) || entry.name == "optimizer_state.pt" || entry.name.size() > 200)
+      return bad(name +
+                 ": is no name of a folder, which a Universal Checkpoint has for each "
+                 "parameter");
+    const Leaf* weight = weights_.find(entry);
+    if (weight == nullptr || weight->source == nullptr)
+      return bad(name +
+                 ": the checkpoint has no weight of that name, of which a Universal "
+                 "Checkpoint holds the float32 values; give the one with its weights as --model "
+                 "PATH");
+    add(entry.name, "fp32",
+        is_float32(*weight) ? moved(*weight, {"param"})
+                            : tensor_leaf({"param"}, find_dtype("float32"), weight->shape,
+                                          float32_source(floats_of(*weight))));
+    if (first_ == nullptr) first_ = weight;
+    used_.insert(weight);
+    for (const char* state : {"exp_avg", "exp_avg_sq"}) {
+      const Leaf* leaf = entry.find(state);
+      if (leaf == nullptr)
+        return bad(name + ": has no " + state +
+                   "; a Universal Checkpoint holds Adam's two "
+                   "moments of every parameter");
+      if (!is_float32(*leaf) || leaf->shape != weight->shape)
+        return bad(name + ": its " + state + " is no float32 tensor of the weight's shape " +
+                   shape_text(weight->shape));
+      add(entry.name, state, moved(*leaf, {"param"}));
+    }
+    for (const auto& [key, leaf] : entry.leaves) {
+      if (key != "exp_avg" && key != "exp_avg_sq" && key != "step")
+        return bad(name + ": its state " + printable(key) +
+                   " has no place in a Universal Checkpoint");
+    }
+    return add_step(entry);
+  }
+
+  Status add_step(const Entry& entry) {
+    const Leaf* leaf = entry.find("step");
+    if (leaf == nullptr) return bad(printable(entry.name) + ": has no step");
+    ASSIGN_OR_RETURN(number, number_of(*leaf));
+    ASSIGN_OR_RETURN(step, real_of(number, printable(entry.name) + ": step"));
+    // DeepSpeed steps all parameters at once, and stage 3 loads one count.
+    if (step_ && *step_ != step)
+      return bad(printable(entry.name) + ": was stepped " + std::to_string(step) +
+                 " times and others " + std::to_string(*step_) +
+                 ", where DeepSpeed has one count for all");
+    step_ = step;
+    FolderFile file{"zero/" + entry.name + "/step.pt", {}};
+    file.document.leaves.push_back(scalar_leaf({}, static_cast<float>(step)));
+    files_.push_back(std::move(file));
+    return fine();
+  }
+
+  void add(const std::string& param, const std::string& state, Leaf leaf) {
+    FolderFile file{"zero/" + param + "/" + state + ".pt", {}};
+    file.document.leaves.push_back(value_leaf({"cat_dim"}, Value::number(0)));
+    file.document.leaves.push_back(std::move(leaf));
+    files_.push_back(std::move(file));
+  }
+
+  void add_groups(const Path& at, Document& to) const {
+    for (size_t g = 0; g < tree_.groups.size(); ++g) {
+      Path group = at;
+      group.push_back(list_place(g));
+      for (const auto& [key, value] : tree_.groups[g].settings) {
+        if (key == "param_names") continue;
+        Path path = group;
+        path.push_back(key);
+        to.leaves.push_back(value_leaf(std::move(path), value));
+      }
+      group.emplace_back("params");
+      to.leaves.push_back(
+          value_leaf(std::move(group), Value::list({Value::number(static_cast<int64_t>(g))})));
+    }
+  }
+
+  /// Stages 1 and 2 look for the one name, stage 3 for the other.
+  void add_models() {
+    Document model;
+    const std::set<std::string> module = add_module(model);
+    Value names = Value::list({});
+    for (const std::string& name : module) names.items.push_back(Value::words(name));
+    for (size_t g = 0; g < tree_.groups.size(); ++g) {
+      if (tree_.groups[g].params.empty())
+        model.leaves.push_back(
+            value_leaf({"param_shapes", list_place(g)}, Value{.kind = Value::Kind::kDict}));
+      for (const size_t p : tree_.groups[g].params) {
+        const Entry& entry = tree_.params[p];
+        model.leaves.push_back(value_leaf({"param_shapes", list_place(g), entry.name},
+                                          size_value(weights_.find(entry)->shape)));
+      }
+    }
+    const auto say = [&](const char* key, Value value) {
+      const bool known = std::any_of(model.leaves.begin(), model.leaves.end(),
+                                     [&](const Leaf& l) { return l.path[0].text() == key; });
+      if (!known) model.leaves.push_back(value_leaf({key}, std::move(value)));
+    };
+    say("module", Value{.kind = Value::Kind::kOrdered});
+    say("buffer_names", std::move(names));
+    say("optimizer", Value::none());
+    say("frozen_param_shapes", Value::none());
+    say("shared_params", Value{.kind = Value::Kind::kDict});
+    say("frozen_param_fragments", Value::none());
+    say("lr_scheduler", Value::none());
+    say("skipped_steps", Value::number(0));
+    say("global_steps", Value::number(static_cast<int64_t>(*step_)));
+    say("dp_world_size", Value::number(1));
+    say("mp_world_size", Value::number(1));
+    say("ds_config", Value{.kind = Value::Kind::kDict});
+    say("ds_version", Value::words(kVersion));
+    model.leaves.push_back(value_leaf({"universal_checkpoint_info", "universal_checkpoint_version"},
+                                      Value::floating(0.2)));
+    files_.push_back({"mp_rank_00_model_states.pt", model});
+    files_.push_back({"zero_pp_rank_0_mp_rank_00_model_states.pt", std::move(model)});
+  }
+
+  /// The tensors beside the weights: buffers, frozen parameters; and what DeepSpeed had kept with
+  /// them.
+  std::set<std::string> add_module(Document& model) {
+    std::set<std::string> names, lost;
+    const Path parent(first_->path.begin(), first_->path.end() - 1);
+    for (const Leaf* leaf : tree_.rest) {
+      const Path& path = leaf->path;
+      if (used_.contains(leaf)) continue;
+      const bool tensor = leaf->kind == Leaf::Kind::kTensor && leaf->source != nullptr;
+      const bool beside = path.size() == parent.size() + 1 &&
+                          std::equal(parent.begin(), parent.end(), path.begin());
+      if (path.size() > 1 && path[0].text() == "deepspeed" && leaf->kind != Leaf::Kind::kSubclass) {
+        if (path[1].text() != "ds_version")
+          model.leaves.push_back(moved(*leaf, Path(path.begin() + 1, path.end())));
+      } else if (tensor && beside) {
+        const std::string name = path.back().text();
+        model.leaves.push_back(moved(*leaf, {"module", name}));
+        names.insert(name);
+      } else {
+        lost.insert(path.empty() ? "" : path[0].text());
+      }
+    }
+    std::string text;
+    for (const std::string& key : lost) text += (text.empty() ? "" : ", ") + printable(key);
+    if (!lost.empty())
+      warnings_.push_back("left out, since a Universal Checkpoint has no place for it: " + text);
+    return names;
+  }
+
+  const OptimizerTree& tree_;
+  Weights weights_;
+  std::vector<std::string>& warnings_;
+  std::vector<FolderFile> files_;
+  std::set<const Leaf*> used_;
+  const Leaf* first_ = nullptr;  // of the weights
+  std::optional<double> step_;
+};
+
+}  // namespace
+
+Result<std::vector<FolderFile>> universal_files(const Document& document,
+                                                std::vector<std::string>& warnings) {
+  ASSIGN_OR_RETURN(tree, optimizer_tree_of(document));
+  return Universal(document, tree, warnings).files();
+}
+
+}  // namespace lowbit::ckpt
