@@ -13,6 +13,7 @@
 #include "dialect/common/document_leaves.h"
 #include "dialect/common/floats.h"
 #include "dialect/common/master.h"
+#include "dialect/common/megatron.h"
 #include "dialect/common/model_order.h"
 #include "dialect/common/number_keys.h"
 #include "dialect/common/rounding.h"
@@ -192,6 +193,12 @@ Status translate(Conversion& at, const Wanted& wanted) {
                ": its optimizer was never stepped, so there is no state to convert: build the new "
                "optimizer and begin");
   at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
+  for (const std::string& text : at.model.unresolved) {
+    if (!wanted.lossy)
+      return bad(printable(at.source) + ": " + text +
+                 "; --lossy leaves it out, and settings are then the target's defaults");
+    at.warnings.push_back(text + ": left out");
+  }
   const RoundingErrors rounded = measure_float64(at.model);
   auto written = at.to->write(at.model, wanted, at.changes);
   if (!written.ok()) {
@@ -205,6 +212,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
   at.out = std::move(made);
   at.out.manifest = at.document->manifest;
   at.out.dicts = at.document->dicts;
+  at.out.others = at.document->others;
   if (at.changes.states.empty() && std::any_of(at.model.params.begin(), at.model.params.end(),
                                                [](const Param& p) { return !p.states.empty(); }))
     return bad(std::string(at.to->name) + " keeps none of the states of " + printable(at.source));
@@ -215,6 +223,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
 Status open_source(Conversion& at, const Selection& selection, const std::string& optimizer) {
   ASSIGN_OR_RETURN(whole, open_checkpoint(at.source));
   RETURN_IF_ERROR(check_no_zero_rank(whole, at.source));
+  if (at.to != nullptr) RETURN_IF_ERROR(check_megatron_rank(at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
   at.document = std::make_shared<Document>(select(std::move(whole), selection));
   at.document->optimizer = optimizer;
@@ -230,9 +239,13 @@ Status make_target(Conversion& at, const ConvertOptions& options) {
     ASSIGN_OR_RETURN(model, open_checkpoint(options.model));
     at.document->model = std::make_shared<Document>(std::move(model));
   }
-  if (!options.weights.empty()) {
-    ASSIGN_OR_RETURN(full, with_masters(*at.document, at.changes));
-    *at.document = std::move(full);
+  // Those of Megatron-Core are in tensors of their own, which no target has.
+  if (!options.weights.empty() || (at.to != nullptr && is_megatron(*at.document))) {
+    auto full = with_masters(*at.document, at.changes);
+    if (!full.ok() && full.error().code == Exit::kBadInput)
+      return bad(printable(at.source) + ": " + full.error().text);
+    if (!full.ok()) return full.error();
+    *at.document = std::move(full.value());
   }
   at.out = *at.document;
   if (at.to != nullptr) RETURN_IF_ERROR(translate(at, options.wanted));

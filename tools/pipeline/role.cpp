@@ -29,9 +29,31 @@ bool has_key(const std::string& name, const std::string& key) {
   return name.starts_with(key + ".") || name.find("." + key + ".") != std::string::npos;
 }
 
+/// The state that a tensor of Megatron-Core's optimizer has, as its name ends elsewhere: "exp_avg" of
+/// "optimizer.state.exp_avg.fc1.weight"; empty for other tensors.
+std::string megatron_state(const std::string& name) {
+  static constexpr std::string_view kState = "optimizer.state.";
+  const size_t at = name.starts_with("chained_") ? name.find('.') + 1 : 0;
+  if (at == std::string::npos || name.compare(at, kState.size(), kState) != 0) return "";
+  const size_t begin = at + kState.size(), dot = name.find('.', begin);
+  const std::string state = dot == std::string::npos ? "" : name.substr(begin, dot - begin);
+  for (const char* known : {"exp_avg", "exp_avg_sq", "momentum_buffer", "fp32_param", "param"}) {
+    if (state == known) return state;
+  }
+  return "";
+}
+
+/// Whether a tensor is a flat bucket of Megatron-Core's, with padding that nobody initialized.
+bool is_megatron_bucket(const std::string& name) {
+  return name.find("optimizer.distributed.") != std::string::npos &&
+         name.find(".bucket_idx_") != std::string::npos;
+}
+
 }  // namespace
 
 std::string kind_of(const std::string& name) {
+  if (const std::string state = megatron_state(name); !state.empty())
+    return state.ends_with("param") ? "master weights" : "full-precision state, float32";
   static const std::regex coded(
       "_((?:dynamic|linear|power1_|power2_)[2-8](?:_unsigned)?|float8_e[45]m[23](?:_unsigned)?|"
       "log8(?:_fixed|_signed)?|log16|companded8(?:_unsigned)?)"
@@ -72,6 +94,11 @@ Role role_of(const std::string& name) {
   static const std::regex state(
       "^\\.(?:exp_avg|exp_avg_slow|momentum_buffer|grad_avg|update_norm|m1_m2|"
       "exp_avg_res_(?:row|col)|param_[a-z0-9_]+)(?:_bfloat16)?$");
+  if (is_megatron_bucket(name)) return Role::kWeight;
+  if (const std::string state = megatron_state(name); !state.empty())
+    return state == "exp_avg_sq"      ? Role::kPositiveState
+           : state.ends_with("param") ? Role::kWeight
+                                      : Role::kState;
   const std::string leaf = last_key(name);
   if (std::regex_search(leaf, logarithmic)) return Role::kState;
   if (std::regex_search(leaf, positive)) return Role::kPositiveState;

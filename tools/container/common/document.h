@@ -59,6 +59,8 @@ struct Document {
   std::vector<DictInfo> dicts = {};          // see Manifest; those without leaves are not written
   std::string optimizer = {};  // the flat path of the optimizer's state dict that is meant, where
                                // the user said it
+  /// common.pt, where Megatron-Core has put one beside a DCP directory: what is no tensor.
+  std::shared_ptr<const Document> common = {};
   /// Further checkpoints that its sources read: the original of one that a dialect made.
   std::vector<std::shared_ptr<const Manifest>> others = {};
   /// The leaf with a flat name; null if there is none.

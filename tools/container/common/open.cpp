@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "container/common/archive.h"
+#include "container/common/other_formats.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
@@ -43,6 +44,7 @@ Result<Manifest> read_file(const std::string& path) {
   const Safetensors safetensors = safetensors_of(head, size);
   if (safetensors == Safetensors::kWhole) return read_safetensors(path);
   if (head.starts_with("PK")) return read_torch_zip(path);
+  RETURN_IF_ERROR(check_other_file(path, head));
   if (head.starts_with(kLegacyMagic)) return read_torch_legacy(path);
   if (head.size() == 512 && head.substr(257, 5) == "ustar")
     return bad(what +
@@ -128,6 +130,7 @@ Result<ContainerKind> kind_of_folder(const std::string& path) {
                                   : files + ", " + folders));
   ASSIGN_OR_RETURN(deepspeed, kind_of_deepspeed(*folder, names));
   if (deepspeed) return *deepspeed;
+  RETURN_IF_ERROR(check_other_folder(path, names));
   if (!folders.empty())
     return bad(what + ": is no checkpoint, but holds some; give one of them: " + folders);
   if (!files.empty())
@@ -185,7 +188,16 @@ Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
 
 Result<Document> open_checkpoint(const std::string& path) {
   ASSIGN_OR_RETURN(manifest, read_manifest(path));
-  return document_of(std::move(manifest));
+  const bool directory = manifest->kind == ContainerKind::kDcp;
+  ASSIGN_OR_RETURN(document, document_of(std::move(manifest)));
+  if (!directory) return document;
+  ASSIGN_OR_RETURN(folder, Directory::open(path));
+  if (!folder->has("common.pt")) return document;
+  ASSIGN_OR_RETURN(beside, read_manifest(path + "/common.pt"));
+  ASSIGN_OR_RETURN(common, document_of(beside));
+  document.common = std::make_shared<const Document>(std::move(common));
+  document.others.push_back(std::move(beside));
+  return document;
 }
 
 }  // namespace lowbit::ckpt

@@ -32,6 +32,7 @@ const Allowlist& metadata_globals() {
         {"torch.distributed.checkpoint.planner", "WriteItemType", "i"},
         {"torch.distributed.checkpoint.filesystem", "_StoragePrefix", nullptr, true},
         {"megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan", nullptr, true},
+        {"megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata", nullptr, true},
         {"torch", "Size", "n"},
         {"torch.serialization", "_get_layout", "s"},
         // The first releases of Python 3.11 pickle an enum's member by its name.

@@ -17,12 +17,14 @@ extern const Dialect kAdafactor8bit;
 extern const Dialect kMuon;
 extern const Dialect kMoonlight;
 extern const Dialect kDion;
+extern const Dialect kFusedAdam;
+extern const Dialect kMegatron;
 
 namespace {
 
 constexpr const Dialect* kDialects[] = {
-    &kTorchDialect, &kBitsandbytes,  &kTorchao, &kLowbitDialect, &kFlashOptim,
-    &kLpmm,         &kAdafactor8bit, &kMuon,    &kMoonlight,     &kDion,
+    &kTorchDialect,  &kBitsandbytes, &kTorchao,   &kLowbitDialect, &kFlashOptim, &kLpmm,
+    &kAdafactor8bit, &kMuon,         &kMoonlight, &kDion,          &kFusedAdam,  &kMegatron,
 };
 
 std::string names(const std::vector<const Dialect*>& dialects) {

@@ -100,13 +100,18 @@ Result<Document> with_masters(Document document, DialectReport& report) {
   if (masters.empty()) return document;
   ASSIGN_OR_RETURN(replaced, weights_of_masters(tree, masters));
   std::set<const Leaf*> dropped;
-  for (const auto& [weight, master] : replaced) dropped.insert(master);
+  std::set<const Tensor*> views;  // of a tree that lays the document out anew
+  for (const auto& [weight, master] : replaced) {
+    dropped.insert(master);
+    if (tree.view != nullptr && master->stored != nullptr) views.insert(master->stored);
+  }
   report.warnings.push_back(std::to_string(dropped.size()) +
                             " float32 master weights took the place of the model's weights");
   Document out = document;
   out.leaves.clear();
   for (const Leaf& leaf : document.leaves) {
-    if (dropped.contains(&leaf)) continue;
+    if (dropped.contains(&leaf) || (leaf.stored != nullptr && views.contains(leaf.stored)))
+      continue;
     out.leaves.push_back(leaf);
     const auto at = replaced.find(&leaf);
     if (at == replaced.end()) continue;

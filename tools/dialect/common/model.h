@@ -85,7 +85,10 @@ struct Model {
   std::vector<Leaf> rest;            // everything else (weights, counters), passed through
   std::vector<const Leaf*> weights;  // in document->model, of params that its order names
   std::vector<std::string> warnings;
-  std::shared_ptr<const Document> document;  // that it was read from
+  /// Sentences on what cannot be known or kept: `convert` asks for --lossy.
+  std::vector<std::string> unresolved = {};
+  std::shared_ptr<const Document> document;   // that it was read from
+  std::shared_ptr<const Document> view = {};  // has the leaves of states that are laid out anew
 };
 
 }  // namespace lowbit::ckpt

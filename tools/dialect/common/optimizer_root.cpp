@@ -1,5 +1,7 @@
 #include "dialect/common/optimizer_root.h"
 
+#include "dialect/common/megatron.h"
+
 #include <algorithm>
 #include <map>
 #include <string>
@@ -79,6 +81,7 @@ std::pair<std::vector<OptimizerRoot>, std::vector<OptimizerRoot>> all_roots(
 }  // namespace
 
 std::vector<OptimizerRoot> optimizer_roots(const Document& document) {
+  if (is_megatron(document)) return {{{"optimizer"}, true, true}};
   auto [with_groups, others] = all_roots(document);
   return with_groups.empty() ? others : with_groups;
 }

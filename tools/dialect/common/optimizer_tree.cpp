@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "dialect/common/megatron.h"
 #include "dialect/common/model_order.h"
 #include "dialect/common/numbers.h"
 #include "dialect/common/optimizer_root.h"
@@ -318,6 +319,14 @@ Result<OptimizerTree> optimizer_tree_of(const Document& document) {
         "--include or --exclude");
   OptimizerTree out;
   out.root = roots[0].path;
+  if (is_megatron(document)) {
+    ASSIGN_OR_RETURN(view, megatron_view(document));
+    if (!view.undecided.empty()) out.unresolved.push_back(view.undecided);
+    out.view = std::make_shared<const Document>(std::move(view.document));
+    RETURN_IF_ERROR(Finder(*out.view, out).run());
+    out.rest = std::move(view.rest);
+    return out;
+  }
   RETURN_IF_ERROR(Finder(document, out).run());
   for (const OptimizerRoot& other : other_roots(document))
     out.warnings.push_back("'" + printable(flat_name(other.path)) +
@@ -335,6 +344,8 @@ Model model_of(const OptimizerTree& tree, const std::string& dialect,
   out.groups = tree.groups;
   out.warnings = tree.warnings;
   out.weights = tree.weights;
+  out.unresolved = tree.unresolved;
+  out.view = tree.view;
   out.document = std::move(document);
   for (const Leaf* leaf : tree.rest) out.rest.push_back(*leaf);
   for (const Entry& entry : tree.params) {

@@ -28,6 +28,9 @@ struct OptimizerTree {
   std::vector<const Leaf*> rest;
   std::vector<const Leaf*> weights;  // of params, where document.model names them by its order
   std::vector<std::string> warnings;
+  std::vector<std::string> unresolved = {};
+  /// Has the leaves of `params` where the document lays them out in another way than torch.
+  std::shared_ptr<const Document> view = {};
 };
 
 /// An error (exit code 3) where there is no optimizer state dict, or more than one, or where

@@ -1,0 +1,175 @@
+"""Megatron-Core's distributed checkpoints: real ones of 0.16.1 in tests/golden, and odd ones of a writer that follows its source."""
+
+import json
+import tarfile
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from megatron_files import SHAPES, flattened, groups, numbers, tensors, write
+from paths import ROOT
+from peer_files import need_tool, run
+from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+import lowbit
+
+need_tool()
+GOLDEN = ROOT / "tests" / "golden" / "megatron_core.tar.xz"
+PREFIX = "optimizer.state."
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("megatron")
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "small"
+
+
+def loaded(folder):
+    """What torch's own reader, which Megatron-Core's is made of, has of each tensor."""
+    entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    out = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(out, checkpoint_id=folder, no_dist=True)
+    return out
+
+
+def converted(source, target, *options, to="torch", code=0):
+    done = run("convert", source, target, "--to", to, "--force", *options, code=code)
+    return done.stderr if code else torch.load(target, weights_only=True)
+
+
+@pytest.mark.parametrize("name", ["plain_tp2", "reshardable_tp2"])
+def test_real_ones_convert_to_equal_numbers(golden, tmp_path, name):
+    """Moments, steps and settings; the float32 weights take the place of the bfloat16 ones."""
+    said = json.loads(run("inspect", golden / name, "--json").stdout)
+    assert (said["dialect"], said["algorithm"], said["steps"]) == ("megatron", "adam", [3.0])
+    run("verify", golden / name)
+    want = loaded(golden / name)
+    master = "fp32_param" if name == "plain_tp2" else "param"
+    made = converted(golden / name, tmp_path / "out.pt")
+    params = [key.removeprefix(PREFIX + "exp_avg.") for key in want if key.startswith(PREFIX + "exp_avg.")]  # fmt: skip
+    assert len(params) == 7 and set(made["optimizer"]["state"]) == set(params)
+    for key in params:
+        state = made["optimizer"]["state"][key]
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(state[moment], want[f"{PREFIX}{moment}.{key}"])
+        assert float(state["step"]) == 3 and len(state) == 3
+        assert torch.equal(made[key], want[f"{PREFIX}{master}.{key}"])
+    (group,) = made["optimizer"]["param_groups"]
+    assert group["lr"] == 0.01 and tuple(group["betas"]) == (0.9, 0.999)
+    assert group["weight_decay"] == 0.1 and sorted(group["params"]) == sorted(params)
+
+
+def test_flat_buckets_are_refused(tmp_path):
+    """Of the sharding type dp_reshardable. Padding in them is memory that nobody wrote, so it is no finding of verify."""
+    bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32, torch.float32).bucket_idx_0."
+    content = {"fc1.weight": torch.ones(8, 4), bucket + "exp_avg": torch.ones(40), bucket + "exp_avg_sq": -torch.ones(40)}  # fmt: skip
+    source = write(tmp_path / "m", content, {"param_state_sharding_type": "dp_reshardable"})
+    run("verify", source)
+    error = converted(source, tmp_path / "out.pt", code=3)
+    assert "flat buckets of the distributed optimizer" in error and str(source) in error
+    assert "--dist-ckpt-optim-fully-reshardable" in error
+
+
+def test_load_optimizer(tmp_path):
+    """By name into a model of the same names; into another one not at all."""
+
+    class Model(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.embedding = nn.Embedding(12, 4)
+            setattr(self, name, nn.Linear(4, 8))
+
+    source = write(tmp_path / "m", tensors(), {"param_groups": groups()})
+    model = Model("fc1")
+    opt = lowbit.AdamW(model.named_parameters(), lr=1.0, state_format="float32")
+    lowbit.load_optimizer(opt, source)
+    for name, p in model.named_parameters():
+        assert torch.equal(opt.state[p]["exp_avg"], numbers(name, "exp_avg"))
+        assert torch.equal(opt.state[p]["exp_avg_sq"], numbers(name, "exp_avg_sq"))
+        assert float(opt.state[p]["step"]) == 3
+    assert opt.param_groups[0]["lr"] == 0.01 and tuple(opt.param_groups[0]["betas"]) == (0.9, 0.95)
+    other = lowbit.AdamW(Model("linear_fc1").named_parameters(), lr=1.0)
+    with pytest.raises(ValueError, match="linear_fc1"):
+        lowbit.load_optimizer(other, source)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (4, 2)])
+def test_flattened_tensors_of_older_versions(tmp_path, grid):
+    content = tensors()
+    for name in content:
+        if name.startswith(PREFIX):
+            cut = grid[: content[name].ndim]
+            content[name] = flattened(content[name], cut)
+    made = converted(write(tmp_path / "m", content, {"param_groups": groups()}), tmp_path / "out.pt")  # fmt: skip
+    for name in SHAPES:
+        assert torch.equal(made["optimizer"]["state"][name]["exp_avg"], numbers(name, "exp_avg"))
+        assert torch.equal(made[name], numbers(name, "param"))
+
+
+def test_several_optimizers_keep_their_settings(tmp_path):
+    first, second = ["embedding.weight"], ["fc1.weight", "fc1.bias"]
+    content = tensors(prefix="chained_0.", of=first) | tensors(prefix="chained_1.", of=second)
+    said = {0: {"param_groups": groups()}, 1: {"param_groups": {0: {**groups()[0], "lr": 0.5, "step": 7}}}}  # fmt: skip
+    made = converted(write(tmp_path / "m", content, said), tmp_path / "out.pt")["optimizer"]
+    assert [g["lr"] for g in made["param_groups"]] == [0.01, 0.5]
+    assert [g["params"] for g in made["param_groups"]] == [first, sorted(second)]
+    assert float(made["state"]["fc1.bias"]["step"]) == 7
+
+
+def test_what_cannot_be_known_is_refused(tmp_path):
+    out = tmp_path / "out.pt"
+
+    def refused(name, content, optimizer, **more):
+        return converted(write(tmp_path / name, content, optimizer, **more), out, code=3)
+
+    error = refused("decay", tensors(), {"param_groups": groups(weight_decay=0.0)})
+    assert "weight_decay differs between the groups (0.1, 0.0)" in error and "--lossy" in error
+    converted(tmp_path / "decay", out, "--lossy")
+    out.unlink()
+    assert "numbers of steps" in refused("steps", tensors(), {"param_groups": groups(step=4)})
+    assert "no groups of the optimizer" in refused("none", tensors(), {})
+    stepless = {0: {k: v for k, v in groups()[0].items() if k != "step"}}
+    assert "how many steps" in refused("stepless", tensors(), {"param_groups": stepless})
+    assert "common.pt, which is not there" in refused("alone", tensors(), None, common=False)
+    content = tensors()
+    del content["fc1.bias"]
+    assert "no weight of that name" in refused("weight", content, {"param_groups": groups()})
+    content = {**tensors(), PREFIX + "exp_avg.fc1.weight": torch.zeros(3, 5, 2)}
+    assert "none of its weight's, [8, 4]" in refused("shape", content, {"param_groups": groups()})
+    plain = {0: {**groups()[0], "bias_correction": False}}
+    assert "bias_correction=False" in refused("uncorrected", tensors(), {"param_groups": plain})
+    (tmp_path / "alone" / "common.pt").write_bytes(b"PK\x03\x04 no zip")
+    run("inspect", tmp_path / "alone", code=3)
+    assert not out.exists()
+
+
+def test_files_of_the_older_format(tmp_path):
+    """Each rank's file by itself: of several ranks no tensor is whole, and flat buffers tell no places."""
+    model = nn.Linear(8, 4)
+    opt = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    opt.step()
+    inner = {"optimizer": opt.state_dict(), "fp32_from_fp16_params": [[p.detach() for p in model.parameters()]]}  # fmt: skip
+    folder = tmp_path / "iter_0000003"
+    for rank in range(2):
+        file = folder / f"mp_rank_{rank:02}" / "model_optim_rng.pt"
+        file.parent.mkdir(parents=True)
+        torch.save({"iteration": 3, "model": {"language_model": model.state_dict()}, "optimizer": inner}, file)  # fmt: skip
+        if rank == 0:
+            made = converted(file, tmp_path / "x.pt", to="lowbit")
+            assert len(made["optimizer"]["optimizer"]["state"]) == 2
+            (tmp_path / "x.pt").unlink()
+    assert "give one rank's file" in run("inspect", folder, code=3).stderr
+    assert "is the file of one of 2 model-parallel ranks" in converted(file, tmp_path / "x.pt", code=3)  # fmt: skip
+    buffers = {0: {(torch.bfloat16, torch.float32): {"param": torch.ones(9), "exp_avg": torch.ones(9)}}}  # fmt: skip
+    torch.save(buffers, file.parent / "distrib_optim.pt")
+    error = converted(file.parent / "distrib_optim.pt", tmp_path / "x.pt", code=3)
+    assert "distrib_optim.pt" in error
+    assert not (tmp_path / "x.pt").exists()

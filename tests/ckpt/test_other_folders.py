@@ -1,0 +1,57 @@
+"""Folders and files of other programs: whose they are, and what to do."""
+
+import pytest
+from peer_files import need_tool, run
+
+need_tool()
+
+FOLDERS = {
+    "of Megatron, one folder for each": ["latest_checkpointed_iteration.txt", "iter_0000010/"],
+    "of Megatron in its older format": ["mp_rank_00/", "mp_rank_01/"],
+    "Megatron-Core without .metadata": ["common.pt", "metadata.json"],
+    "is a checkpoint of NeMo": ["weights/", "context/"],
+    "give the folder model_weights": ["model_config.yaml", "model_weights/"],
+    "give the file model_weights.ckpt": ["model_config.yaml", "model_weights.ckpt"],
+    "Colossal-AI": ["pytorch_optim.bin.index.json", "pytorch_optim-00001.bin"],
+    "shard=False": ["pytorch_optim_group.bin"],
+    "metaseq (OPT)": ["reshard-model_part-0.pt", "reshard-model_part-1.pt"],
+    "Meta's models": ["consolidated.00.pth", "consolidated.01.pth", "params.json"],
+    "safetensors.flax": ["_CHECKPOINT_METADATA", "default/"],
+    "Orbax": ["_METADATA", "manifest.ocdbt", "d/"],
+    "is a checkpoint of TensorFlow": ["checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"],
+    "SavedModel": ["saved_model.pb", "variables/"],
+    "log of a run of Lightning": ["hparams.yaml", "checkpoints/"],
+    "runs of Lightning": ["lightning_logs/"],
+    "as Lightning writes them": ["epoch=1-step=20.ckpt", "last.ckpt"],
+    "MLX": ["weights.npz", "config.json"],
+    "GGUF": ["model-q4.gguf"],
+}
+FILES = {
+    "a.gguf": (b"GGUF\x03\x00\x00\x00", "for llama.cpp"),
+    "a.h5": (b"\x89HDF\r\n\x1a\n", "HDF5"),
+    "a.npy": (b"\x93NUMPY\x01\x00", "array of numpy"),
+    "a.nemo": (b"./".ljust(257, b"\0") + b"ustar\x0000", "archive of NeMo"),
+}
+
+
+@pytest.mark.parametrize("said", FOLDERS)
+def test_folders(tmp_path, said):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in FOLDERS[said]:
+        if name.endswith("/"):
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_bytes(b"x")
+    for command in (["inspect", folder], ["convert", folder, tmp_path / "out.pt", "--to", "lowbit"]):  # fmt: skip
+        error = run(*command, code=3).stderr
+        assert said in error and str(folder) in error and "; " in error
+    assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(tmp_path, name):
+    head, said = FILES[name]
+    (tmp_path / name).write_bytes(head.ljust(600, b"\0"))
+    error = run("inspect", tmp_path / name, code=3).stderr
+    assert said in error and name in error

@@ -1,0 +1,43 @@
+// One rank's files of Megatron's older format: iter_*/mp_rank_*/model_optim_rng.pt, with
+// distrib_optim.pt beside it where the optimizer was distributed.
+#include <algorithm>
+
+#include "dialect/common/megatron.h"
+#include "io/file.h"
+#include "io/store.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// The folder that the last entry of a path lies in, and its name.
+std::pair<std::string, std::string> split(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return {".", path};
+  return {slash == 0 ? "/" : path.substr(0, slash), path.substr(slash + 1)};
+}
+
+}  // namespace
+
+Status check_megatron_rank(const std::string& source) {
+  const auto [folder, name] = split(source);
+  if (name == "distrib_optim.pt")
+    return bad(printable(source) +
+               ": has flat buffers of Megatron's distributed optimizer, and where a parameter lies "
+               "in them is not saved: load it with Megatron, and save it with --ckpt-format "
+               "torch_dist --dist-ckpt-optim-fully-reshardable");
+  if (name != "model_optim_rng.pt" || is_url(source)) return fine();
+  const auto [ranks, rank] = split(folder);
+  if (!rank.starts_with("mp_rank_")) return fine();
+  ASSIGN_OR_RETURN(around, Directory::open(ranks));
+  ASSIGN_OR_RETURN(names, around->list());
+  const auto of_ranks = std::count_if(
+      names.begin(), names.end(), [](const std::string& n) { return n.starts_with("mp_rank_"); });
+  if (of_ranks < 2) return fine();
+  return bad(
+      printable(source) + ": is the file of one of " + std::to_string(of_ranks) +
+      " model-parallel ranks, so no split parameter is whole in it: load them with Megatron, "
+      "and save with --ckpt-format torch_dist");
+}
+
+}  // namespace lowbit::ckpt

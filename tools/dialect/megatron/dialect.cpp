@@ -1,0 +1,39 @@
+// The dialect of Megatron-Core's distributed checkpoint: read as torch's, from its view.
+#include <algorithm>
+
+#include "dialect/common/algorithm.h"
+#include "dialect/common/dialect.h"
+#include "dialect/common/master.h"
+#include "dialect/common/megatron.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+Result<int> recognize_megatron(const Document& /*document*/, const OptimizerTree& tree) {
+  return tree.view != nullptr ? 3 : 0;
+}
+
+Result<Model> read_megatron(std::shared_ptr<const Document> document, const OptimizerTree& tree) {
+  if (tree.view == nullptr)
+    return bad("is no distributed checkpoint of Megatron-Core, a directory with common.pt");
+  ASSIGN_OR_RETURN(model, find_dialect("torch")->read(std::move(document), tree));
+  model.dialect = "megatron";
+  // The float32 weights are weights, no state: `convert` puts them there.
+  for (Param& p : model.params)
+    std::erase_if(p.states, [](const State& s) { return is_master(s.name); });
+  model.algorithm = algorithm_of(model);
+  for (const Group& group : model.groups) {
+    const Value* corrected = setting(group, "bias_correction");
+    if (corrected != nullptr && corrected->integer == 0)
+      return bad("its Adam ran with bias_correction=False, which no other Adam here has");
+  }
+  return model;
+}
+
+}  // namespace
+
+extern const Dialect kMegatron = {
+    "megatron", "Megatron-Core's distributed checkpoint (torch_dist), by parameters; read only",
+    recognize_megatron, read_megatron, nullptr};
+
+}  // namespace lowbit::ckpt
