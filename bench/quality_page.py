@@ -64,8 +64,8 @@ def page(lines: Lines) -> str:
         filled(
             "**Pairs.** All runs of a seed begin with the same weights and see the same batches. A difference is a run's loss less that of its pair; ± is half of "
             "the 95 % confidence interval of the mean of these differences, by Student's t. An interval without 0 is marked **bold**. Of 20 contestants that "
-            "differ in nothing, one is bold by chance. Training amplifies every rounding error, so compare a format with `torch AdamW, one bit off` too: that begins "
-            "with the last bits of the head's weights changed. `AdamW, float32` has torch's bits here."
+            "differ in nothing, one is bold by chance. Compare a format with `torch AdamW, start rounded` too: its first weights are rounded to bfloat16, which is "
+            "neither better nor worse."
         ),
         "",
         filled(
@@ -168,9 +168,7 @@ def conclusions(lines: Lines) -> list[str]:
     names = [
         n
         for n in small.contestants
-        if CONTESTANTS[n].rule == "AdamW"
-        and not n.startswith("torch AdamW, not")
-        and n != "torch AdamW"
+        if CONTESTANTS[n].rule == "AdamW" and n not in ("torch AdamW", "torch AdamW, start rounded")
     ]
     formats = [n for n in names if CONTESTANTS[n].weights is None and CONTESTANTS[n].half is None]
     weights = [n for n in names if CONTESTANTS[n].weights]

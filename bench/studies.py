@@ -25,7 +25,7 @@ class Contestant:
         state: `state_format`.
         weights: `param_format`; weights are bfloat16 with any but None.
         options: further arguments of the optimizer.
-        nudged: the head's weights begin one unit in the last place above those of the others: what rounding alone does to a loss.
+        nudged: the first weights are those of the others rounded to bfloat16: what a change that is neither good nor bad does to a loss.
         half: what it becomes after half of the steps: the contestant's name, and whether by `lowbit-ckpt convert`.
     """
 
@@ -44,7 +44,7 @@ WEIGHTS = {"stochastic": "auto", "nearest": "nearest", "Kahan": "bfloat16_kahan"
 
 CONTESTANTS: dict[str, Contestant] = {
     "torch AdamW": Contestant("AdamW", "torch"),
-    "torch AdamW, one bit off": Contestant("AdamW", "torch", nudged=True),
+    "torch AdamW, start rounded": Contestant("AdamW", "torch", nudged=True),
     "AdamW, float32": Contestant("AdamW"),
     **{f"AdamW, {name}": Contestant("AdamW", state=name) for name in CODES},
     **{f"AdamW, 8bit, bfloat16 weights {name}": Contestant("AdamW", state="8bit", weights=weights) for name, weights in WEIGHTS.items()},
@@ -156,7 +156,7 @@ STUDIES = {
 def order() -> Iterator[tuple[Study, tuple[str, ...], tuple[int, ...]]]:
     """What is run first: studies, contestants, seeds. The seed changes slowest, so that pairs are complete early."""
     small, long, large, short = STUDIES.values()
-    first = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "torch AdamW, one bit off")
+    first = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "torch AdamW, start rounded")
     yield small, first, SEEDS
     yield long, long.contestants, SEEDS[:1]
     yield small, tuple(n for n in small.contestants if CONTESTANTS[n].weights or CONTESTANTS[n].half), SEEDS  # fmt: skip

@@ -41,7 +41,7 @@ def test_every_preset_is_compared():
 def test_what_is_missing_follows_from_what_is_there(tuned):
     assert {run.seed for run in quality.missing([])} == {studies.TUNING_SEED}
     first = quality.missing(tuned)
-    names = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "torch AdamW, one bit off")
+    names = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "torch AdamW, start rounded")
     assert [(run.name, run.seed) for run in first[:5]] == [*((n, 0) for n in names), (names[0], 1)]
     assert {run.lr for run in first if run.study == SMALL.name} == {RATE}
     assert len(set(first)) == len(first)
