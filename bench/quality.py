@@ -4,6 +4,7 @@
     python -m bench.quality --minutes 60          # no new run after an hour
     python -m bench.quality --study "10 M" --only "Muon, 8bit"
     python -m bench.quality --list                # what is there, what is missing, and how long that takes
+    python -m bench.zero_gradients                # a minute: the section of that name
     python -m bench.quality --page                # docs/quality.md, its pictures and the table of docs/presets.md, from what is there
 
 Each finished run is a line of bench/results/quality.jsonl. A run that is cut off goes on from out/quality, where it was at most two minutes before. All runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import statistics
@@ -9,6 +10,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
+from bench import zero_gradients
 from bench.intervals import Interval, interval
 from bench.page import table
 from bench.quality import ROOT, Lines, best_rate, compared, found, loss
@@ -81,6 +83,9 @@ def page(lines: Lines) -> str:
     ]  # fmt: skip
     for name, heading in HEADINGS.items():
         parts += ["", f"## {heading}", "", *section(lines, STUDIES[name])]
+    if zero_gradients.RESULTS.exists():
+        said, found = zero_gradients.section(json.loads(zero_gradients.RESULTS.read_text()))
+        parts += ["", "## Zero gradients", "", filled(said), "", found]
     return "\n".join([*parts, ""])
 
 

@@ -8,7 +8,7 @@ import pytest
 from paths import ROOT
 
 import lowbit
-from bench import quality, quality_page, quality_train, studies
+from bench import quality, quality_page, quality_train, studies, zero_gradients
 from bench.intervals import interval
 from bench.studies import CONTESTANTS, SEEDS, STUDIES, Run
 from bench.training import load_recipe
@@ -153,3 +153,16 @@ def test_the_middle_changes_the_state(small_text, tmp_path):
     four = trained("AdamW, 4bit", small_text, tmp_path)
     assert to_four["bytes_per_parameter"] == four["bytes_per_parameter"]
     assert to_four["held_out_loss"] != four["held_out_loss"]
+
+
+def test_weights_without_gradients_stand_still_and_the_others_do_not():
+    found = zero_gradients.measure(60, 20, ["8bit", "linear8", "float32"])
+    assert all(x["never"] == 0 < x["trained"] for x in found.values())
+    assert found["float32"]["stopped"] == 0 < found["8bit"]["stopped"] < found["linear8"]["stopped"]
+
+
+def test_every_preset_was_measured_without_gradients():
+    saved = json.loads(zero_gradients.RESULTS.read_text())["presets"]
+    assert set(saved) == {preset["name"] for preset in lowbit.catalog()["presets"]}
+    said, _ = zero_gradients.section({"presets": {"a": {**saved["8bit"], "never": 1.0}, "b": saved["8bit"]}, "steps": 1, "stop": 1, "date": "", "machine": {"cpu": "", "isa": "", "versions": {"torch": ""}}})  # fmt: skip
+    assert said.startswith("Weights that never had a gradient move with `a`, and stand still")
