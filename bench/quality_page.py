@@ -77,6 +77,11 @@ def page(lines: Lines) -> str:
         ),
         "",
         filled(
+            "**Lower** is not better stored. The error of a format acts as another learning rate or as noise does: with few bits the second moment comes out too "
+            "high ([drift.md](drift.md)), so steps are shorter. A loss below float32's says that the format did no harm here, not that it is more exact."
+        ),
+        "",
+        filled(
             "**State.** Embeddings, head and small parameters keep float32 state (`lowbit.param_groups`), as by default; in models this small they are a larger "
             "share than in yours. So a format's bytes per parameter are above those of [presets.md](presets.md#all-presets)."
         ),
