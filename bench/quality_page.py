@@ -19,7 +19,7 @@ from bench.studies import CONTESTANTS, STUDIES, Study
 HEADINGS = {"0.5 M": "Small model", "0.5 M, 20,000 steps": "Long run", "10 M": "10 M parameters", "10 M, 160 steps": "Muon"}  # fmt: skip
 MARKS = ("<!-- python -m bench.quality --page -->", "<!-- end -->")
 PRESETS = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "AdamW, fp8", "AdamW, log8", "AdamW, bfloat16", "AdamW, bfloat16_stochastic")  # fmt: skip
-ENOUGH = 5  # seeds of a sentence in the summary
+ENOUGH = 3  # seeds that are judged; below those of the study, their number is said
 WORDS = {"more": "higher", "less": "lower", "": "not shown to differ"}
 
 
@@ -207,8 +207,9 @@ def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = N
         elif off is None or min(seeds, len(runs_of(lines, study, to or reference(study, name)))) < ENOUGH:  # fmt: skip
             said["not judged yet"].append(f"`{short}`")
         else:
-            said[WORDS[off.shown]].append(f"`{short}` ({off})")
-    texts = {"higher": "the loss is higher with", "lower": "it is lower with", "not shown to differ": "no difference is shown for", "not judged yet": f"fewer than {ENOUGH} seeds have run of"}  # fmt: skip
+            count = f", {seeds} seeds" if seeds < len(study.seeds) else ""
+            said[WORDS[off.shown]].append(f"`{short}` ({off}{count})")
+    texts = {"higher": "the loss is higher with", "lower": "the loss is lower with", "not shown to differ": "no difference is shown for", "not judged yet": f"fewer than {ENOUGH} seeds have run of"}  # fmt: skip
     return "; ".join(f"{texts[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
     bit = [0.010, 0.012, 0.009, 0.011, 0.013]
     lines = [
         *tuned, *runs("torch AdamW", base), *runs("AdamW, 8bit", [x + d - 0.011 for x, d in zip(base, bit, strict=True)]),
-        *runs("AdamW, 4bit", [x + d for x, d in zip(base, bit, strict=True)]), *runs("AdamW, fp8", [2.0, 2.1]),
+        *runs("AdamW, 4bit", [x + d for x, d in zip(base, bit, strict=True)]), *runs("AdamW, fp8", [2.0, 2.1]), *runs("AdamW, log8", [2.5, 2.6, 2.7]),
         *runs("AdamW, 2bit", [None, 2.0, 2.0, 2.0, 2.0]),
     ]  # fmt: skip
     rows = {cells[1]: cells[2:-1] for x in quality_page.page(lines).splitlines() if x.startswith("| ") for cells in [[c.strip() for c in x.split("|")]] if len(cells) == 9}  # fmt: skip
@@ -96,12 +96,18 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
     text = quality_page.page(lines).split("## Long run")[0]
     assert f"| AdamW, 4bit | {RATE:g} | 5 | 2.2110 | **+0.0110 ± 0.0020** |  | 1.00 |" in text
     assert f"| AdamW, 8bit | {RATE:g} | 5 | 2.2000 | +0.0000 ± 0.0020 |  | 1.00 |" in text
-    assert "| AdamW, log8 |  |  |  |  |  |  |" in text and "2.0000 (1 diverged)" in text
+    assert "| AdamW, 7bit |  |  |  |  |  |  |" in text and "2.0000 (1 diverged)" in text
     said = quality_page.conclusions(lines)
     assert len(said) == 5
-    assert "higher with `4bit` (+0.0110 ± 0.0020), `2bit` (diverged)" in said[0]
+    assert (
+        "higher with `4bit` (+0.0110 ± 0.0020), `log8`" in said[0]
+        and "`2bit` (diverged)" in said[0]
+    )
     assert "no difference is shown for `8bit`" in said[0]
-    assert "fewer than 5 seeds have run of `float32`, `fp8`" in said[0]
+    assert (
+        "fewer than 3 seeds have run of `float32`, `fp8`" in said[0]
+        and "(+0.5000 ± 0.0000, 3 seeds)" in said[0]
+    )
     assert "torch AdamW has not run yet" in said[4]
 
 
