@@ -17,6 +17,19 @@ class Torch(Contestant):
         return torch.optim.AdamW(params, fused=True)
 
 
+class TorchForeach(Torch):
+    """torch's default where nothing is fused: a pass over memory for each operator."""
+
+    name = "torch foreach, float32"
+
+    def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, foreach=True)
+
+    def traffic(self) -> int:
+        # weight decay rw p; lerp rw m, r g; decay rw v; addcmul rw v, r g; root r v, w new (which is read first); division and eps rw it; addcdiv rw p, r m, r it
+        return 21 * 4 * sum(p.numel() for p in self.params)
+
+
 class TorchInGraph(InGraph, Torch):
     name = "torch fused, float32, in a CUDA graph"
 

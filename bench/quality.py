@@ -1,164 +1,192 @@
-"""The effect of low-bit state on quality: a small GPT on real text with each kind of state, several seeds each.
+"""The effect of low-bit state on quality: a small and a larger GPT on real text, each contestant with several seeds, in pairs with float32 AdamW.
 
-    python -m bench.quality                  # all runs, about 30 minutes on one core; saved runs are not repeated
-    python -m bench.quality --only 4bit log8 --seeds 0 1
+    python -m bench.quality                       # runs what is missing, the most useful first; stop it at any time
+    python -m bench.quality --minutes 60          # no new run after an hour
+    python -m bench.quality --study "10 M" --only "Muon, 8bit"
+    python -m bench.quality --list                # what is there, what is missing, and how long that takes
+    python -m bench.zero_gradients                # a minute: the section of that name
+    python -m bench.quality --page                # docs/quality.md, its pictures and the table of docs/presets.md, from what is there
 
-Runs recipes/train_gpt.py and writes bench/results/quality.json, docs/quality.md and docs/quality.png. Muon's runs are those
-of `python -m bench.muon_quality`.
+Each finished run is a line of bench/results/quality.jsonl. A run that is cut off goes on from out/quality, where it was at most two minutes before. All runs
+of a seed begin with the same weights and see the same batches. Learning rates are tuned first, with another seed. bench/studies.py says what is compared.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
+import os
 import pathlib
-import platform
-import statistics
-import subprocess
-import sys
-import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from bench import machine
+from bench.quality_train import Progress, train
+from bench.studies import CONTESTANTS, STUDIES, Run, Study, order
+from bench.training import load_recipe
 
 ROOT = pathlib.Path(__file__).parent.parent
-RESULTS = ROOT / "bench" / "results" / "quality.json"
-STEPS = 200
-# By name: arguments of the recipe. Each rule has its usual learning rate for this model, not tuned per format.
-RUNS = {
-    "float32 AdamW (torch)": ["--optimizer", "torch"],
-    "bfloat16 weights to nearest, 8bit": ["--param-format", "nearest"],
-    "8bit": ["--state-format", "8bit"],
-    "4bit": ["--state-format", "4bit"],
-    "fp8": ["--state-format", "fp8"],
-    "log8": ["--state-format", "log8"],
-    "factored4": ["--state-format", "factored4"],
-    "Kahan, 8bit": ["--param-format", "bfloat16_kahan"],
-    "Adafactor, 8-bit momentum": [
-        "--rule", "Adafactor", "--lr", "1e-2",
-        "--options", '{"beta1": 0.9, "decay_by": "rho", "weight_decay": 0.01}',
-    ],
-    "APOLLO, rank 32, 8bit": ["--rule", "APOLLO", "--lr", "1e-2", "--options", '{"rank": 32}'],
-}  # fmt: skip
+RESULTS = ROOT / "bench" / "results" / "quality.jsonl"
+PARTS = ROOT / "out" / "quality"
+Lines = list[dict[str, Any]]
 
 
-def run(name: str, seed: int, steps: int) -> dict:
-    """Runs the recipe and returns its curve and summary."""
-    with tempfile.TemporaryDirectory() as folder:
-        metrics = pathlib.Path(folder) / "metrics.jsonl"
-        command = [sys.executable, str(ROOT / "recipes" / "train_gpt.py"), *RUNS[name]]
-        command += ["--steps", str(steps), "--seed", str(seed), "--metrics", str(metrics)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    losses = [line["loss"] for line in lines[:-1]]
-    curve = [round(statistics.fmean(losses[i : i + 10]), 4) for i in range(0, len(losses), 10)]
-    summary = lines[-1]
-    return {
-        "held_out_loss": summary["held_out_loss"],
-        "bytes_per_parameter": summary["bytes_per_parameter"],
-        "curve": curve,
-    }
+def read(path: pathlib.Path = RESULTS) -> Lines:
+    """The finished runs. A last line without an end is of a writer that was killed, and does not count."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
 
 
-def page(results: dict) -> str:
-    """The table as Markdown."""
-    lines = [
-        "# Quality",
-        "",
-        f"A byte-level GPT ({results['parameters']}) on the text of Python's standard library, {results['steps']} steps, validation loss in nats per byte; "
-        "`python -m bench.quality` writes this page.",
-        "",
-        f"{results['machine']}, {results['date']}.",
-        "",
-        "| run | mean | spread | seeds | weights, gradient and state, bytes per parameter |",
-        "|---|---|---|---|---|",
-    ]
-    for name in RUNS:
-        runs = list(results["runs"].get(name, {}).values())
-        if not runs:
-            continue
-        losses = [r["held_out_loss"] for r in runs]
-        size = sum(runs[0]["bytes_per_parameter"].values())
-        each = ", ".join(f"{x:.3f}" for x in losses)
-        lines.append(
-            f"| {name} | {statistics.fmean(losses):.3f} | {max(losses) - min(losses):.3f} | {each} | {size:.2f} |"
-        )
-    lines += [
-        "",
-        "AdamW runs at a learning rate of 2e-3, Adafactor and APOLLO at 1e-2, none of them tuned. Compare the formats of one",
-        "rule, not rules. The spread is the largest minus the smallest of the seeds.",
-    ]
-    return "\n".join([*lines, "", "![Held-out loss of each run](quality.png)", ""])
+def append(path: pathlib.Path, line: dict[str, Any]) -> None:
+    """Adds a line, whole or not at all for readers; behind a line that a killed writer left without an end."""
+    with open(path, "a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+            if torn:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        file.write((json.dumps(line) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def plot(results: dict, path: pathlib.Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = [name for name in RUNS if results["runs"].get(name)]
-    losses = [[r["held_out_loss"] for r in results["runs"][name].values()] for name in names]
-    order = sorted(range(len(names)), key=lambda i: statistics.fmean(losses[i]), reverse=True)
-    figure, axis = pyplot.subplots(figsize=(9, 4.8))
-    if "float32 AdamW (torch)" in names:
-        seeds = losses[names.index("float32 AdamW (torch)")]
-        axis.axvspan(min(seeds), max(seeds), color="#ddd", label="seeds of float32 AdamW")
-    for row, i in enumerate(order):
-        mean = statistics.fmean(losses[i])
-        axis.plot(losses[i], [row] * len(losses[i]), "o", ms=7, mfc="none", color="tab:blue")
-        axis.plot(mean, row, "|", ms=18, mew=2.5, color="tab:blue")
-        axis.annotate(
-            f"{mean:.3f}", (mean, row), (0, 10), textcoords="offset points", ha="center", fontsize=8
-        )
-    axis.set_yticks(range(len(order)), [names[i] for i in order])
-    axis.set_ylim(-0.6, len(order) - 0.1)
-    axis.set_xlabel("held-out loss: a circle for each seed, a bar for their mean; less is better")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(loc="lower left", frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+def found(lines: Lines, run: Run) -> dict[str, Any] | None:
+    return next((x for x in lines if all(x[k] == v for k, v in run.key().items())), None)
 
 
-def write_page() -> None:
-    """docs/quality.md from what was saved: these runs, and those of bench.muon_quality with their picture."""
-    from bench import muon_page, muon_quality  # imported here: they train in this process
+def loss(line: dict[str, Any] | None) -> float:
+    """The held-out loss of a run, infinite if it diverged."""
+    return float("inf") if line is None or line["held_out_loss"] is None else line["held_out_loss"]
 
-    parts, lines = [page(json.loads(RESULTS.read_text()))], muon_quality.read()
-    if lines:
-        parts.append(muon_page.section(lines))
-        muon_page.plot(lines, ROOT / "docs" / "quality-muon.png")
-    (ROOT / "docs" / "quality.md").write_text("\n".join(parts))
+
+def best_rate(lines: Lines, study: Study, rule: str) -> float | None:
+    """The rate with the least held-out loss of its rule's tuning, None unless all have run."""
+    losses = {run.lr: found(lines, run) for run in study.tuning(rule)}
+    if not all(losses.values()):
+        return None
+    return min(losses, key=lambda lr: loss(losses[lr]))
+
+
+def compared(lines: Lines, study: Study, name: str) -> list[Run]:
+    """The runs of a contestant that are compared with others, one for each seed; none before its rule is tuned."""
+    lr = best_rate(lines, study, CONTESTANTS[name].rule)
+    return [] if lr is None else [Run(study.name, name, lr, seed, study.steps) for seed in study.seeds]  # fmt: skip
+
+
+def planned(lines: Lines) -> Iterator[Run]:
+    """All runs in order. What follows a tuning is known when that is done."""
+    for study, names, seeds in order():
+        for rule in dict.fromkeys(CONTESTANTS[name].rule for name in names):
+            yield from study.tuning(rule)
+        several = [compared(lines, study, name) for name in names]
+        for seed in seeds:
+            yield from (run for runs in several for run in runs if run.seed == seed)
+
+
+def missing(lines: Lines, studies: list[str] | None = None, only: list[str] | None = None) -> list[Run]:  # fmt: skip
+    """What is to be run, in order: of some studies and contestants, with the tuning that they need."""
+    rules = {CONTESTANTS[name].rule for name in only or CONTESTANTS}
+    made = [run for run in dict.fromkeys(planned(lines)) if found(lines, run) is None]
+    if studies:
+        wanted = {s for name in studies for s in (name, STUDIES[name].tuned_in)}
+        made = [run for run in made if run.study in wanted and (run.study in studies or tunes(run))]
+    if only:
+        made = [run for run in made if run.name in only or (tunes(run) and CONTESTANTS[run.name].rule in rules)]  # fmt: skip
+    return made
+
+
+def tunes(run: Run) -> bool:
+    return run.seed not in STUDIES[run.study].seeds
+
+
+def comparable(lines: Lines) -> Lines:
+    """The lines with the settings of their study, of the text and the dtype that most of its lines have."""
+    several: dict[tuple[str, Any, Any], Lines] = {}
+    for line in lines:
+        study, settings = STUDIES.get(line["study"]), dict(line["settings"])
+        text, compute = settings.pop("text_crc32"), settings.pop("compute")
+        if study is not None and settings == study.settings():
+            several.setdefault((line["study"], text, compute), []).append(line)
+    best: dict[str, Lines] = {}
+    for (name, *_), some in several.items():
+        if len(some) > len(best.get(name, [])):
+            best[name] = some
+    return [line for line in lines if any(line is x for x in best.get(line["study"], []))]
+
+
+class Runner:
+    """The texts and the machine of new runs."""
+
+    def __init__(self) -> None:
+        self.recipe = load_recipe()
+        self.texts: dict[int, Any] = {}
+        facts = machine.describe("cpu")
+        self.machine = {"cpu": facts["cpu"], "cores": facts["cores"], "threads": torch.get_num_threads(), "isa": facts["isa"], "python": facts["python"], "versions": {p: v for p, v in facts["versions"].items() if p in ("torch", "lowbit")}}  # type: ignore[attr-defined]  # fmt: skip
+
+    def of(self, study: Study) -> tuple[Any, torch.dtype, dict[str, Any]]:
+        """The text, the dtype of products, and the settings of lines."""
+        context = study.model["context"]
+        text = self.texts.setdefault(context, self.recipe.Text([], context))
+        compute = self.recipe.compute_dtype(torch.bfloat16, "cpu") if study.compute == "auto" else getattr(torch, study.compute)  # fmt: skip
+        return text, compute, {**study.settings(), "compute": str(compute).removeprefix("torch."), "text_crc32": zlib.crc32(text.train.numpy())}  # fmt: skip
+
+    def lines(self) -> Lines:
+        """The lines that runs made here can be compared with."""
+        return [line for line in read() if line["study"] in STUDIES and line["settings"] == self.of(STUDIES[line["study"]])[2]]  # fmt: skip
+
+    def run(self, run: Run) -> dict[str, Any]:
+        text, compute, settings = self.of(STUDIES[run.study])
+        progress = Progress(PARTS, run, settings)
+        made = train(run, self.recipe, text, compute, progress)
+        date = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+        line = {**run.key(), **made, "settings": settings, "machine": self.machine, "date": date}
+        append(RESULTS, line)
+        progress.remove()
+        return line
+
+
+def listed(lines: Lines, todo: list[Run]) -> None:
+    for line in lines:
+        print({k: line[k] for k in ("study", "run", "lr", "seed", "steps", "held_out_loss", "seconds")})  # fmt: skip
+    per_step: dict[str, list[float]] = {}
+    for line in lines:
+        per_step.setdefault(line["study"], []).append(line["seconds"] / line["steps"])
+    for run in todo:
+        known = per_step.get(run.study) or per_step.get(STUDIES[run.study].tuned_in or "")
+        takes = f"some {min(known) * run.steps:.0f} s" if known else "unknown time"
+        print(f"missing: {run.study}: {run.name}, rate {run.lr:g}, seed {run.seed}, {run.steps} steps, {takes}")  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--again", action="store_true", help="repeat saved runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--study", nargs="+", choices=list(STUDIES), metavar="STUDY", help=f"of {'; '.join(STUDIES)}")  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), metavar="CONTESTANT", help=f"of {'; '.join(CONTESTANTS)}")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--page", action="store_true")
     args = parser.parse_args()
-    results = {"runs": {}}
-    if RESULTS.exists() and args.steps == STEPS:
-        results = json.loads(RESULTS.read_text())
-    for seed in args.seeds:
-        for name in args.only or RUNS:
-            saved = results["runs"].setdefault(name, {})
-            if str(seed) in saved and not args.again:
-                continue
-            saved[str(seed)] = run(name, seed, args.steps)
-            print(f"{name}, seed {seed}: {saved[str(seed)]['held_out_loss']:.4f}", flush=True)
-            results |= {
-                "steps": args.steps,
-                "parameters": "0.9 M parameters, width 128, depth 4",
-                "machine": f"{platform.machine()} CPU",
-                "date": datetime.date.today().isoformat(),
-            }
-            if args.steps == STEPS:
-                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    if args.steps == STEPS:
-        plot(results, ROOT / "docs" / "quality.png")
-        write_page()
+    if args.page:
+        from bench import quality_page
+
+        quality_page.write(comparable(read()))
+        return
+    runner = Runner()
+    if args.list:
+        listed(runner.lines(), missing(runner.lines(), args.study, args.only))
+        return
+    end = time.perf_counter() + args.minutes * 60
+    while time.perf_counter() < end and (todo := missing(runner.lines(), args.study, args.only)):
+        line = runner.run(todo[0])
+        print(f"{line['date']} {todo[0].study}: {todo[0].name}, rate {todo[0].lr:g}, seed {todo[0].seed}: {line['held_out_loss']}, {line['seconds']} s", flush=True)  # fmt: skip
+    print("`python -m bench.quality --page` writes the page")
 
 
 if __name__ == "__main__":

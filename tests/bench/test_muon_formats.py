@@ -7,7 +7,7 @@ import torch
 from paths import ROOT
 
 import lowbit
-from bench import muon_formats, muon_page, muon_quality
+from bench import muon_formats
 
 
 @pytest.fixture
@@ -46,5 +46,3 @@ def test_the_pages_have_the_tables():
     assert {name for name, _ in muon_formats.specs()} == set(saved["formats"])
     rows = [row for row in muon_formats.tables(saved).splitlines() if row.startswith("|")]
     assert len(rows) > 40 and all(row in page for row in rows)
-    quality = (ROOT / "docs" / "quality.md").read_text()
-    assert quality.endswith(muon_page.section(muon_quality.read()))

@@ -1,0 +1,260 @@
+"""docs/quality.md, its pictures and the table of docs/presets.md, from the lines of bench/results/quality.jsonl."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import statistics
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from bench import zero_gradients
+from bench.intervals import Interval, interval
+from bench.page import table
+from bench.quality import ROOT, Lines, best_rate, compared, found, loss
+from bench.studies import CONTESTANTS, STUDIES, Study
+
+HEADINGS = {"0.5 M": "Small model", "0.5 M, 20,000 steps": "Long run", "10 M": "10 M parameters", "10 M, 160 steps": "Muon"}  # fmt: skip
+MARKS = ("<!-- python -m bench.quality --page -->", "<!-- end -->")
+PRESETS = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "AdamW, fp8", "AdamW, log8", "AdamW, bfloat16", "AdamW, bfloat16_stochastic")  # fmt: skip
+ENOUGH = 3  # seeds that are judged; below those of the study, their number is said
+WORDS = {"more": "higher", "less": "lower", "": "not shown to differ"}
+
+
+def runs_of(lines: Lines, study: Study, name: str) -> dict[int, dict[str, Any]]:
+    """The finished runs of a contestant by seed."""
+    some = [found(lines, run) for run in compared(lines, study, name)]
+    return {line["seed"]: line for line in some if line}
+
+
+def difference(lines: Lines, study: Study, name: str, to: str) -> Interval | None:
+    """The held-out loss less that of another contestant, in pairs of one seed. None without pairs, or if a run diverged."""
+    own, other = runs_of(lines, study, name), runs_of(lines, study, to)
+    pairs = [loss(own[seed]) - loss(other[seed]) for seed in own if seed in other]
+    if not pairs or max(map(abs, pairs)) == float("inf"):
+        return None
+    return interval(pairs)
+
+
+def reference(study: Study, name: str) -> str:
+    """What a contestant is compared with: the first one of its rule."""
+    return study.rules()[CONTESTANTS[name].rule]
+
+
+def filled(*sentences: str) -> str:
+    return textwrap.fill(" ".join(s for s in sentences if s), 120, break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+
+def page(lines: Lines) -> str:
+    parts = [
+        "# Quality",
+        "",
+        filled(
+            "The loss of models trained with each state format, beside float32 AdamW. All models are byte-level GPTs (`recipes/train_gpt.py`) on the text of "
+            "Python's standard library, in nats per byte of held-out text. `python -m bench.quality` makes the runs, the most useful first, and goes on where "
+            "it was stopped; `python -m bench.quality --page` writes this page from `bench/results/quality.jsonl`. An empty cell has not run."
+        ),
+        "",
+        "## What it says",
+        "",
+        *(f"{i}. {textwrap.fill(s, 116, subsequent_indent='   ')}" for i, s in enumerate(conclusions(lines), 1)),
+        "",
+        "## Method",
+        "",
+        filled(
+            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. A difference is a run's loss less that of its pair; ± is half of "
+            "the 95 % confidence interval of the mean of these differences, by Student's t. An interval without 0 is marked **bold**. Of 20 contestants that "
+            "differ in nothing, one is bold by chance. Compare a format with `torch AdamW, start rounded` too: its first weights are rounded to bfloat16, which is "
+            "neither better nor worse."
+        ),
+        "",
+        filled(
+            "**Tuning.** The learning rate of each rule, with full-precision state, is the one with the least loss among as many rates as every other rule "
+            "has, by shorter runs of another seed. Every format takes the rate of its rule, as somebody who changes the format alone would. Nothing else is "
+            "tuned."
+        ),
+        "",
+        filled(
+            "**Lower** is not better stored. The error of a format acts as another learning rate or as noise does: with few bits the second moment comes out too "
+            "high ([drift.md](drift.md)), so steps are shorter. A loss below float32's says that the format did no harm here, not that it is more exact."
+        ),
+        "",
+        filled(
+            "**State.** Embeddings, head and small parameters keep float32 state (`lowbit.param_groups`), as by default; in models this small they are a larger "
+            "share than in yours. So a format's bytes per parameter are above those of [presets.md](presets.md#all-presets)."
+        ),
+    ]  # fmt: skip
+    for name, heading in HEADINGS.items():
+        parts += ["", f"## {heading}", "", *section(lines, STUDIES[name])]
+    if zero_gradients.RESULTS.exists():
+        said, found = zero_gradients.section(json.loads(zero_gradients.RESULTS.read_text()))
+        parts += ["", "## Zero gradients", "", filled(said), "", found]
+    return "\n".join([*parts, ""])
+
+
+def section(lines: Lines, study: Study) -> list[str]:
+    own = [line for line in lines if line["study"] == study.name]
+    parts = [about(own, study)]
+    if not study.tuned_in:
+        parts += ["", *tuning(lines, study)]
+    head = ["contestant", "rate", "seeds", "loss", "less the first of its rule", "less float32 AdamW", "state, bytes per parameter"]  # fmt: skip
+    parts += [
+        "",
+        *table(head, [row(lines, study, name) for name in study.contestants]).splitlines(),
+    ]
+    if any(runs_of(lines, study, name) for name in study.contestants):
+        parts += ["", f"![{HEADINGS[study.name]}: losses]({picture(study)})"]
+    return parts
+
+
+def about(own: Lines, study: Study) -> str:
+    m = study.model
+    model = f"Width {m['width']}, depth {m['depth']}, context {m['context']}; {study.steps:,} steps of {study.batch} sequences, {study.warm_up} of warm-up, then a cosine to a tenth; weight decay {study.weight_decay}; AdamW's betas {study.betas[0]} and {study.betas[1]}. The loss is that of {study.held_out[0] * study.held_out[1] * m['context']:,} held-out bytes."  # fmt: skip
+    if not own:
+        return filled(model, "No run yet.")
+    settings, machines = own[0]["settings"], [line["machine"] for line in own]
+    dates = sorted(line["date"][:10] for line in own)
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    where = "; ".join(dict.fromkeys(f"{x['cpu']}, {x['threads']} thread{'s' * (x['threads'] > 1)}, {x['isa']}, Python {x['python']}, torch {x['versions']['torch']}" for x in machines))  # fmt: skip
+    return filled(f"{own[0]['parameters'] / 1e6:.2f} M parameters.", model, f"Products are {settings['compute']}. {where}; {len(own)} runs, {when}.")  # fmt: skip
+
+
+def tuning(lines: Lines, study: Study) -> list[str]:
+    """The table of the tuning: losses by rule and rate, the best one bold."""
+    rates = sorted({run.lr for rule in study.rules() for run in study.tuning(rule)})
+    rows = []
+    for rule, name in study.rules().items():
+        losses = {run.lr: found(lines, run) for run in study.tuning(rule)}
+        best = best_rate(lines, study, rule)
+        shown = [cell(losses.get(lr), lr == best) for lr in rates]
+        rows.append([rule if rule != name else name, *shown])
+    said = f"Tuning, {study.tuning_steps} steps of another seed: loss by rule and learning rate, the least bold."
+    edges = [rule for rule in study.rules() if at_edge(lines, study, rule)]
+    if edges:
+        said += (
+            f" At the end of the grid, so that a rate beyond it may be better: {', '.join(edges)}."
+        )
+    return [filled(said), "", *table(["rule", *(f"{lr:g}" for lr in rates)], rows).splitlines()]
+
+
+def at_edge(lines: Lines, study: Study, rule: str) -> bool:
+    rates = [run.lr for run in study.tuning(rule)]
+    return best_rate(lines, study, rule) in (rates[0], rates[-1])
+
+
+def cell(line: dict[str, Any] | None, best: bool) -> str:
+    if line is None:
+        return ""
+    text = "diverged" if line["held_out_loss"] is None else f"{line['held_out_loss']:.3f}"
+    return f"**{text}**" if best else text
+
+
+def row(lines: Lines, study: Study, name: str) -> list[str]:
+    runs = runs_of(lines, study, name)
+    if not runs:
+        return [name, *[""] * 6]
+    ended = [line["held_out_loss"] for line in runs.values() if line["held_out_loss"] is not None]
+    mean = f"{statistics.fmean(ended):.4f}" if ended else ""
+    if lost := len(runs) - len(ended):
+        mean += f" ({lost} diverged)"
+    first, adamw = reference(study, name), study.rules().get("AdamW")
+    of_rule = "" if name == first else marked(difference(lines, study, name, first))
+    of_adamw = "" if adamw is None or adamw in (name, first) else marked(difference(lines, study, name, adamw))  # fmt: skip
+    line = next(iter(runs.values()))
+    return [name, f"{line['lr']:g}", str(len(runs)), mean, of_rule, of_adamw, f"{line['bytes_per_parameter']['state']:.2f}"]  # fmt: skip
+
+
+def marked(found: Interval | None) -> str:
+    if found is None:
+        return ""
+    return f"**{found}**" if found.shown else str(found)
+
+
+def conclusions(lines: Lines) -> list[str]:
+    """Five sentences, each true of these lines."""
+    small, long, large, _ = (STUDIES[name] for name in HEADINGS)
+    names = [
+        n
+        for n in small.contestants
+        if CONTESTANTS[n].rule == "AdamW" and n not in ("torch AdamW", "torch AdamW, start rounded")
+    ]
+    formats = [n for n in names if CONTESTANTS[n].weights is None and CONTESTANTS[n].half is None]
+    weights = [n for n in names if CONTESTANTS[n].weights]
+    other = [n for n in small.rules().values() if n != "torch AdamW"]
+    return [
+        f"State formats of AdamW on the small model: {grouped(lines, small, formats)}.",
+        f"Bfloat16 weights with 8-bit state on the small model: {grouped(lines, small, weights)}.",
+        f"In the middle of a run: {grouped(lines, small, [n for n in names if CONTESTANTS[n].half])}.",
+        f"Other rules in full precision, each at its own tuned rate, beside float32 AdamW: {grouped(lines, small, other, 'torch AdamW')}.",
+        f"Over {long.steps:,} steps: {over_long(lines, long)}; with 10 M parameters: {grouped(lines, large, [n for n in large.contestants if n not in large.rules().values()])}.",
+    ]  # fmt: skip
+
+
+def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = None) -> str:
+    """What the intervals of several contestants say; those with fewer than ENOUGH seeds are not judged."""
+    said: dict[str, list[str]] = {"higher": [], "lower": [], "not shown to differ": [], "not judged yet": []}  # fmt: skip
+    for name in names:
+        seeds = len(runs_of(lines, study, name))
+        off = difference(lines, study, name, to or reference(study, name))
+        diverged = any(
+            line["held_out_loss"] is None for line in runs_of(lines, study, name).values()
+        )
+        short = name.removeprefix("AdamW, ").replace("8bit, bfloat16 weights ", "")
+        if diverged:
+            said["higher"].append(f"`{short}` (diverged)")
+        elif off is None or min(seeds, len(runs_of(lines, study, to or reference(study, name)))) < ENOUGH:  # fmt: skip
+            said["not judged yet"].append(f"`{short}`")
+        else:
+            count = f", {seeds} seeds" if seeds < len(study.seeds) else ""
+            said[WORDS[off.shown]].append(f"`{short}` ({off}{count})")
+    texts = {"higher": "the loss is higher with", "lower": "the loss is lower with", "not shown to differ": "no difference is shown for", "not judged yet": f"fewer than {ENOUGH} seeds have run of"}  # fmt: skip
+    return "; ".join(f"{texts[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
+
+
+def over_long(lines: Lines, study: Study) -> str:
+    said = []
+    for name in study.contestants:
+        runs = runs_of(lines, study, name)
+        if not runs:
+            said.append(f"{name} has not run yet")
+            continue
+        lost = [line for line in runs.values() if line["held_out_loss"] is None]
+        if lost:
+            said.append(f"{name} diverged in {len(lost)} of {len(runs)} runs")
+        else:
+            mean = statistics.fmean(line["held_out_loss"] for line in runs.values())
+            said.append(f"{name} did not diverge and ended at {mean:.4f} ({len(runs)} seed{'s' * (len(runs) > 1)})")  # fmt: skip
+    return ", ".join(said)
+
+
+def of_presets(lines: Lines) -> str:
+    """The table of docs/presets.md."""
+    study = STUDIES["0.5 M"]
+    rows = [
+        [cells[0], cells[2], cells[3], cells[4]]
+        for name in PRESETS
+        for cells in [row(lines, study, name)]
+    ]
+    return table(["run", "seeds", "loss", "less float32 AdamW"], rows)
+
+
+def quoted(text: str, made: str) -> str:
+    """The page with what is between its marks replaced."""
+    pattern = re.escape(MARKS[0]) + r"\n.*?" + re.escape(MARKS[1])
+    return re.sub(pattern, lambda _: f"{MARKS[0]}\n{made}\n{MARKS[1]}", text, count=1, flags=re.S)
+
+
+def picture(study: Study) -> str:
+    return f"quality-{HEADINGS[study.name].lower().replace(' ', '-')}.png"
+
+
+def write(lines: Lines, docs: pathlib.Path = ROOT / "docs") -> None:
+    from bench import quality_plot
+
+    (docs / "quality.md").write_text(page(lines))
+    presets = docs / "presets.md"
+    presets.write_text(quoted(presets.read_text(), of_presets(lines)))
+    for study in STUDIES.values():
+        quality_plot.draw(lines, study, docs / picture(study))

@@ -1,0 +1,186 @@
+"""What is compared in docs/quality.md: contestants, and the studies (a model, a text, a number of steps) in which they run.
+
+A contestant is a rule with a format of its state and of its weights. The first contestant of a rule in a study tunes the rule's learning rate, with
+full-precision state; the other contestants of the rule take its rate. So only one thing differs between two contestants of a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+GRID = tuple(
+    2.5e-4 * 2**k for k in range(8)
+)  # learning rates that every rule tries, 0.00025 to 0.032
+SEEDS, TUNING_SEED = (0, 1, 2, 3, 4), 100
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """
+    Attributes:
+        rule: whose learning rate it takes; contestants of one rule are compared with its first.
+        make: "torch", or the name of lowbit's optimizer.
+        state: `state_format`.
+        weights: `param_format`; weights are bfloat16 with any but None.
+        options: further arguments of the optimizer.
+        nudged: the first weights are those of the others rounded to bfloat16: what a change that is neither good nor bad does to a loss.
+        half: what it becomes after half of the steps: the contestant's name, and whether by `lowbit-ckpt convert`.
+    """
+
+    rule: str
+    make: str = "AdamW"
+    state: Any = "float32"
+    weights: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    half: tuple[str, bool] | None = None
+    nudged: bool = False
+
+
+AVERAGED = {"exp_avg": "float32", "exp_avg_sq": "factored"}
+CODES = ("8bit", "4bit", "fp8", "bfloat16", "bfloat16_stochastic", "log8", "companded8", "linear8", "uniform8", "lpmm4", "fp8_e5m2", "7bit", "6bit", "5bit", "3bit", "2bit")  # fmt: skip
+WEIGHTS = {"stochastic": "auto", "nearest": "nearest", "Kahan": "bfloat16_kahan", "+ 8 bits": "bfloat16_split8_stochastic", "+ 16 bits": "bfloat16_split16"}  # fmt: skip
+
+CONTESTANTS: dict[str, Contestant] = {
+    "torch AdamW": Contestant("AdamW", "torch"),
+    "torch AdamW, start rounded": Contestant("AdamW", "torch", nudged=True),
+    "AdamW, float32": Contestant("AdamW"),
+    **{f"AdamW, {name}": Contestant("AdamW", state=name) for name in CODES},
+    **{f"AdamW, 8bit, bfloat16 weights {name}": Contestant("AdamW", state="8bit", weights=weights) for name, weights in WEIGHTS.items()},
+    "AdamW, 8bit, then 4bit": Contestant("AdamW", state="8bit", half=("AdamW, 4bit", False)),
+    "torch AdamW, then 8bit by lowbit-ckpt": Contestant("AdamW", "torch", half=("AdamW, 8bit", True)),
+    "AdamW factored, float32": Contestant("AdamW factored", state=AVERAGED),
+    "AdamW factored, factored8": Contestant("AdamW factored", state="factored8"),
+    "AdamW factored, factored4": Contestant("AdamW factored", state="factored4"),
+    "Adafactor": Contestant("Adafactor", "Adafactor"),
+    "Adafactor with momentum, float32": Contestant("Adafactor with momentum", "Adafactor", options={"beta1": 0.9}),
+    "Adafactor with momentum, 8bit": Contestant("Adafactor with momentum", "Adafactor", "8bit", options={"beta1": 0.9}),
+    "APOLLO, float32": Contestant("APOLLO", "APOLLO", options={"rank": "quarter"}),
+    "APOLLO, 8bit": Contestant("APOLLO", "APOLLO", "8bit", options={"rank": "quarter"}),
+    **{f"Muon, {name}": Contestant("Muon", "MuonWithAdamW", name) for name in ("float32", "8bit", "muon4", "4bit")},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Study:
+    """
+    Attributes:
+        name: in results and as a heading.
+        model: arguments of the recipe's GPT.
+        compute: the dtype of products; "auto": bfloat16 where the processor multiplies it.
+        batch: sequences of a step.
+        steps, tuning_steps, warm_up: of a run, of one that tunes, and of its beginning.
+        betas: of AdamW.
+        every: steps of which the mean loss is kept.
+        held_out: batches and sequences of each.
+        contestants: in the order of the tables.
+        rates: learning rates by rule, if not GRID.
+        tuned_in: the study whose rates it takes, if it tunes none.
+        seeds: runs of each contestant.
+    """
+
+    name: str
+    model: dict[str, int]
+    compute: str
+    batch: int
+    steps: int
+    tuning_steps: int
+    warm_up: int
+    betas: tuple[float, float]
+    every: int
+    contestants: tuple[str, ...]
+    held_out: tuple[int, int] = (16, 16)
+    rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    tuned_in: str | None = None
+    seeds: tuple[int, ...] = SEEDS
+    weight_decay: float = 0.1
+
+    def settings(self) -> dict[str, Any]:
+        """What two lines must have in common to be compared."""
+        return {
+            **self.model, "batch": self.batch, "warm_up": self.warm_up, "weight_decay": self.weight_decay,
+            "betas": list(self.betas), "held_out": list(self.held_out),
+        }  # fmt: skip
+
+    def rules(self) -> dict[str, str]:
+        """The contestant that tunes each rule."""
+        found: dict[str, str] = {}
+        for name in self.contestants:
+            found.setdefault(CONTESTANTS[name].rule, name)
+        return found
+
+    def tuning(self, rule: str) -> list[Run]:
+        """The runs among which the rule's rate is chosen."""
+        if self.tuned_in:
+            return STUDIES[self.tuned_in].tuning(rule)
+        rates = self.rates.get(rule, GRID)
+        return [
+            Run(self.name, self.rules()[rule], lr, TUNING_SEED, self.tuning_steps) for lr in rates
+        ]
+
+
+@dataclass(frozen=True)
+class Run:
+    study: str
+    name: str
+    lr: float
+    seed: int
+    steps: int
+
+    def key(self) -> dict[str, Any]:
+        return {"study": self.study, "run": self.name, "lr": self.lr, "seed": self.seed, "steps": self.steps}  # fmt: skip
+
+
+SMALL = {"width": 128, "depth": 2, "heads": 4, "context": 64}
+LARGE = {"width": 320, "depth": 8, "heads": 5, "context": 128}
+MUONS = (
+    "Muon, float32",
+    "Muon, 8bit",
+    "AdamW, float32",
+    "AdamW, 8bit",
+    "Muon, muon4",
+    "Muon, 4bit",
+)
+STUDIES = {
+    study.name: study
+    for study in (
+        Study("0.5 M", SMALL, "float32", 8, 1500, 500, 50, (0.9, 0.999), 50, tuple(CONTESTANTS), (16, 64)),
+        Study("0.5 M, 20,000 steps", SMALL, "float32", 8, 20_000, 0, 50, (0.9, 0.999), 400, ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit"), (16, 64), tuned_in="0.5 M"),
+        Study("10 M", LARGE, "auto", 8, 1000, 200, 50, (0.9, 0.95), 25, ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "AdamW, 8bit, bfloat16 weights stochastic", "Muon, float32", "Muon, 8bit", "Muon, muon4", "Muon, 4bit"), rates={"AdamW": GRID[1:6], "Muon": GRID[1:6]}),
+        Study("10 M, 160 steps", LARGE, "auto", 8, 160, 64, 20, (0.9, 0.95), 10, MUONS, rates={"AdamW": GRID[1:5], "Muon": GRID[2:6]}),
+    )
+}  # fmt: skip
+
+
+def order() -> Iterator[tuple[Study, tuple[str, ...], tuple[int, ...]]]:
+    """What is run first: studies, contestants, seeds. The seed changes slowest, so that pairs are complete early."""
+    small, long, large, short = STUDIES.values()
+    first = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "torch AdamW, start rounded")
+    yield small, first, SEEDS
+    yield long, long.contestants, SEEDS[:1]
+    yield small, tuple(n for n in small.contestants if CONTESTANTS[n].weights or CONTESTANTS[n].half), SEEDS  # fmt: skip
+    yield (
+        small,
+        ("AdamW, fp8", "AdamW, bfloat16", "AdamW, bfloat16_stochastic", "AdamW, log8"),
+        SEEDS,
+    )
+    yield small, tuple(n for n in small.contestants if CONTESTANTS[n].rule != "AdamW"), SEEDS
+    yield small, small.contestants, SEEDS
+    yield short, short.contestants, SEEDS
+    yield large, large.contestants[:3], SEEDS
+    yield large, large.contestants, SEEDS
+    yield long, long.contestants, long.seeds
+
+
+__all__ = [
+    "CONTESTANTS",
+    "GRID",
+    "SEEDS",
+    "STUDIES",
+    "TUNING_SEED",
+    "Contestant",
+    "Run",
+    "Study",
+    "order",
+]

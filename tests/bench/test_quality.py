@@ -1,0 +1,174 @@
+"""The bench of quality: what has run is not run again, a run that was cut off goes on to the same bits, and the page says what was measured and no more."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from paths import ROOT
+
+import lowbit
+from bench import quality, quality_page, quality_train, studies, zero_gradients
+from bench.intervals import interval
+from bench.studies import CONTESTANTS, SEEDS, STUDIES, Run
+from bench.training import load_recipe
+
+SMALL = STUDIES["0.5 M"]
+RATE = SMALL.tuning("AdamW")[1].lr
+
+
+def line(run, loss):
+    return {**run.key(), "held_out_loss": loss, "parameters": 470_000, "losses": [3.0, 2.0], "bytes_per_parameter": {"state": 1.0}, "date": "2026-01-01 00:00", "seconds": 1.0,
+            "settings": {**STUDIES[run.study].settings(), "compute": "float32", "text_crc32": 1}, "machine": {"cpu": "a CPU", "threads": 1, "isa": "avx2", "python": "3", "versions": {"torch": "2"}}}  # fmt: skip
+
+
+@pytest.fixture
+def tuned():
+    """Lines of a tuning in which the second rate is best."""
+    return [line(run, 2.0 + abs(i - 1)) for rule in SMALL.rules() for i, run in enumerate(SMALL.tuning(rule))]  # fmt: skip
+
+
+def runs(name, losses):
+    return [line(Run(SMALL.name, name, RATE, seed, SMALL.steps), loss) for seed, loss in zip(SEEDS, losses, strict=False)]  # fmt: skip
+
+
+def test_every_preset_is_compared():
+    spelled = {c.state for name in SMALL.contestants for c in [CONTESTANTS[name]] if isinstance(c.state, str)}  # fmt: skip
+    assert {preset["name"] for preset in lowbit.catalog()["presets"]} <= spelled
+    assert all(len(SMALL.tuning(rule)) == len(studies.GRID) for rule in SMALL.rules())
+
+
+def test_what_is_missing_follows_from_what_is_there(tuned):
+    assert {run.seed for run in quality.missing([])} == {studies.TUNING_SEED}
+    first = quality.missing(tuned)
+    names = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "torch AdamW, start rounded")
+    assert [(run.name, run.seed) for run in first[:5]] == [*((n, 0) for n in names), (names[0], 1)]
+    assert {run.lr for run in first if run.study == SMALL.name} == {RATE}
+    assert len(set(first)) == len(first)
+    done = [line(first[0], 2.5), line(dataclasses.replace(first[1], lr=0.5), 2.5)]
+    assert quality.missing([*tuned, *done]) == first[1:], "another rate is another run"
+
+
+def test_some_contestants_bring_the_tuning_they_need(tuned):
+    some = quality.missing([], [SMALL.name], ["Muon, 8bit"])
+    assert some == SMALL.tuning("Muon")
+    assert [run.seed for run in quality.missing(tuned, [SMALL.name], ["Muon, 8bit"])] == [*SEEDS]
+    long = quality.missing([], ["0.5 M, 20,000 steps"])
+    assert {run.study for run in long} == {SMALL.name}, "it takes the rates of the small study"
+
+
+def test_a_line_that_was_cut_off_is_run_again(tmp_path, tuned):
+    path = tmp_path / "lines.jsonl"
+    assert quality.read(path) == []
+    for one in tuned[:2]:
+        quality.append(path, one)
+    path.write_bytes(path.read_bytes() + json.dumps(tuned[2]).encode()[:-5])
+    assert quality.read(path) == tuned[:2]
+    quality.append(path, tuned[3])
+    assert quality.read(path) == [*tuned[:2], tuned[3]]
+
+
+def test_lines_of_other_settings_or_another_text_are_not_compared(tuned):
+    other = json.loads(json.dumps(tuned[0]))
+    other["settings"]["text_crc32"] = 2
+    old = json.loads(json.dumps(tuned[1]))
+    old["settings"]["batch"] = 99
+    assert quality.comparable([other, old, *tuned]) == tuned
+
+
+def test_intervals_are_those_of_student():
+    made = interval([1.0, 2.0, 3.0, 4.0, 5.0])  # deviation sqrt(2.5), so 2.776 sqrt(2.5 / 5)
+    assert (made.mean, round(made.half, 3)) == (3.0, 1.963)
+    assert made.shown == "more" and interval([-1.0, -2.0, -3.0, -4.0, -5.0]).shown == "less"
+    assert interval([-1.0, 1.0]).shown == "" and interval([0.5]).half == math.inf
+
+
+def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
+    base = [2.0, 2.1, 2.2, 2.3, 2.4]
+    bit = [0.010, 0.012, 0.009, 0.011, 0.013]
+    lines = [
+        *tuned, *runs("torch AdamW", base), *runs("AdamW, 8bit", [x + d - 0.011 for x, d in zip(base, bit, strict=True)]),
+        *runs("AdamW, 4bit", [x + d for x, d in zip(base, bit, strict=True)]), *runs("AdamW, fp8", [2.0, 2.1]), *runs("AdamW, log8", [2.5, 2.6, 2.7]),
+        *runs("AdamW, 2bit", [None, 2.0, 2.0, 2.0, 2.0]),
+    ]  # fmt: skip
+    rows = {cells[1]: cells[2:-1] for x in quality_page.page(lines).splitlines() if x.startswith("| ") for cells in [[c.strip() for c in x.split("|")]] if len(cells) == 9}  # fmt: skip
+    assert rows["torch AdamW"] == [""] * 6, "the study of 10 M has not run"
+    text = quality_page.page(lines).split("## Long run")[0]
+    assert f"| AdamW, 4bit | {RATE:g} | 5 | 2.2110 | **+0.0110 ± 0.0020** |  | 1.00 |" in text
+    assert f"| AdamW, 8bit | {RATE:g} | 5 | 2.2000 | +0.0000 ± 0.0020 |  | 1.00 |" in text
+    assert "| AdamW, 7bit |  |  |  |  |  |  |" in text and "2.0000 (1 diverged)" in text
+    said = quality_page.conclusions(lines)
+    assert len(said) == 5
+    assert (
+        "higher with `4bit` (+0.0110 ± 0.0020), `log8`" in said[0]
+        and "`2bit` (diverged)" in said[0]
+    )
+    assert "no difference is shown for `8bit`" in said[0]
+    assert (
+        "fewer than 3 seeds have run of `float32`, `fp8`" in said[0]
+        and "(+0.5000 ± 0.0000, 3 seeds)" in said[0]
+    )
+    assert "torch AdamW has not run yet" in said[4]
+
+
+def test_the_pages_are_those_of_the_results():
+    lines = quality.comparable(quality.read())
+    assert (ROOT / "docs" / "quality.md").read_text() == quality_page.page(lines)
+    presets = (ROOT / "docs" / "presets.md").read_text()
+    assert quality_page.of_presets(lines) in presets
+    assert quality_page.quoted(presets, quality_page.of_presets(lines)) == presets
+
+
+@pytest.fixture(scope="module")
+def small_text():
+    recipe = load_recipe()
+    return recipe, recipe.Text([], 32, limit=1 << 16)
+
+
+def trained(name, small_text, tmp_path, steps=20, stop=None):
+    recipe, text = small_text
+    study = dataclasses.replace(SMALL, model={"width": 64, "depth": 1, "heads": 2, "context": 32}, held_out=(1, 4), every=10, warm_up=5)  # fmt: skip
+    progress = quality_train.Progress(tmp_path, Run(SMALL.name, name, 4e-3, 0, steps), {})
+    run = Run(SMALL.name, name, 4e-3, 0, steps)
+    return quality_train.train(run, recipe, text, recipe.torch.float32, progress, study, stop)
+
+
+KINDS = ("torch AdamW", "AdamW, 4bit", "AdamW, 8bit, bfloat16 weights stochastic", "AdamW, 8bit, then 4bit", "torch AdamW, then 8bit by lowbit-ckpt", "Adafactor with momentum, 8bit", "APOLLO, 8bit", "Muon, muon4")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(name, small_text, tmp_path):
+    whole = trained(name, small_text, tmp_path / "whole")
+    assert len(whole["losses"]) == 2 and whole["losses"][1] < whole["losses"][0]
+    for stop in (7, 10, 13):  # before, at and after what happens in the middle
+        with pytest.raises(KeyboardInterrupt):
+            trained(name, small_text, tmp_path / "cut", stop=stop)
+    again = trained(name, small_text, tmp_path / "cut")
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+
+
+def test_a_run_that_diverges_ends_and_says_so(small_text, tmp_path, monkeypatch):
+    monkeypatch.setattr(quality_train, "rate", lambda *_: 1e30)
+    made = trained("torch AdamW", small_text, tmp_path)
+    assert made["held_out_loss"] is None and made["diverged"] < 19
+    assert quality.loss(made) == math.inf
+
+
+def test_the_middle_changes_the_state(small_text, tmp_path):
+    to_four = trained("AdamW, 8bit, then 4bit", small_text, tmp_path)
+    four = trained("AdamW, 4bit", small_text, tmp_path)
+    assert to_four["bytes_per_parameter"] == four["bytes_per_parameter"]
+    assert to_four["held_out_loss"] != four["held_out_loss"]
+
+
+def test_weights_without_gradients_stand_still_and_the_others_do_not():
+    found = zero_gradients.measure(60, 20, ["8bit", "linear8", "float32"])
+    assert all(x["never"] == 0 < x["trained"] for x in found.values())
+    assert found["float32"]["stopped"] == 0 < found["8bit"]["stopped"] < found["linear8"]["stopped"]
+
+
+def test_every_preset_was_measured_without_gradients():
+    saved = json.loads(zero_gradients.RESULTS.read_text())["presets"]
+    assert set(saved) == {preset["name"] for preset in lowbit.catalog()["presets"]}
+    said, _ = zero_gradients.section({"presets": {"a": {**saved["8bit"], "never": 1.0}, "b": saved["8bit"]}, "steps": 1, "stop": 1, "date": "", "machine": {"cpu": "", "isa": "", "versions": {"torch": ""}}})  # fmt: skip
+    assert said.startswith("Weights that never had a gradient move with `a`, and stand still")
