@@ -8,7 +8,14 @@ import pytest
 from conftest import LONG, SLOW
 from paths import ROOT
 
-GENERATED = {"bench-cpu.md", "bench-cuda.md", "bench-rules.md", "drift.md", "quality.md", "scaling.md"}
+GENERATED = {
+    "bench-cpu.md",
+    "bench-cuda.md",
+    "bench-rules.md",
+    "drift.md",
+    "quality.md",
+    "scaling.md",
+}
 DOCS = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")) if p.name not in GENERATED]  # fmt: skip
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", *DOCS)
 PATH = r"(?:bench|csrc|docs|lowbit|recipes|tests|tools)/[\w./*-]+"

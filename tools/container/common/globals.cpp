@@ -120,7 +120,7 @@ const Allowlist& tree_globals() {
     r.push_back({"numpy", "ndarray", nullptr});
     // Where a rank's slice of a parameter lies, in the files of DeepSpeed's ZeRO.
     r.push_back({"deepspeed.utils.tensor_fragment", "fragment_address", nullptr, true});
-      // Methods of objects; the first releases of Python 3.11 pickle an enum's member so too.
+    // Methods of objects; the first releases of Python 3.11 pickle an enum's member so too.
     r.push_back({"builtins", "getattr", "cs"});
     r.push_back({"__builtin__", "getattr", "cs"});
     return r;
