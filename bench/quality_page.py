@@ -64,7 +64,7 @@ def page(lines: Lines) -> str:
         "## Method",
         "",
         filled(
-            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. A difference is a run's loss less that of its pair; ± is half of "
+            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. The loss is the mean of the seeds that have run: where their number differs, compare differences only. A difference is a run's loss less that of its pair; ± is half of "
             "the 95 % confidence interval of the mean of these differences, by Student's t. An interval without 0 is marked **bold**. Of 20 contestants that "
             "differ in nothing, one is bold by chance. Compare a format with `torch AdamW, start rounded` too: its first weights are rounded to bfloat16, which is "
             "neither better nor worse."
@@ -99,7 +99,7 @@ def section(lines: Lines, study: Study) -> list[str]:
     parts = [about(own, study)]
     if not study.tuned_in:
         parts += ["", *tuning(lines, study)]
-    head = ["contestant", "rate", "seeds", "loss", "less the first of its rule", "less float32 AdamW", "state, bytes per parameter"]  # fmt: skip
+    head = ["contestant", "rate", "seeds", "loss of its seeds", "less the first of its rule", "less float32 AdamW", "state, bytes per parameter"]  # fmt: skip
     parts += [
         "",
         *table(head, [row(lines, study, name) for name in study.contestants]).splitlines(),
@@ -160,16 +160,20 @@ def row(lines: Lines, study: Study, name: str) -> list[str]:
     if lost := len(runs) - len(ended):
         mean += f" ({lost} diverged)"
     first, adamw = reference(study, name), study.rules().get("AdamW")
-    of_rule = "" if name == first else marked(difference(lines, study, name, first))
-    of_adamw = "" if adamw is None or adamw in (name, first) else marked(difference(lines, study, name, adamw))  # fmt: skip
+
+    def judged(other: str) -> bool:
+        return min(len(runs), len(runs_of(lines, study, other))) >= ENOUGH
+
+    of_rule = "" if name == first else marked(difference(lines, study, name, first), judged(first))
+    of_adamw = "" if adamw is None or adamw in (name, first) else marked(difference(lines, study, name, adamw), judged(adamw))  # fmt: skip
     line = next(iter(runs.values()))
     return [name, f"{line['lr']:g}", str(len(runs)), mean, of_rule, of_adamw, f"{line['bytes_per_parameter']['state']:.2f}"]  # fmt: skip
 
 
-def marked(found: Interval | None) -> str:
+def marked(found: Interval | None, judged: bool) -> str:
     if found is None:
         return ""
-    return f"**{found}**" if found.shown else str(found)
+    return f"**{found}**" if found.shown and judged else str(found)
 
 
 def conclusions(lines: Lines) -> list[str]:
@@ -237,7 +241,7 @@ def of_presets(lines: Lines) -> str:
         for name in PRESETS
         for cells in [row(lines, study, name)]
     ]
-    return table(["run", "seeds", "loss", "less float32 AdamW"], rows)
+    return table(["run", "seeds", "loss of its seeds", "less float32 AdamW"], rows)
 
 
 def quoted(text: str, made: str) -> str:

@@ -90,6 +90,8 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--page", action="store_true")
     asked = parser.parse_args()
+    if asked.quick and asked.record:
+        parser.error("--quick measures the cache only; --record keeps whole results")
     if asked.page:
         PAGE.write_text(written(json.loads(RESULT.read_text())))
         return 0

@@ -24,7 +24,7 @@ ROW = dict[str, Any]
 
 @dataclass(frozen=True)
 class Server:
-    """One socket. Bandwidth is channels of 8 bytes times transfers, or what the maker says of memory without such channels."""
+    """One socket. Bandwidth is channels of 8 bytes times transfers."""
 
     name: str
     cores: int
@@ -42,13 +42,11 @@ def channels(count: int, mts: int) -> float:
     return count * mts * 8 / 1e3
 
 
+# With AVX-512, as the machine that was measured: others have other nanoseconds of a core.
 SERVERS = (
-    Server("AMD EPYC 7003", 64, "8 x DDR4-3200", channels(8, 3200), "https://www.tomshardware.com/news/amd-confirms-12-ddr5-memory-channels-on-genoa"),
     Server("AMD EPYC 9004", 96, "12 x DDR5-4800", channels(12, 4800), "https://www.tomshardware.com/news/amd-confirms-12-ddr5-memory-channels-on-genoa"),
     Server("Intel Xeon, 4th generation", 52, "8 x DDR5-4800", channels(8, 4800), "https://www.ai-hpc.org/en/guide/02-cluster/stream-benchmark"),
     Server("Intel Xeon 6 (6900P)", 120, "12 x DDR5-8800", channels(12, 8800), "https://blog.progressiverobot.co.uk/intel-confirms-ddr5-8800-memory-for-granite-rapids-xeon-6-cpus-jedec-ddr5-8800-for-next-gen-servers"),
-    Server("AWS Graviton4", 96, "12 x DDR5-5600", channels(12, 5600), "https://en.wikichip.org/wiki/annapurna_labs/graviton/graviton4"),
-    Server("NVIDIA Grace", 72, "LPDDR5X", 500.0, "https://hardwaretimes.com/nvidia-announces-grace-cpu-up-2x-faster-than-amd-epyc-and-intel-xeon-parts-with-better-power-efficiency/"),
 )  # fmt: skip
 
 
@@ -158,6 +156,14 @@ def check(result: dict[str, Any], rows: dict[str, ROW]) -> str:
     return table(head, [[name, *(f"{model(row, n, gb[n]):.2f}, {row['memory_ns'][str(n)]:.2f}" for n in gb)] for name, row in rows.items()])  # fmt: skip
 
 
+def trust(rows: dict[str, ROW], gb: dict[int, float]) -> str:
+    """Whether the model is a bound from below of what was measured here."""
+    below = [f"{name} with {n}" for n in gb for name, row in rows.items() if row["memory_ns"][str(n)] < 0.95 * model(row, n, gb[n])]  # fmt: skip
+    if below:
+        return f"Steps were faster here than the model says ({'; '.join(below)}): the copy did not reach this memory's bandwidth. Do not trust these numbers, and measure again."
+    return "A step whose core time and memory time are alike takes longer than either, since they overlap only in part."
+
+
 def page(result: dict[str, Any]) -> str:
     rows, gb = by_name(result), bandwidth(result)
     main = [name for name in rows if name in (FIRST, "torch foreach, float32", "DeepSpeedCPUAdam, float32", *OURS)]  # fmt: skip
@@ -172,10 +178,10 @@ def page(result: dict[str, Any]) -> str:
         measured(result),
         filled("The nearest cache: how much longer a step takes on 32,768 values than on 8,192, for each value more. Fixed costs of a step do not count there. torch's foreach step reads and writes memory for each of its operators, 21 times 4 bytes a value, counted from its source."),
         "## The model",
-        filled("A step takes, for each value, the longer of two: the nanoseconds of a core, divided by the threads, and the bytes, divided by the bandwidth. Cores are taken to be those measured here, and to be as fast with all of them busy. Programs are taken to reach 80 % of the bandwidth that channels and transfers give. Both favour no contestant, but neither is measured on these servers: real servers have slower clocks with all cores busy, and several sockets and memory nodes."),
+        filled("A step takes, for each value, the longer of two: the nanoseconds of a core, divided by the threads, and the bytes, divided by the bandwidth. Cores are taken to be those measured here, so the servers are of their instruction set, and to be as fast with all of them busy. Programs are taken to reach 80 % of the bandwidth that channels and transfers give. Both favour no contestant, but neither is measured on these servers: real servers have slower clocks with all cores busy, and several sockets and memory nodes."),
         filled(f"On this machine, where a copy moves {copied}, the model says:"),
         check(result, rows),
-        filled("The model is a bound from below: a step whose core time and memory time are alike takes longer than either, since they overlap only in part."),
+        filled(trust(rows, gb)),
         "## Threads from which a step waits for memory",
         filled("Of one socket, at 80 % of its bandwidth; the last columns are the crossings. Where a socket has fewer cores than that, its memory is not the limit."),
         crossings(rows),
@@ -184,7 +190,7 @@ def page(result: dict[str, Any]) -> str:
         modelled(rows, main),
         "## Bandwidths",
         table(["server, one socket", "cores", "memory", "GB/s, theoretical", "source"], [[s.name, s.cores, s.memory, f"{s.gb:.1f}", f"[source]({s.source})"] for s in SERVERS]),
-        filled("Theoretical bandwidth is channels times transfers times 8 bytes; of Grace, half of what its maker says of a module of two. Cores are those of a common large model of the series."),
+        filled("Theoretical bandwidth is channels times transfers times 8 bytes. Cores are those of a common large model of the series."),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 

@@ -121,7 +121,7 @@ LB_HD void exact_add(const float* x, int n, int64_t* word) {
 /// The sum of the terms in a window of magnitudes of n terms, n a multiple of the lanes.
 struct WindowSum {
   double sum;
-  bool all;  // whether no term, not even a zero, is below the window
+  bool all;  // whether no term but zeros is below the window
 };
 /// kTop: the window has no upper end.
 template <bool kTop>
@@ -129,17 +129,17 @@ LB_HD WindowSum window_sum(const float* x, int n, int32_t lower, int32_t upper) 
   using V = SumVector;
   const V::Bits from = V::before(lower), to = V::before(upper);
   V::Sums sums{}, more{};  // two chains of additions, each of which waits for itself
-  V::Mask all = V::everywhere();
+  V::Bits below = V::all(0);  // magnitudes below the window, by or
   const auto take = [&](int i, V::Sums& into) {
     const V::Bits bits = V::load(x + i), magnitude = V::magnitude(bits);
     const V::Mask taken = V::greater(magnitude, from);
     V::add(into, bits, kTop ? taken : V::without(taken, V::greater(magnitude, to)));
-    all = V::both(all, taken);
+    below = V::join_others(below, taken, magnitude);
   };
   int i = 0;
   for (; i + 2 * V::kLanes <= n; i += 2 * V::kLanes) take(i, sums), take(i + V::kLanes, more);
   if (i < n) take(i, sums);
-  return {V::total(sums) + V::total(more), V::is_everywhere(all)};
+  return {V::total(sums) + V::total(more), V::largest(below) == 0};
 }
 
 /// Adds n terms, in chunks of 256. The sum of 256 terms whose exponents lie within 21 of each other
@@ -170,7 +170,8 @@ LB_HD void exact_add(const float* x, int n, int64_t* word) {
     const WindowSum low = window_sum<false>(x, whole, below, above);
     exact_add_units(low.sum, absmin_low - 1, word);
     for (int i = 0; !low.all && i < whole; ++i) {
-      if (magnitude_bits(x[i]) < static_cast<uint32_t>(below)) exact_add(x[i], word);
+      const uint32_t bits = magnitude_bits(x[i]);
+      if (bits != 0 && bits < static_cast<uint32_t>(below)) exact_add(x[i], word);
     }
   }
 }

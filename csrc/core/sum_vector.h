@@ -28,8 +28,6 @@ struct SumVector {
   /// What magnitudes from `lower` on are greater than.
   LB_HD static Bits before(int32_t lower) { return all(lower - 1); }
   LB_HD static Mask greater(Bits a, Bits b) { return _mm512_cmpgt_epi32_mask(a, b); }
-  LB_HD static Mask everywhere() { return 0xffff; }
-  LB_HD static bool is_everywhere(Mask a) { return a == 0xffff; }
   LB_HD static Mask both(Mask a, Mask b) { return _kand_mask16(a, b); }
   LB_HD static Mask without(Mask a, Mask b) { return _kandn_mask16(b, a); }
   /// all | (x where the mask is not set)
@@ -73,8 +71,6 @@ struct SumVector {
   }
   LB_HD static Bits before(int32_t lower) { return all(lower - 1); }
   LB_HD static Mask greater(Bits a, Bits b) { return _mm256_cmpgt_epi32(a, b); }
-  LB_HD static Mask everywhere() { return all(-1); }
-  LB_HD static bool is_everywhere(Mask a) { return _mm256_movemask_epi8(a) == -1; }
   LB_HD static Mask both(Mask a, Mask b) { return _mm256_and_si256(a, b); }
   LB_HD static Mask without(Mask a, Mask b) { return _mm256_andnot_si256(b, a); }
   LB_HD static Bits join_others(Bits all, Mask where, Bits x) {
@@ -118,8 +114,6 @@ struct SumVector {
   }
   LB_HD static Bits before(int32_t lower) { return all(lower - 1); }
   LB_HD static Mask greater(Bits a, Bits b) { return a > b; }
-  LB_HD static Mask everywhere() { return all(-1); }
-  LB_HD static bool is_everywhere(Mask a) { return (a[0] & a[1] & a[2] & a[3]) != 0; }
   LB_HD static Mask both(Mask a, Mask b) { return a & b; }
   LB_HD static Mask without(Mask a, Mask b) { return a & ~b; }
   LB_HD static Bits join_others(Bits all, Mask where, Bits x) { return all | (x & ~where); }

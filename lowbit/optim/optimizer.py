@@ -45,15 +45,16 @@ class LowbitOptimizer(SteppingOptimizer):
     def _check_saving(self) -> None:
         """Raises RuntimeError where a checkpoint would not hold what it should."""
 
-    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
         """torch's; refuses torchft's LocalSGD and DiLoCo where the state belongs to weights that they overwrite.
 
         Raises:
             ValueError: the hook is theirs, and the optimizer keeps Kahan or split correction bits, or is Schedule-Free.
         """
-        if type(getattr(hook, "__self__", None)).__module__ == "torchft.local_sgd":
-            self._check_overwritten()
-        return super().register_step_post_hook(hook)
+        owner = type(getattr(hook, "__self__", None))
+        if any(cls.__module__ == "torchft.local_sgd" for cls in owner.__mro__):
+            self._check_overwritten()  # before they have registered anything
+        return super().register_step_pre_hook(hook)
 
     def _check_overwritten(self) -> None:
         """Raises ValueError where something else than a step must not write the weights."""

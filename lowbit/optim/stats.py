@@ -38,6 +38,8 @@ def collect(opt: SteppingOptimizer, probe: bool) -> Stats:
     finally:
         for p in lacking:
             p.grad = None
+        if probe:
+            opt._forget_step()  # the next step asks anew: its gradients need not be those of the probe
     warn_of_loss(opt, made)
     return made
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit import sharding
+from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lowrank_layout import LowRankLayout
 from lowbit.state.muon_layout import MuonLayout
@@ -120,8 +120,9 @@ def _part(lay: Layout) -> sharding.Part:
 
 
 def _is_batch(lay: Layout) -> bool:
-    """Whether a parameter is a batch of matrices, as experts are: [E, H, D]."""
-    return len(_part(lay).shape) == 3
+    """Whether a parameter is a batch of matrices, as experts are: [E, H, D]. Conv1d's [out, in, kernel] is none: kernels are short."""
+    shape = _part(lay).shape
+    return len(shape) == 3 and shape[2] >= ops.policy("thresholds")["min_cols"]
 
 
 def _reduces(lay: Layout) -> bool:

@@ -145,6 +145,14 @@ def test_correction_bits_are_refused_where_weights_are_overwritten(options, key)
     outer = lowbit.SGD(model.named_parameters(), momentum=0.9, **options)
     with pytest.raises(ValueError, match=message), DiLoCo(manager, [model], opt, outer, 2):
         pass
+
+    class Mine(LocalSGD):
+        pass
+
+    with pytest.raises(ValueError, match=message), Mine(None, model, opt, 2):
+        pass
+    model.weight.grad = torch.ones_like(model.weight)
+    opt.step()  # nothing of what was refused is left on it
     _, plain = optimizer()
     with DiLoCo(manager, [model], plain, outer, 2):  # which keeps the outer one's weights itself
         pass

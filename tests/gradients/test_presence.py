@@ -29,3 +29,11 @@ def test_a_probe_asks_too(pool):
 def test_steps_in_the_backward_pass_agree_too(pool):
     for equal in pool.run(2, "presence_worker", "in_backward"):
         assert len(equal) == 6 and all(equal.values()), equal
+
+
+def test_a_probe_between_steps_changes_no_bit(pool):
+    assert pool.run(2, "presence_worker", "probe_between") == [[True, True]] * 2
+
+
+def test_convolutions_are_no_experts(pool):
+    assert pool.run(2, "presence_worker", "convolutions") == [(0, True)] * 2

@@ -28,8 +28,6 @@ def choices():
         for shapes, scales in ((MATRIX, ("row", "column", "tensor")), (EXPERTS, ("rank1",))):
             for scale in scales:
                 yield shapes, {"state_format": {"format": entry["name"], "scale": scale}}
-    for entry in ops.entries("param"):
-        yield EXPERTS, {"param_format": entry["name"]}
 
 
 def stepped(opt, params):
@@ -61,3 +59,15 @@ def test_what_is_taken_is_stepped(name, one_thread):
             stepped(opt, params)
         taken += 1
     assert taken and refused
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_parameter_format_is_stepped(name, one_thread):
+    for entry in ops.entries("param"):
+        dtype = getattr(torch, entry["dtype"])
+        params = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in EXPERTS]
+        named = [(f"w{i}", p) for i, p in enumerate(params)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            options = {**OPTIONS.get(name, {}), "param_format": entry["name"]}
+            stepped(getattr(lowbit, name)(named, **options), params)

@@ -21,7 +21,14 @@ from paths import ROOT
 import lowbit
 
 # Why a block may go without being run.
-REASONS = ("builds", "downloads", "needs a GPU", "takes minutes", "the rest of the script")
+REASONS = (  # fmt: skip
+    "builds",
+    "downloads",
+    "needs a GPU",
+    "needs a folder of another program",
+    "takes minutes",
+    "the rest of the script",
+)
 NAMES = [str(path.relative_to(ROOT)) for path in pages.PAGES]
 RUN = [name for name in NAMES if any(b.language in pages.RUN and not b.not_run for b in pages.blocks(ROOT / name))]  # fmt: skip
 

@@ -585,7 +585,7 @@ struct Toy3 {
     for (uint32_t k = 1; k < 8; ++k) code += z >= (dequantize(k - 1) + dequantize(k)) * 0.5f;
     return code;
   }
-  LB_HD static uint32_t neighbour(uint32_t code, bool up) {
+  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
     if (up) return code < 7 ? code + 1 : code;
     return code > 0 ? code - 1 : code;
   }

@@ -213,3 +213,45 @@ def in_backward() -> dict[str, bool]:
             for x, y in zip((q, *opt.state[q].values()), (p, *one.state[p].values()), strict=True)
         )
     return equal
+
+
+def probe_between() -> list[bool]:
+    """Whether a probe between steps changes no bit of the next one, of which a rank lacks a gradient."""
+    mesh = init_device_mesh("cpu", (2,))
+    same = []
+    for name in ("AdamW", "LAMB"):
+        runs = []
+        for probe in (False, True):
+            gen = torch.Generator().manual_seed(5)
+            params = [
+                nn.Parameter(distribute_tensor(torch.randn(s, generator=gen), mesh, [Shard(0)], src_data_rank=None))
+                for s in SHAPES[:3]
+            ]  # fmt: skip
+            opt = {**REDUCING, **FREE}[name](
+                [(str(i), p) for i, p in enumerate(params)], min_numel=64
+            )
+            for step in range(5):
+                for i, p in enumerate(params):
+                    grad = distribute_tensor(torch.randn(p.shape, generator=gen), mesh, [Shard(0)], src_data_rank=None)  # fmt: skip
+                    p.grad = None if step == 3 and i == 0 and dist.get_rank() == 1 else grad
+                opt.step()
+                opt.zero_grad()
+                if probe and step == 2:
+                    opt.stats(probe=True)
+            runs.append([t for p in params for t in (whole(p), *map(whole, opt.state[p].values()))])
+        same.append(all(map(torch.equal, *runs)))
+    return same
+
+
+def convolutions() -> tuple[int, bool]:
+    """How many collectives a step of Conv1d takes under FSDP2, and whether `step_in_backward` takes a scaler."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Conv1d(32, 64, 3), nn.Conv1d(64, 32, 5))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    opt = lowbit.AdamW(model.named_parameters(), min_numel=64)
+    model(torch.ones(2, 32, 16)).sum().backward()
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as calls:
+        opt.step()
+    lowbit.step_in_backward(model, opt, scaler=torch.amp.GradScaler("cpu"))
+    return calls.call_count, True

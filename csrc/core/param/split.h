@@ -63,7 +63,9 @@ struct SplitParam {
     float share = scaled(x - stored, -half_step(p));
     share = share > 1.0f ? 1.0f : share < -1.0f ? -1.0f : share;
     const float s = share * kMax;
-    const float up = kStochastic ? (static_cast<float>(random16) + 0.5f) * 0x1p-16f : 0.5f;
+    // As a signed integer: only AVX-512 converts unsigned ones.
+    const float up =
+        kStochastic ? (static_cast<float>(static_cast<int32_t>(random16)) + 0.5f) * 0x1p-16f : 0.5f;
     const auto rounded = static_cast<int32_t>(bits_float(magnitude_bits(s)) + up);
     c = static_cast<Correction>(s < 0.0f ? -rounded : rounded);
     return p;
