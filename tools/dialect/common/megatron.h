@@ -16,6 +16,11 @@ namespace lowbit::ckpt {
 /// Whether a document has an optimizer of Megatron-Core.
 bool is_megatron(const Document& document);
 
+/// An error where a document that is written as it is would lack what only common.pt has: the steps
+/// and settings of its optimizer. Where it has no optimizer, a warning that common.pt is left out.
+Status check_common_kept(const Document& document, const std::string& source,
+                         std::vector<std::string>& warnings);
+
 /// An optimizer of Megatron-Core as torch lays one out, under "optimizer".
 struct MegatronView {
   Document document;              // of the optimizer's leaves alone
