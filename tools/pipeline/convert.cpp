@@ -223,7 +223,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
 Status open_source(Conversion& at, const Selection& selection, const std::string& optimizer) {
   ASSIGN_OR_RETURN(whole, open_checkpoint(at.source));
   RETURN_IF_ERROR(check_no_zero_rank(whole, at.source));
-  if (at.to != nullptr) RETURN_IF_ERROR(check_megatron_rank(at.source));
+  if (at.to != nullptr) RETURN_IF_ERROR(check_megatron_rank(at.source, at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
   at.document = std::make_shared<Document>(select(std::move(whole), selection));
   at.document->optimizer = optimizer;

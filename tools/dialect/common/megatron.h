@@ -33,8 +33,9 @@ Result<MegatronView> megatron_view(const Document& document);
 /// [x, y] lies as [X / x, Y / y, x * y]. An error if the shapes do not fit together.
 Result<std::shared_ptr<Source>> unflattened(const Leaf& leaf, const Shape& shape);
 
-/// An error where `source` is one of several model-parallel ranks' files of Megatron's older format,
-/// or its distributed optimizer's flat buffers: neither has whole parameters.
-Status check_megatron_rank(const std::string& source);
+/// An error where `path` is one of several model-parallel ranks' files of Megatron's older format,
+/// or its distributed optimizer's flat buffers: neither has whole parameters. The error begins with
+/// `source`, if it is not empty.
+Status check_megatron_rank(const std::string& path, const std::string& source = "");
 
 }  // namespace lowbit::ckpt
