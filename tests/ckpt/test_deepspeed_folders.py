@@ -115,6 +115,48 @@ def test_into_a_live_optimizer_and_into_8_bits(tmp_path, kind):
         assert all(torch.equal(mine[k], theirs[k]) for k in mine), name
 
 
+def own_adam(tmp_path, kind, config, **more):
+    """A folder with groups as FusedAdam and CPUAdam of DeepSpeed 0.19.8 keep them."""
+    of = small_run()
+    group = {"lr": 1e-3, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-8, **more}
+    of.settings = lambda i: {**group, "weight_decay": 0.1 if i == 0 else 0.0}
+    folder = write(kind, tmp_path / "step", of)
+    for file in folder.glob("*_model_states.pt"):
+        edited(file, lambda c: c.update(ds_config=config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deepspeed_s_adam_keeps_its_mathematics(tmp_path, kind):
+    """Which of the two decays weights it has is in ds_config alone: `adam_w_mode` counts for the name Adam, in any case."""
+
+    def decoupled(type_, params):
+        config = {"optimizer": {"type": type_, "params": params}}
+        made = converted(own_adam(tmp_path, kind, config), "--to", "lowbit")
+        shutil.rmtree(tmp_path / "step")
+        return [group.get("decoupled_weight_decay") for group in made["optim"]["param_groups"]]
+
+    assert decoupled("Adam", {"lr": 1e-3, "adam_w_mode": False}) == [False, False]
+    assert decoupled("Adam", {"adam_w_mode": True}) == decoupled("adam", {}) == [True, True]
+    assert decoupled("AdamW", {"adam_w_mode": False}) == [True, True]
+    folder = own_adam(tmp_path, kind, {"optimizer": {"type": "Adam"}}, bias_correction=False)
+    error = run("convert", folder, tmp_path / "x.pt", "--to", "torch", code=3).stderr
+    assert "bias_correction=False" in error
+    live = lowbit.AdamW([("a.weight", nn.Parameter(torch.zeros(33, 17)))])
+    with pytest.raises(ValueError, match="bias_correction=False"):
+        lowbit.load_optimizer(live, folder)
+
+
+@pytest.mark.parametrize("config", ["ds.json", {"train_batch_size": 1}])
+def test_a_decay_that_no_file_tells_is_warned_of(tmp_path, config):
+    """The configuration is a path, or the optimizer is the user's own."""
+    folder = own_adam(tmp_path, "zero 2", config)
+    done = run("convert", folder, tmp_path / "x.pt", "--to", "torch")
+    assert "adam_w_mode" in done.stdout + done.stderr
+    done = run("convert", write("zero 2", tmp_path / "torch"), tmp_path / "y.pt", "--to", "torch")
+    assert "adam_w_mode" not in done.stdout + done.stderr
+
+
 # A Universal Checkpoint of anything
 
 

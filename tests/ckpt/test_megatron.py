@@ -131,7 +131,12 @@ def test_what_cannot_be_known_is_refused(tmp_path):
 
     error = refused("decay", tensors(), {"param_groups": groups(weight_decay=0.0)})
     assert "weight_decay differs between the groups (0.1, 0.0)" in error and "--lossy" in error
-    converted(tmp_path / "decay", out, "--lossy")
+    made = converted(tmp_path / "decay", out, "--lossy")
+    assert (
+        made["optimizer"]["param_groups"][0]["weight_decay"] == 0 and "0 for weight decay" in error
+    )
+    some = {**groups(), 1: {**groups()[1], "maximize": False}}
+    assert "maximize is not in all groups" in refused("some", tensors(), {"param_groups": some})
     out.unlink()
     assert "numbers of steps" in refused("steps", tensors(), {"param_groups": groups(step=4)})
     assert "no groups of the optimizer" in refused("none", tensors(), {})
@@ -150,7 +155,43 @@ def test_what_cannot_be_known_is_refused(tmp_path):
     assert not out.exists()
 
 
-def test_files_of_the_older_format(tmp_path):
+def test_a_target_without_common_pt_is_not_written(tmp_path):
+    """Steps and settings are in common.pt alone: with the optimizer's tensors it is refused, of weights a warning says it."""
+    source = write(tmp_path / "m", tensors(), {"param_groups": groups()})
+    targets = {"reshard": [tmp_path / "r", "--world-size", "2"], "convert": [tmp_path / "c"]}
+    for command, options in targets.items():
+        for more in ([], ["--dry-run"]):
+            error = run(command, source, *options, *more, code=3).stderr
+            assert "steps and settings are in common.pt" in error and str(source) in error
+            assert "--to torch" in error and not options[0].exists()
+        done = run(command, source, *options, "--exclude", "optimizer.*")
+        assert "common.pt is left out" in done.stdout + done.stderr and options[0].exists()
+    weights = {name: x for name, x in tensors().items() if not name.startswith("optimizer.")}
+    done = run("reshard", write(tmp_path / "w", weights, {}), tmp_path / "x", "--world-size", "2")
+    assert "common.pt is left out" in done.stdout + done.stderr
+    plain = write(tmp_path / "p", weights, {}, common=False)
+    done = run("reshard", plain, tmp_path / "y", "--world-size", "2")
+    assert "common.pt" not in done.stdout + done.stderr
+
+
+def test_only_megatron_s_own_common_pt_is_read(tmp_path):
+    """Any other file of that name is no part of the checkpoint; and a link leads out of the folder."""
+    weights = {"common": torch.ones(4)}
+    for metadata in (None, "{}", "no JSON"):
+        plain = tmp_path / f"plain{metadata}"
+        dcp.save(dict(weights), checkpoint_id=plain, no_dist=True)
+        (plain / "common.pt").write_text("hello")
+        if metadata is not None:
+            (plain / "metadata.json").write_text(metadata)
+        run("inspect", plain)
+        run("verify", plain)
+    source = write(tmp_path / "m", tensors(), {"param_groups": groups()})
+    (source / "common.pt").rename(tmp_path / "common.pt")
+    (source / "common.pt").symlink_to(tmp_path / "common.pt")
+    assert "is a link, which is not followed" in converted(source, tmp_path / "out.pt", code=3)
+
+
+def test_files_of_the_older_format(tmp_path, monkeypatch):
     """Each rank's file by itself: of several ranks no tensor is whole, and flat buffers tell no places."""
     model = nn.Linear(8, 4)
     opt = torch.optim.AdamW(model.parameters())
@@ -168,6 +209,14 @@ def test_files_of_the_older_format(tmp_path):
             (tmp_path / "x.pt").unlink()
     assert "give one rank's file" in run("inspect", folder, code=3).stderr
     assert "is the file of one of 2 model-parallel ranks" in converted(file, tmp_path / "x.pt", code=3)  # fmt: skip
+    (tmp_path / "link").symlink_to(file.parent)
+    live = lowbit.AdamW(model.parameters())
+    with monkeypatch.context() as there:
+        there.chdir(file.parent)
+        for spelled in ("model_optim_rng.pt", "../mp_rank_01//model_optim_rng.pt", f"{file.parent}//model_optim_rng.pt", "../../link/model_optim_rng.pt"):  # fmt: skip
+            assert "one of 2 model-parallel ranks" in converted(spelled, tmp_path / "x.pt", code=3)
+            with pytest.raises(ValueError, match=r"^[^:]*: is the file of one of 2 model-parallel ranks"):  # fmt: skip
+                lowbit.load_optimizer(live, spelled)
     buffers = {0: {(torch.bfloat16, torch.float32): {"param": torch.ones(9), "exp_avg": torch.ones(9)}}}  # fmt: skip
     torch.save(buffers, file.parent / "distrib_optim.pt")
     error = converted(file.parent / "distrib_optim.pt", tmp_path / "x.pt", code=3)

@@ -49,6 +49,22 @@ def test_folders(tmp_path, said):
     assert not (tmp_path / "out.pt").exists()
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["model.safetensors", "model.gguf"], "give one of them: model.safetensors"),
+        (["step-1/", "step-1/.metadata", "last.ckpt"], "give one of them: step-1"),
+    ],
+)
+def test_a_file_that_is_read_is_named_first(tmp_path, names, said):
+    for name in names:
+        if name.endswith("/"):
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_bytes(b"x")
+    assert said in run("inspect", tmp_path, code=3).stderr
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_files(tmp_path, name):
     head, said = FILES[name]

@@ -196,7 +196,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
   for (const std::string& text : at.model.unresolved) {
     if (!wanted.lossy)
       return bad(printable(at.source) + ": " + text +
-                 "; --lossy leaves it out, and settings are then the target's defaults");
+                 "; --lossy leaves it out, and settings are then defaults, 0 for weight decay");
     at.warnings.push_back(text + ": left out");
   }
   const RoundingErrors rounded = measure_float64(at.model);
@@ -223,14 +223,14 @@ Status translate(Conversion& at, const Wanted& wanted) {
 Status open_source(Conversion& at, const Selection& selection, const std::string& optimizer) {
   ASSIGN_OR_RETURN(whole, open_checkpoint(at.source));
   RETURN_IF_ERROR(check_no_zero_rank(whole, at.source));
-  if (at.to != nullptr) RETURN_IF_ERROR(check_megatron_rank(at.source));
+  if (at.to != nullptr) RETURN_IF_ERROR(check_megatron_rank(at.source, at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
   at.document = std::make_shared<Document>(select(std::move(whole), selection));
   at.document->optimizer = optimizer;
   if (at.document->leaves.empty())
     return usage("nothing of " + printable(at.source) + " is selected");
   at.warnings = at.document->manifest->warnings;
-  return fine();
+  return at.to == nullptr ? check_common_kept(*at.document, at.source, at.warnings) : fine();
 }
 
 /// What is written: the source's leaves, with the state and the weights that are asked for.

@@ -2,6 +2,7 @@
 
 #include "container/common/open.h"
 #include "container/common/subclass_cut.h"
+#include "dialect/common/megatron.h"
 #include "dialect/torchao/leaf.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
@@ -47,6 +48,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_selection(whole, options.select));
   Document document = select(std::move(whole), options.select);
   std::vector<std::string> warnings = document.manifest->warnings;
+  RETURN_IF_ERROR(check_common_kept(document, source, warnings));
   for (std::string& line : leave_out_opaque(document, true)) warnings.push_back(std::move(line));
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};

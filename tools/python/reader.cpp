@@ -9,6 +9,7 @@
 #include "container/dcp/value_archive.h"
 #include "dialect/common/dialect.h"
 #include "dialect/common/formats.h"
+#include "dialect/common/megatron.h"
 #include "dialect/common/optimizer_root.h"
 #include "io/parallel.h"
 #include "io/text.h"
@@ -282,6 +283,7 @@ Object Reader::model() {
     without_gil([&]() -> Status {
       const std::lock_guard guard(lock_);
       RETURN_IF_ERROR(check_no_zero_rank(*document_));
+      RETURN_IF_ERROR(check_megatron_rank(document_->manifest->path));
       ASSIGN_OR_RETURN(found, recognize(*document_));
       ASSIGN_OR_RETURN(made, found.dialect->read(document_, found.tree));
       model_ = std::make_unique<Model>(std::move(made));

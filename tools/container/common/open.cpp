@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "container/common/archive.h"
+#include "container/common/json_value.h"
 #include "container/common/other_formats.h"
 #include "io/partial_name.h"
 #include "io/store.h"
@@ -130,11 +131,12 @@ Result<ContainerKind> kind_of_folder(const std::string& path) {
                                   : files + ", " + folders));
   ASSIGN_OR_RETURN(deepspeed, kind_of_deepspeed(*folder, names));
   if (deepspeed) return *deepspeed;
-  RETURN_IF_ERROR(check_other_folder(path, names));
   if (!folders.empty())
     return bad(what + ": is no checkpoint, but holds some; give one of them: " + folders);
   if (!files.empty())
     return bad(what + ": is a folder of several files; give one of them: " + files);
+  // Last: what is read goes before what another program left beside it.
+  RETURN_IF_ERROR(check_other_folder(path, names));
   return ContainerKind::kDcp;
 }
 
@@ -145,6 +147,16 @@ Result<Manifest> read_folder(const std::string& path) {
                ": was left by a program that was killed while it wrote; delete it");
   if (kind == ContainerKind::kZero) return read_zero(path);
   return kind == ContainerKind::kUniversal ? read_universal(path) : read_dcp(path);
+}
+
+/// Whether Megatron-Core wrote a directory of DCP: its metadata.json names the backend (0.16.1,
+/// dist_checkpointing/core.py). Others may have files of both names.
+bool is_of_megatron(const Directory& folder) {
+  if (!folder.has("common.pt") || !folder.has("metadata.json")) return false;
+  const auto text = folder.content("metadata.json", 1u << 16);
+  if (!text.ok()) return false;
+  const auto said = parse_json(text.value(), 1u << 10, "metadata.json");
+  return said.ok() && said.value().is_dict() && said.value().find("sharded_backend") != nullptr;
 }
 
 /// "OUTER.zip/INNER.pth" as the path of the zip and the name of the record; empty for other paths.
@@ -192,8 +204,10 @@ Result<Document> open_checkpoint(const std::string& path) {
   ASSIGN_OR_RETURN(document, document_of(std::move(manifest)));
   if (!directory) return document;
   ASSIGN_OR_RETURN(folder, Directory::open(path));
-  if (!folder->has("common.pt")) return document;
-  ASSIGN_OR_RETURN(beside, read_manifest(path + "/common.pt"));
+  if (!is_of_megatron(*folder)) return document;
+  ASSIGN_OR_RETURN(archive, Archive::open(folder, "common.pt"));  // follows no link
+  ASSIGN_OR_RETURN(read, read_torch_zip(archive));
+  std::shared_ptr<const Manifest> beside = std::make_shared<Manifest>(std::move(read));
   ASSIGN_OR_RETURN(common, document_of(beside));
   document.common = std::make_shared<const Document>(std::move(common));
   document.others.push_back(std::move(beside));

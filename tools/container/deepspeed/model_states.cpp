@@ -43,6 +43,44 @@ Status add_shape(FlatGroup& group, std::set<std::string>& seen, const Key& key, 
   return fine();
 }
 
+/// Whether a value is a number that is not 0, or true.
+bool is_set(const Value* value) {
+  return value != nullptr &&
+         (value->is(Value::Kind::kFloat) ? value->real != 0 : value->integer != 0);
+}
+
+/// Whether the Adam of a configuration adds its decay to the gradient. As the engine has it, the
+/// mode counts for the name Adam, in any case, and is true where it is not said.
+bool is_coupled(const std::string& type, const Value* mode) {
+  std::string lower = type;
+  for (char& c : lower) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  return lower == "adam" && mode != nullptr && !is_set(mode);
+}
+
+/// Adds decoupled_weight_decay to a group of DeepSpeed's own Adam that was not AdamW, and warns
+/// where no file tells.
+Status add_decay(Parts& parts, Manifest& manifest, const PartFile& file, const Path& group,
+                 const PartFile& model) {
+  const bool own = file.has_below(below(group, "bias_correction")) &&
+                   !file.has_below(below(group, "decoupled_weight_decay"));
+  if (!own) return fine();
+  const Value* type = model.value({"ds_config", "optimizer", "type"});
+  if (type != nullptr && type->is(Value::Kind::kText)) {
+    if (!is_coupled(type->text, model.value({"ds_config", "optimizer", "params", "adam_w_mode"})))
+      return fine();
+    return parts.add(manifest, {"optim", "param_groups", group.back(), "decoupled_weight_decay"},
+                     Value::boolean(false));
+  }
+  const std::string warning =
+      "whether weight decay was decoupled (adam_w_mode) is not saved, as the configuration of "
+      "DeepSpeed was a path or had no optimizer: it is taken for AdamW's";
+  auto& all = manifest.warnings;
+  if (is_set(file.value(below(group, "weight_decay"))) &&
+      std::find(all.begin(), all.end(), warning) == all.end())
+    all.push_back(warning);
+  return fine();
+}
+
 }  // namespace
 
 Result<ModelStates> read_model_states(const PartFile& file) {
@@ -135,12 +173,13 @@ Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file) {
 }
 
 Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, const Path& groups,
-                        const std::vector<FlatGroup>& flat) {
-  std::set<int64_t> taken;
+                        const std::vector<FlatGroup>& flat, const PartFile& model) {
+  std::set<int64_t> taken, numbers;
   RETURN_IF_ERROR(file.for_below(groups, [&](const Path& path, const FileLeaf& leaf) -> Status {
     const std::string what = file.what() + ": its param_groups";
     if (path.size() < 2 || path[0].kind != Key::Kind::kIndex)
       return bad(what + " are no list of dicts");
+    numbers.insert(path[0].number);
     // Names are keys here.
     if (path[1].text() == "param_names") return fine();
     Path full = {"optim", "param_groups"};
@@ -160,9 +199,13 @@ Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, 
     }
     return parts.add(manifest, std::move(full), std::move(names));
   }));
-  if (taken.size() == flat.size()) return fine();
-  return bad(file.what() + ": its param_groups have " + std::to_string(taken.size()) + " of the " +
-             std::to_string(flat.size()) + " flat vectors of param_shapes");
+  if (taken.size() != flat.size())
+    return bad(file.what() + ": its param_groups have " + std::to_string(taken.size()) +
+               " of the " + std::to_string(flat.size()) + " flat vectors of param_shapes");
+  for (const int64_t number : numbers)
+    RETURN_IF_ERROR(
+        add_decay(parts, manifest, file, below(groups, Key(Key::Kind::kIndex, number)), model));
+  return fine();
 }
 
 }  // namespace lowbit::ckpt

@@ -38,9 +38,10 @@ Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states);
 Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file);
 
 /// The parameter groups of an optimizer's state dict, under `optim`: settings as they are, and the
-/// names of the parameters in each of the flat vectors that a group numbers.
+/// names of the parameters in each of the flat vectors that a group numbers. DeepSpeed's own Adam
+/// does not keep `decoupled_weight_decay`: the configuration in `model` tells it.
 Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, const Path& groups,
-                        const std::vector<FlatGroup>& flat);
+                        const std::vector<FlatGroup>& flat, const PartFile& model);
 
 /// The path of a parameter's state.
 inline Path state_path_of(const std::string& param, const std::string& state) {

@@ -36,7 +36,7 @@ class UniversalReader {
     const Path nested = {"optimizer_state_dict", "param_groups"};
     RETURN_IF_ERROR(add_param_groups(parts_, manifest_, *common_,
                                      common_->has_below(nested) ? nested : Path{"param_groups"},
-                                     states_.groups));
+                                     states_.groups, *models_[0]));
     return add_rest(parts_, manifest_, *models_[0]);
   }
 

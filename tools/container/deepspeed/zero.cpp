@@ -40,7 +40,7 @@ class ZeroReader {
     RETURN_IF_ERROR(add_weights());
     RETURN_IF_ERROR(add_states());
     RETURN_IF_ERROR(add_param_groups(parts_, manifest_, *first_, below(base(), "param_groups"),
-                                     states_.groups));
+                                     states_.groups, *model_));
     RETURN_IF_ERROR(add_rest(parts_, manifest_, *model_));
     tell();
     return fine();

@@ -16,6 +16,11 @@ namespace lowbit::ckpt {
 /// Whether a document has an optimizer of Megatron-Core.
 bool is_megatron(const Document& document);
 
+/// An error where a document that is written as it is would lack what only common.pt has: the steps
+/// and settings of its optimizer. Where it has no optimizer, a warning that common.pt is left out.
+Status check_common_kept(const Document& document, const std::string& source,
+                         std::vector<std::string>& warnings);
+
 /// An optimizer of Megatron-Core as torch lays one out, under "optimizer".
 struct MegatronView {
   Document document;              // of the optimizer's leaves alone
@@ -28,8 +33,9 @@ Result<MegatronView> megatron_view(const Document& document);
 /// [x, y] lies as [X / x, Y / y, x * y]. An error if the shapes do not fit together.
 Result<std::shared_ptr<Source>> unflattened(const Leaf& leaf, const Shape& shape);
 
-/// An error where `source` is one of several model-parallel ranks' files of Megatron's older format,
-/// or its distributed optimizer's flat buffers: neither has whole parameters.
-Status check_megatron_rank(const std::string& source);
+/// An error where `path` is one of several model-parallel ranks' files of Megatron's older format,
+/// or its distributed optimizer's flat buffers: neither has whole parameters. The error begins with
+/// `source`, if it is not empty.
+Status check_megatron_rank(const std::string& path, const std::string& source = "");
 
 }  // namespace lowbit::ckpt

@@ -136,10 +136,14 @@ void add_settings(const Settled& settled, int64_t group, std::vector<Leaf>& leav
       leaves.push_back(value_leaf(std::move(path), values[0]));
       continue;
     }
+    undecided += (undecided.empty() ? "" : "; ") + printable(key);
+    if (values.size() != settled.groups.size()) {
+      undecided += " is not in all groups";
+      continue;
+    }
     std::string all;
     for (const Value& value : values) all += (all.empty() ? "" : ", ") + shown(value);
-    undecided += (undecided.empty() ? "" : "; ") + printable(key) +
-                 " differs between the groups (" + all + ")";
+    undecided += " differs between the groups (" + all + ")";
   }
 }
 
@@ -158,6 +162,17 @@ bool is_megatron(const Document& document) {
   return std::any_of(document.leaves.begin(), document.leaves.end(), [](const Leaf& leaf) {
     return is_bucket(leaf) || state_name(leaf).has_value();
   });
+}
+
+Status check_common_kept(const Document& document, const std::string& source,
+                         std::vector<std::string>& warnings) {
+  if (is_megatron(document))
+    return bad(printable(source) +
+               ": is a checkpoint of Megatron-Core, whose steps and settings are in common.pt, "
+               "which what is written would lack; convert it --to torch or --to lowbit, or leave "
+               "its optimizer out (--exclude)");
+  if (document.common != nullptr) warnings.emplace_back("common.pt is left out");
+  return fine();
 }
 
 Result<MegatronView> megatron_view(const Document& document) {

@@ -46,10 +46,8 @@ Result<Model> read_fused(std::shared_ptr<const Document> document, const Optimiz
                                "master_param (store_param_remainders), which has no place here");
   for (Group& group : model.groups) {
     const auto step = take_from(group.settings, "step");
-    const auto corrected = take_from(group.settings, "bias_correction");
+    take_from(group.settings, "bias_correction");
     std::erase_if(group.tensors, [](const auto& t) { return t.first[0].text() == "step"; });
-    if (corrected && corrected->integer == 0)
-      return bad("its Adam ran with bias_correction=False, which no other Adam here has");
     for (const size_t i : group.params) {
       Param& p = model.params[i];
       if (p.states.empty()) continue;

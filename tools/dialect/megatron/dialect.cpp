@@ -22,11 +22,6 @@ Result<Model> read_megatron(std::shared_ptr<const Document> document, const Opti
   for (Param& p : model.params)
     std::erase_if(p.states, [](const State& s) { return is_master(s.name); });
   model.algorithm = algorithm_of(model);
-  for (const Group& group : model.groups) {
-    const Value* corrected = setting(group, "bias_correction");
-    if (corrected != nullptr && corrected->integer == 0)
-      return bad("its Adam ran with bias_correction=False, which no other Adam here has");
-  }
   return model;
 }
 

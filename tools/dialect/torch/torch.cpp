@@ -104,6 +104,11 @@ Result<Model> read(std::shared_ptr<const Document> document, const OptimizerTree
     }
   }
   out.algorithm = algorithm_of(out);
+  for (const Group& group : out.groups) {  // of FusedAdam, CPUAdam and Megatron-Core
+    const Value* corrected = setting(group, "bias_correction");
+    if (corrected != nullptr && corrected->is(Value::Kind::kBool) && corrected->integer == 0)
+      return bad("its Adam ran with bias_correction=False, which no other Adam here has");
+  }
   if (out.algorithm != "schedule_free") return out;
   for (const Group& group : out.groups) {  // which count the steps
     const Value* steps = setting(group, "k");
