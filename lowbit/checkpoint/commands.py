@@ -106,7 +106,9 @@ def convert(
         CheckpointError: the source is not sound, or the target cannot say what the source does.
     """
     if container == "universal" and is_url(target):
-        said = "a Universal Checkpoint is written to a local folder; copy that to the store afterwards"
+        said = (
+            "a Universal Checkpoint is written to a local folder; copy that to the store afterwards"
+        )
         raise CheckpointError(f"{os.fsdecode(target)}: {said}", code=2)
     with (
         Shown(progress, "convert") as told,

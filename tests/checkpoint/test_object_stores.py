@@ -151,7 +151,7 @@ def test_a_universal_checkpoint_goes_to_no_store(store, tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     torch.save({"w": torch.ones(3)}, tmp_path / "a.pt")
     for dry_run in (False, True):
-        with pytest.raises(checkpoint.CheckpointError, match="memory://bucket/u: .*local folder") as caught:  # fmt: skip
+        with pytest.raises(checkpoint.CheckpointError, match=r"memory://bucket/u: .*local folder") as caught:  # fmt: skip
             checkpoint.convert(tmp_path / "a.pt", "memory://bucket/u", container="universal", dry_run=dry_run)  # fmt: skip
         assert caught.value.code == 2
     assert not list((tmp_path / "tmp").iterdir()) and not store.fs.exists("/bucket/u")
