@@ -105,6 +105,11 @@ def convert(
     Raises:
         CheckpointError: the source is not sound, or the target cannot say what the source does.
     """
+    if container == "universal" and is_url(target):
+        said = (
+            "a Universal Checkpoint is written to a local folder; copy that to the store afterwards"
+        )
+        raise CheckpointError(f"{os.fsdecode(target)}: {said}", code=2)
     with (
         Shown(progress, "convert") as told,
         opened(storage_options, source, model) as (name, weights_of),

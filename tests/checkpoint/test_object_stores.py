@@ -145,6 +145,18 @@ def test_a_reshard_reads_each_byte_once(store, tmp_path, writer):
     assert checkpoint.diff("memory://bucket/run", tmp_path / "columns", bytes=True)["same"]
 
 
+def test_a_universal_checkpoint_goes_to_no_store(store, tmp_path, monkeypatch):
+    """It is refused before anything is read or written."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    torch.save({"w": torch.ones(3)}, tmp_path / "a.pt")
+    for dry_run in (False, True):
+        with pytest.raises(checkpoint.CheckpointError, match=r"memory://bucket/u: .*local folder") as caught:  # fmt: skip
+            checkpoint.convert(tmp_path / "a.pt", "memory://bucket/u", container="universal", dry_run=dry_run)  # fmt: skip
+        assert caught.value.code == 2
+    assert not list((tmp_path / "tmp").iterdir()) and not store.fs.exists("/bucket/u")
+
+
 def test_every_operation_reads_ranges_and_each_byte_once(store, tmp_path):
     """What docs/object-stores.md says of each: of a large directory, the data once, but for blocks at the ends."""
     url, state = "memory://bucket/run", {f"w{i}": torch.randn(1 << 20) for i in range(4)}

@@ -157,6 +157,26 @@ def test_a_decay_that_no_file_tells_is_warned_of(tmp_path, config):
     assert "adam_w_mode" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_several_ranks_of_a_model_keep_for_themselves_is_named(tmp_path, stage):
+    """Tensor parallel ranks share buffers and frozen parameters in a way that no file says."""
+    folder = write(f"universal {stage}", tmp_path / "step")
+    for name in ("f.weight", "n.running_mean", "n.num_batches_tracked"):
+        shutil.rmtree(folder / "zero" / name)
+    shutil.copy(folder / "mp_rank_00_model_states.pt", folder / "mp_rank_01_model_states.pt")
+    said = json.loads(run("inspect", folder, "--json").stdout)["warnings"]
+    assert len(said) == 1 and "of 2 model_states.pt are not read" in said[0], said
+    assert all(name in said[0] for name in ("f.weight", "n.running_mean", "n.num_batches_tracked"))
+    assert converted(folder)["model"].keys() == small_run().params.keys()
+
+
+def test_several_ranks_of_a_model_with_all_tensors_in_files_are_whole(tmp_path):
+    folder = write("universal 1", tmp_path / "step")
+    shutil.copy(folder / "mp_rank_00_model_states.pt", folder / "mp_rank_01_model_states.pt")
+    assert json.loads(run("inspect", folder, "--json").stdout)["warnings"] == []
+    assert torch.equal(converted(folder)["model"]["f.weight"], small_run().frozen["f.weight"])
+
+
 # A Universal Checkpoint of anything
 
 
@@ -196,13 +216,42 @@ def test_the_files_are_those_of_the_package(tmp_path):
     assert common["param_groups"] == common["optimizer_state_dict"]["param_groups"]
     assert [group["params"] for group in common["param_groups"]] == [[0], [1]]
     assert common["optimizer_state_dict"]["state"][0]["step"] == 3
-    for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
-        model = torch.load(tmp_path / "made" / file, weights_only=True)
+    kept = {"f.weight", "n.running_mean", "n.num_batches_tracked"}
+    # Stage 3 looks for the second name; what the first one has is not written again.
+    for file, module in (("mp_rank_00", kept), ("zero_pp_rank_0_mp_rank_00", set())):
+        model = torch.load(tmp_path / "made" / f"{file}_model_states.pt", weights_only=True)
         assert [list(group) for group in model["param_shapes"]] == [
             list(group) for group in of.groups
         ]
-        assert model["module"].keys() == {"f.weight", "n.running_mean", "n.num_batches_tracked"}
+        assert model["module"].keys() == module
         assert (model["global_steps"], model["mine"], model["dp_world_size"]) == (3, 5, 1)
+
+
+def test_tensors_beside_the_weights_of_another_checkpoint_are_kept(tmp_path):
+    """--model has buffers and frozen parameters; what it has elsewhere is none of the model's."""
+    content = plain()
+    beside = {"bn.running_mean": torch.randn(4), "f": torch.randn(3, 3)}
+    weights = {"w": content.pop("model")["w"], **beside}
+    torch.save(content, tmp_path / "a.pt")
+    for name, model in {"bare": weights, "nested": {"net": weights, "ema": {"w2": torch.ones(2)}, "epoch": 3}}.items():  # fmt: skip
+        torch.save(model, tmp_path / f"{name}.pt")
+        run("convert", tmp_path / "a.pt", tmp_path / name, "--container", "universal", "--model", tmp_path / f"{name}.pt")  # fmt: skip
+        made = converted(tmp_path / name)["model"]
+        assert made.keys() == weights.keys()
+        assert all(torch.equal(made[key], t) for key, t in weights.items())
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_weights_in_both_checkpoints_are_no_buffers(tmp_path, both):
+    content = plain()
+    weights = {"w": content["model"]["w"], "f": torch.randn(3)}
+    content["model"] = weights if both else content["model"]
+    torch.save(content, tmp_path / "a.pt")
+    torch.save(weights, tmp_path / "m.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal", "--model", tmp_path / "m.pt")  # fmt: skip
+    model = torch.load(tmp_path / "u" / "mp_rank_00_model_states.pt", weights_only=True)
+    assert model["module"].keys() == {"f"}
+    run("verify", tmp_path / "u")
 
 
 def plain(**more):
@@ -218,6 +267,7 @@ UNWRITABLE = {
     "another state": (plain(state={"max_exp_avg_sq": torch.rand(4, 5)}), "max_exp_avg_sq has no place"),
     "another optimizer": (plain(optim={"state": {"w": {"momentum_buffer": torch.rand(4, 5)}}, "param_groups": [{"lr": 0.1, "momentum": 0.9, "params": ["w"]}]}), "has no exp_avg"),
     "a weight of another shape": (plain(model={"w": torch.randn(5, 4)}), "no float32 tensor of the weight's shape"),
+    **{f"a step of {step}": (plain(state={"step": torch.tensor(step, dtype=torch.float64)}), "w: .*(no whole number|no count of steps that float32 holds)") for step in (float("nan"), 1e30, -3.0, 2.5, 16777218.0)},
     "a name that leads out": (plain(model={"../w": torch.randn(4, 5)}, optim={"state": {"../w": plain()["optim"]["state"]["w"]}, "param_groups": [{**plain()["optim"]["param_groups"][0], "params": ["../w"]}]}), "no name of a folder"),
 }  # fmt: skip
 
@@ -283,13 +333,14 @@ EDITS = {
     "quantized slices": ("zero 2", rank_file(0), lambda c: optimizer(c)["base_optimizer_state"]["state"].update({0: {"a.weight": {"exp_avg_dynamic8": torch.ones(4, dtype=torch.uint8)}}}), 'bind.engine, export="fp32"'),
     "groups of other vectors": ("zero 2", rank_file(0), lambda c: optimizer(c)["base_optimizer_state"]["param_groups"][0].update(params=[7]), "do not number the 2 flat vectors"),
     "a group too few": ("zero 2", rank_file(0), lambda c: optimizer(c)["base_optimizer_state"].update(param_groups=optimizer(c)["base_optimizer_state"]["param_groups"][:1]), "have 1 of the 2 flat vectors"),
+    "an elastic checkpoint": ("zero 1", rank_file(0), lambda c: optimizer(c).update(base_optimizer_state=[{"exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4)}] * 2), "an elastic checkpoint.*elastic_checkpoint false"),
     "no shapes": ("zero 2", "mp_rank_00_model_states.pt", lambda c: c.pop("param_shapes"), "has no param_shapes"),
     "no master": ("zero 3", rank_file(0), lambda c: optimizer(c).update(fp32_flat_groups=[]), "offloaded to NVMe"),
     "a frozen slice": ("zero 3", "zero_pp_rank_1_mp_rank_00_model_states.pt", lambda c: c.update(frozen_param_fragments=None), "no slice of the frozen f.weight"),
     "a placeholder": ("zero 3", "zero_pp_rank_0_mp_rank_00_model_states.pt", lambda c: c["module"].update({"gone": torch.zeros(0)}), "placeholder of gone"),
     "a universal shape": ("universal 1", "mp_rank_00_model_states.pt", reshape, "has the shape .33, 17., and .* says .33, 18."),
-    "a universal flat shape": ("universal 3", "zero_pp_rank_0_mp_rank_00_model_states.pt", reshape, "hold 561|reaches beyond|561 of its 594"),
-    "a universal parameter without a group": ("universal 1", "mp_rank_00_model_states.pt", lambda c: c["param_shapes"][0].pop("a.weight"), "a.weight is of no parameter|a.weight: |zero/a.weight"),
+    "a universal flat shape": ("universal 3", "zero_pp_rank_0_mp_rank_00_model_states.pt", reshape, "a.weight: the files hold 561 of its 594 elements"),
+    "a universal parameter without a group": ("universal 1", "mp_rank_00_model_states.pt", lambda c: c["param_shapes"][0].pop("a.weight"), "zero/a.weight is of no parameter that .*mp_rank_00_model_states.pt names"),
     "no step": ("universal 3", "zero/optimizer_state.pt", lambda c: c["optimizer_state_dict"]["state"][0].pop("step"), "and no step in"),
 }  # fmt: skip
 
@@ -316,6 +367,11 @@ FILES = {
     "a frozen rank's file": ("zero 3", lambda f: (f / "zero_pp_rank_2_mp_rank_00_model_states.pt").unlink(), "zero_pp_rank_2_mp_rank_00_model_states"),
     "a weight is missing": ("universal 1", lambda f: (f / "zero" / "a.weight" / "fp32.pt").unlink(), "no zero/a.weight/fp32.pt"),
     "a parameter is missing": ("universal 3", lambda f: shutil.rmtree(f / "zero" / "a.weight"), "no zero/a.weight/fp32.pt"),
+    "a parameter has no state": ("universal 1", lambda f: [(f / "zero" / "b.weight" / f"{s}.pt").unlink() for s in ("exp_avg", "exp_avg_sq", "step")], "zero/b.weight has not the files that zero/a.weight has"),
+    "a first parameter has no state": ("universal 1", lambda f: [(f / "zero" / "a.weight" / f"{s}.pt").unlink() for s in ("exp_avg", "exp_avg_sq", "step")], "zero/b.weight has not the files that zero/a.weight has"),
+    "a moment is missing": ("universal 3", lambda f: (f / "zero" / "a.weight" / "exp_avg_sq.pt").unlink(), "zero/b.weight has not the files that zero/a.weight has"),
+    "a step is missing": ("universal 1", lambda f: (f / "zero" / "a.bias" / "step.pt").unlink(), "zero/a.bias has not the files that zero/s has"),
+    "a group has no state": ("universal 1", lambda f: [(f / "zero" / p / f"{s}.pt").unlink() for p in ("s", "a.bias") for s in ("exp_avg", "exp_avg_sq", "step")], "zero/a.bias has not the files that zero/b.weight has"),
     "a parameter's folder is a link": ("universal 1", lambda f: ((f / "zero" / "s").rename(f / "s"), os.symlink("../s", f / "zero" / "s")), "is a link, which is not followed"),
     "the parameters are a link": ("universal 1", lambda f: ((f / "zero").rename(f / "z"), os.symlink("z", f / "zero")), "is a link, which is not followed"),
     "a parameter too many": ("universal 1", lambda f: shutil.copytree(f / "zero" / "s", f / "zero" / "t"), "zero/t is of no parameter"),

@@ -123,6 +123,15 @@ def test_several_optimizers_keep_their_settings(tmp_path):
     assert float(made["state"]["fc1.bias"]["step"]) == 7
 
 
+def test_float32_weights_need_no_master(tmp_path):
+    """Such as a router's among bfloat16 ones: Megatron-Core's plain optimizer keeps none."""
+    content = {**tensors(), "fc1.bias": numbers("fc1.bias", "param")}
+    del content[PREFIX + "fp32_param.fc1.bias"]
+    made = converted(write(tmp_path / "m", content, {"param_groups": groups()}), tmp_path / "out.pt")  # fmt: skip
+    assert torch.equal(made["fc1.bias"], numbers("fc1.bias", "param"))
+    assert len(made["optimizer"]["state"]) == 3
+
+
 def test_what_cannot_be_known_is_refused(tmp_path):
     out = tmp_path / "out.pt"
 
@@ -146,6 +155,11 @@ def test_what_cannot_be_known_is_refused(tmp_path):
     content = tensors()
     del content["fc1.bias"]
     assert "no weight of that name" in refused("weight", content, {"param_groups": groups()})
+    for lost in ("exp_avg_sq.fc1.bias", "exp_avg.embedding.weight", "fp32_param.fc1.weight"):
+        content = tensors()
+        del content[PREFIX + lost]
+        error = refused(lost, content, {"param_groups": groups()})
+        assert "has not the states that" in error and "the checkpoint is not whole" in error
     content = {**tensors(), PREFIX + "exp_avg.fc1.weight": torch.zeros(3, 5, 2)}
     assert "none of its weight's, [8, 4]" in refused("shape", content, {"param_groups": groups()})
     plain = {0: {**groups()[0], "bias_correction": False}}

@@ -1,10 +1,11 @@
 """What a rank does in test_deepspeed_checkpoints.py of tests/frameworks: DeepSpeed's own saves, and what it resumes from.
 
-torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER save|resume|client CASE...
+torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER save|resume|client|quantized CASE...
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import pathlib
 import sys
@@ -134,23 +135,66 @@ def client(case: str, folder: pathlib.Path) -> list[float]:
     return found
 
 
+def quantized(case: str, folder: pathlib.Path) -> list[float]:
+    """8-bit state taken from the folder and stepped on: the distance from one process that does the same, and the number of quantized tensors."""
+
+    def net_and_opt():
+        torch.manual_seed(2)
+        net = nn.Linear(64, 256)
+        return net, lowbit.AdamW(
+            [
+                {"params": [("weight", net.weight)], "weight_decay": 0.1},
+                {"params": [("bias", net.bias)], "weight_decay": 0.1},
+            ],
+            lr=1e-2,
+        )
+
+    alone, of_alone = net_and_opt()
+    net, opt = net_and_opt()
+    config = {
+        "train_micro_batch_size_per_gpu": 4, "zero_optimization": CASES[case][0], "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False, "gradient_clipping": 0.0,
+    }  # fmt: skip
+    engine, *_ = deepspeed.initialize(model=net, optimizer=opt, config=config)
+    lowbit.integrations.deepspeed.bind(engine)
+    for of in (opt, of_alone):
+        lowbit.load_optimizer(of, folder / f"large {case}")
+    for step in range(2):
+        x = torch.randn(4, 64, generator=torch.Generator().manual_seed(step))
+        loss = engine(x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        alone(x).square().mean().backward()
+        of_alone.step()
+        of_alone.zero_grad()
+    with deepspeed.zero.GatheredParameters(list(net.parameters())):
+        apart = [(a - b).abs().max().item() for a, b in zip(net.parameters(), alone.parameters(), strict=True)]  # fmt: skip
+    states = [t for state in of_alone.state.values() for t in state.values()]
+    assert all(state["step"] == 5 for state in of_alone.state.values())
+    return [max(apart), sum(t.dtype == torch.uint8 for t in states if isinstance(t, torch.Tensor))]
+
+
+WORK = {"save": save, "resume": resume, "client": client, "quantized": quantized}
+
+
 def main() -> None:
     out, folder, what, *cases = sys.argv[1:]
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
         False  # would be compiled; gloo does without
     )
-    deepspeed.init_distributed(dist_backend="gloo")
+    # A rank that waits for one that has failed is to say so soon.
+    deepspeed.init_distributed(dist_backend="gloo", timeout=datetime.timedelta(seconds=120))
     torch.set_num_threads(1)
     found = {}
     for case in cases:
         try:
-            found[case] = {"save": save, "resume": resume, "client": client}[what](
-                case, pathlib.Path(folder)
-            )
+            found[case] = WORK[what](case, pathlib.Path(folder))
         except Exception:
             found[case] = {"error": traceback.format_exc()}
+    of_all: list = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, found)
     if dist.get_rank() == 0:
-        pathlib.Path(out).write_text(json.dumps(found))
+        pathlib.Path(out).write_text(json.dumps(of_all))
     dist.barrier()
     dist.destroy_process_group()
 

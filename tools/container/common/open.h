@@ -10,8 +10,8 @@ namespace lowbit::ckpt {
 class Archive;
 
 /// Reads a DCP directory, a folder of DeepSpeed's, a torch.save file (zip or legacy) or a
-/// safetensors file; the names in a folder and the first bytes of a file tell which. Only headers and pickles are read. "OUTER.zip/INNER.pth" is a torch.save file inside
-/// another zip.
+/// safetensors file; the names in a folder and the first bytes of a file tell which. Only headers
+/// and pickles are read. "OUTER.zip/INNER.pth" is a torch.save file inside another zip.
 Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path);
 /// Reads the same as a document.
 Result<Document> open_checkpoint(const std::string& path);

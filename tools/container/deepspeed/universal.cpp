@@ -24,11 +24,14 @@ class UniversalReader {
       if (is_entry_name(name) && name != "optimizer_state.pt") {
         ASSIGN_OR_RETURN(folder, zero->folder(name));
         ASSIGN_OR_RETURN(files, folder->list());
-        std::erase_if(files, [](const std::string& file) { return !is_entry_name(file); });
+        std::erase_if(files, [](const std::string& file) {
+          return !is_entry_name(file) || !file.ends_with(".pt");
+        });
         folders_.emplace(name, std::move(files));
       }
     }
     RETURN_IF_ERROR(add_weights());
+    RETURN_IF_ERROR(check_files());
     for (const FlatGroup& group : states_.groups) {
       for (const auto& [name, shape] : group) RETURN_IF_ERROR(add_states(name, shape));
     }
@@ -86,6 +89,8 @@ class UniversalReader {
         if (known == states_.groups[i].end()) states_.groups[i].emplace_back(name, shape);
       }
     }
+    states_.buffers.insert(more.buffers.begin(), more.buffers.end());
+    states_.frozen.insert(states_.frozen.end(), more.frozen.begin(), more.frozen.end());
     return fine();
   }
 
@@ -149,8 +154,56 @@ class UniversalReader {
         return bad(parts_.what() + ": zero/" + printable(name) + " is of no parameter that " +
                    models_[0]->what() + " names");
       RETURN_IF_ERROR(add_tensor({"model", name}, name, "fp32.pt", nullptr));
+      known.insert(name);
     }
+    return models_.size() == 1 ? fine() : name_unread(known);
+  }
+
+  /// Warns of buffers and frozen parameters that only the several models have.
+  Status name_unread(const std::set<std::string>& known) {
+    std::set<std::string> unread = states_.buffers;
+    for (const auto& [name, shape] : states_.frozen) unread.insert(name);
+    for (const auto& model : models_) {
+      RETURN_IF_ERROR(model->for_below({"module"}, [&](const Path& path, const FileLeaf& leaf) {
+        if (leaf.tensor != nullptr) unread.insert(flat_name(path));
+        return fine();
+      }));
+    }
+    std::erase_if(unread, [&](const std::string& name) { return known.contains(name); });
+    if (unread.empty()) return fine();
+    std::string text;
+    constexpr size_t kShown = 8;
+    size_t shown = 0;
+    for (const std::string& name : unread) {
+      if (shown++ < kShown) text += (text.empty() ? "" : ", ") + printable(name);
+    }
+    if (unread.size() > kShown) text += " and " + std::to_string(unread.size() - kShown) + " more";
+    manifest_.warnings.push_back("buffers and frozen parameters of " +
+                                 std::to_string(models_.size()) +
+                                 " model_states.pt are not read, since no file says how they "
+                                 "share tensors: " +
+                                 text);
     return fine();
+  }
+
+  /// A copy that broke off lacks files. Those of one group have the same states, and where any
+  /// group has some, all have: ZeRO steps all its vectors.
+  Status check_files() const {
+    const std::string* stepped = nullptr;  // a parameter with state, and one without
+    const std::string* bare = nullptr;
+    for (const FlatGroup& group : states_.groups) {
+      for (const auto& [name, shape] : group) {
+        const std::string& first = group[0].first;
+        if (folders_.at(name) != folders_.at(first)) return not_whole(name, first);
+        (folders_.at(name).size() > 1 ? stepped : bare) = &name;
+      }
+    }
+    return stepped != nullptr && bare != nullptr ? Status(not_whole(*bare, *stepped)) : fine();
+  }
+
+  Error not_whole(const std::string& param, const std::string& other) const {
+    return bad(parts_.what() + ": zero/" + printable(param) + " has not the files that zero/" +
+               printable(other) + " has, so the folder is not whole: copy it again");
   }
 
   const Shape* shape_of(const std::string& param) const {
@@ -167,7 +220,7 @@ class UniversalReader {
     bool stepped = false;
     for (const std::string& file : folder->second) {
       const std::string state = file.substr(0, file.find('.'));
-      if (file == "fp32.pt" || !file.ends_with(".pt")) continue;
+      if (file == "fp32.pt") continue;
       if (file == "step.pt") {
         ASSIGN_OR_RETURN(part, parts_.read("zero/" + name + "/" + file));
         const FileLeaf leaf = part->find({});

@@ -109,6 +109,11 @@ class ZeroReader {
 
   /// The number of ranks that a rank's file says.
   Status check_count(const PartFile& file) {
+    // Its state is a list of dicts without padding, not a dict by number.
+    if (!stage3_ && file.has_below(below(base(), place(0))))
+      return bad(file.what() +
+                 ": is of an elastic checkpoint, which is not read; save with elastic_checkpoint "
+                 "false");
     const Path at = {"optimizer_state_dict", "partition_count"};
     const Value* said = file.value(at);
     if (said == nullptr)

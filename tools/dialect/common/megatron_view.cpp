@@ -155,6 +155,47 @@ Error buckets(const Leaf& leaf) {
              "fully_reshardable");
 }
 
+/// A copy or a save that broke off lacks tensors: the parameters of one optimizer have the same
+/// states. Float32 ones may do without a master weight.
+class SameStates {
+ public:
+  void add(const StateName& name, const std::string& state, const Leaf& weight) {
+    auto [at, fresh] = params_.try_emplace(name.param, Of{name.chain, weight.dtype, {}});
+    at->second.states.insert(state);
+    if (fresh) order_.push_back(name.param);
+  }
+  Status check() const {
+    std::map<std::pair<std::string, const Dtype*>, const std::string*> first;
+    std::map<std::string, const std::string*> first_of_chain;
+    for (const std::string& name : order_) {
+      const Of& of = params_.at(name);
+      const auto& whole = *first.try_emplace({of.chain, of.dtype}, &name).first->second;
+      if (params_.at(whole).states != of.states) return differ(name, whole);
+      const auto& other = *first_of_chain.try_emplace(of.chain, &name).first->second;
+      if (moments(params_.at(other)) != moments(of)) return differ(name, other);
+    }
+    return fine();
+  }
+
+ private:
+  struct Of {
+    std::string chain;
+    const Dtype* dtype;  // of the weight
+    std::set<std::string> states;
+  };
+  static std::set<std::string> moments(const Of& of) {
+    std::set<std::string> out = of.states;
+    out.erase("master_param");
+    return out;
+  }
+  static Error differ(const std::string& name, const std::string& other) {
+    return bad(printable(name) + ": has not the states that " + printable(other) +
+               " has, so the checkpoint is not whole");
+  }
+  std::map<std::string, Of> params_;
+  std::vector<std::string> order_;
+};
+
 }  // namespace
 
 bool is_megatron(const Document& document) {
@@ -196,6 +237,7 @@ Result<MegatronView> megatron_view(const Document& document) {
   std::map<std::string, std::vector<std::string>> params;  // of each optimizer, in order
   std::set<std::pair<std::string, std::string>> seen;
   std::set<std::string> names;
+  SameStates same;
   for (const auto& [name, leaf] : states) {
     const auto weight = weights.find(name.param);
     if (weight == weights.end())
@@ -207,6 +249,7 @@ Result<MegatronView> megatron_view(const Document& document) {
     const std::string state = master ? "master_param" : name.state;
     if (!seen.emplace(name.param, state).second)
       return bad(printable(leaf->name()) + ": is there twice, in two optimizers");
+    same.add(name, state, *weight->second);
     if (names.insert(name.param).second) params[name.chain].push_back(name.param);
     Leaf made = *leaf;
     made.path = {"optimizer", "state", name.param, state};
@@ -218,6 +261,7 @@ Result<MegatronView> megatron_view(const Document& document) {
     }
     out.document.leaves.push_back(std::move(made));
   }
+  RETURN_IF_ERROR(same.check());
   int64_t group = 0;
   for (const auto& [chain, names_of_chain] : params) {
     const Settled& settings = settled.at(chain);

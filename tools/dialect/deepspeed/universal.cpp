@@ -17,6 +17,7 @@ namespace {
 
 // The layout is that of this version, which loaders ask for.
 constexpr const char* kVersion = "0.19.8";
+constexpr int64_t kMostSteps = 1 << 24;  // that float32 counts one by one
 
 Key list_place(size_t i) { return {Key::Kind::kIndex, static_cast<int64_t>(i)}; }
 
@@ -32,7 +33,7 @@ Leaf moved(const Leaf& leaf, Path path) {
 class Universal {
  public:
   Universal(const Document& document, const OptimizerTree& tree, std::vector<std::string>& warnings)
-      : tree_(tree), weights_(document, tree), warnings_(warnings) {}
+      : document_(document), tree_(tree), weights_(document, tree), warnings_(warnings) {}
 
   Result<std::vector<FolderFile>> files() {
     if (tree_.groups.empty())
@@ -103,7 +104,10 @@ class Universal {
     const Leaf* leaf = entry.find("step");
     if (leaf == nullptr) return bad(printable(entry.name) + ": has no step");
     ASSIGN_OR_RETURN(number, number_of(*leaf));
-    ASSIGN_OR_RETURN(step, real_of(number, printable(entry.name) + ": step"));
+    ASSIGN_OR_RETURN(step, whole_of(number, printable(entry.name) + ": step"));
+    if (step < 0 || step > kMostSteps)
+      return bad(printable(entry.name) + ": " + std::to_string(step) +
+                 " is no count of steps that float32 holds, in which step.pt is");
     // DeepSpeed steps all parameters at once, and stage 3 loads one count.
     if (step_ && *step_ != step)
       return bad(printable(entry.name) + ": was stepped " + std::to_string(step) +
@@ -168,7 +172,7 @@ class Universal {
     say("frozen_param_fragments", Value::none());
     say("lr_scheduler", Value::none());
     say("skipped_steps", Value::number(0));
-    say("global_steps", Value::number(static_cast<int64_t>(*step_)));
+    say("global_steps", Value::number(*step_));
     say("dp_world_size", Value::number(1));
     say("mp_world_size", Value::number(1));
     say("ds_config", Value{.kind = Value::Kind::kDict});
@@ -176,6 +180,9 @@ class Universal {
     model.leaves.push_back(value_leaf({"universal_checkpoint_info", "universal_checkpoint_version"},
                                       Value::floating(0.2)));
     files_.push_back({"mp_rank_00_model_states.pt", model});
+    // DeepSpeed loads no module from either, and one may be large: the other file goes without.
+    std::erase_if(model.leaves, [](const Leaf& l) { return l.path[0].text() == "module"; });
+    model.leaves.push_back(value_leaf({"module"}, Value{.kind = Value::Kind::kOrdered}));
     files_.push_back({"zero_pp_rank_0_mp_rank_00_model_states.pt", std::move(model)});
   }
 
@@ -201,6 +208,7 @@ class Universal {
         lost.insert(path.empty() ? "" : path[0].text());
       }
     }
+    add_beside_model(model, names);
     std::string text;
     for (const std::string& key : lost) text += (text.empty() ? "" : ", ") + printable(key);
     if (!lost.empty())
@@ -208,13 +216,37 @@ class Universal {
     return names;
   }
 
+  /// The same of --model, which is there for its weights: what it has elsewhere is none of it.
+  void add_beside_model(Document& model, std::set<std::string>& names) const {
+    if (document_.model == nullptr) return;
+    TensorsByName tensors;
+    for (const Leaf& leaf : document_.model->leaves) tensors.add(leaf);
+    std::set<std::string> params;
+    const Leaf* weight = nullptr;
+    for (const Entry& entry : tree_.params) {
+      params.insert(clean_name(entry.name));
+      if (weight == nullptr) weight = tensors.find(entry.name);
+    }
+    if (weight == nullptr) return;
+    const Path parent(weight->path.begin(), weight->path.end() - 1);
+    for (const Leaf& leaf : document_.model->leaves) {
+      const bool beside = leaf.path.size() == parent.size() + 1 &&
+                          std::equal(parent.begin(), parent.end(), leaf.path.begin());
+      if (!beside || leaf.kind != Leaf::Kind::kTensor || leaf.source == nullptr) continue;
+      const std::string name = leaf.path.back().text();
+      if (params.contains(clean_name(name)) || !names.insert(name).second) continue;
+      model.leaves.push_back(moved(leaf, {"module", name}));
+    }
+  }
+
+  const Document& document_;
   const OptimizerTree& tree_;
   Weights weights_;
   std::vector<std::string>& warnings_;
   std::vector<FolderFile> files_;
   std::set<const Leaf*> used_;
   const Leaf* first_ = nullptr;  // of the weights
-  std::optional<double> step_;
+  std::optional<int64_t> step_;
 };
 
 }  // namespace
