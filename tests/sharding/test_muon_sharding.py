@@ -37,7 +37,7 @@ def test_rounds_leave_the_same_bytes(pool, kind, ranks, way):
     "kind, ranks, agreed, numel, rounds",
     [
         ("fsdp2", 2, 1, 1 << 24, 1), ("fsdp2", 2, 1, 1, 4), ("fsdp2", 3, 1, 1 << 24, 1), ("fsdp2", 3, 1, 20_000, 2),
-        ("hsdp 2 2", 4, 1, 1 << 24, 1), ("hsdp 2 2", 4, 1, 1, 4), ("tp 2 2", 4, 4, 1 << 24, 1), ("tp 2 2", 4, 4, 1, 4),
+        ("hsdp 2 2", 4, 2, 1 << 24, 1), ("hsdp 2 2", 4, 2, 1, 4), ("tp 2 2", 4, 4, 1 << 24, 1), ("tp 2 2", 4, 4, 1, 4),
     ],
 )  # fmt: skip
 def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, agreed, numel, rounds):  # fmt: skip

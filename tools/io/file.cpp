@@ -250,10 +250,21 @@ Result<std::shared_ptr<File>> FileSet::find(const std::string& name) {
   return inner_->file(name.substr(slash + 1));
 }
 
+void FileSet::remember(const std::string& name, const File& file) {
+  files_.push_back({name, file.identity(), nullptr, 0, nullptr});
+}
+
 Status FileSet::add(const std::string& name) {
+  ASSIGN_OR_RETURN(file, folder_->file(name));
+  const std::lock_guard held(lock_);
+  remember(name, *file);
+  return fine();
+}
+
+Status FileSet::add_inner(const std::string& name) {
   const std::lock_guard held(lock_);
   ASSIGN_OR_RETURN(file, find(name));
-  files_.push_back({name, file->identity(), nullptr, 0, nullptr});
+  remember(name, *file);
   return fine();
 }
 

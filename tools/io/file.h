@@ -122,9 +122,11 @@ bool is_entry_name(const std::string& name);
 class FileSet {
  public:
   explicit FileSet(std::shared_ptr<Directory> folder) : folder_(std::move(folder)) {}
-  /// Adds a file, which is opened to learn its size. Numbers count from 0 in the order of the
-  /// calls. "a/b/c" is a file of a folder in the folder; no link on that way is followed.
+  /// Adds a file of the folder, which is opened to learn its size. Numbers count from 0 in the
+  /// order of the calls.
   Status add(const std::string& name);
+  /// The same of "a/b/c", a file of a folder in the folder; no link on that way is followed.
+  Status add_inner(const std::string& name);
   using Make = std::function<Result<std::shared_ptr<File>>()>;
   /// Adds a file that `make` creates when it is needed, such as a decompressed item, and again
   /// after it was closed. Returns its number.
@@ -148,6 +150,7 @@ class FileSet {
   };
   /// Under the lock: keeps `file` open, and closes the one used longest ago.
   void keep(uint32_t number, std::shared_ptr<const File> file);
+  void remember(const std::string& name, const File& file);
   /// Under the lock: opens a file by its way from the folder.
   Result<std::shared_ptr<File>> find(const std::string& name);
 

@@ -17,7 +17,7 @@ Result<std::shared_ptr<Archive>> Archive::open(std::shared_ptr<Directory> folder
   const std::string path = folder->path() + "/" + name;
   std::shared_ptr<Archive> out(new Archive(std::move(folder), path));
   out->what_ = printable(path);
-  RETURN_IF_ERROR(out->files_.add(name));
+  RETURN_IF_ERROR(out->files_.add_inner(name));
   return out;
 }
 

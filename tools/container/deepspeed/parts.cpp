@@ -85,7 +85,7 @@ Result<std::shared_ptr<Parts>> Parts::open(const std::string& path) {
 Result<std::shared_ptr<const PartFile>> Parts::read(const std::string& name) {
   const auto out = std::make_shared<PartFile>();
   out->file_ = static_cast<uint32_t>(files_.count());
-  RETURN_IF_ERROR(files_.add(name));
+  RETURN_IF_ERROR(files_.add_inner(name));
   ASSIGN_OR_RETURN(archive, Archive::open(folder_, name));
   if (archive->files().identity(0) != files_.identity(out->file_))
     return bad(archive->what() + ": changed while it was read");
