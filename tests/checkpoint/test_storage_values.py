@@ -4,6 +4,7 @@ import collections
 import contextlib
 import datetime
 import io
+import pathlib
 import random
 import warnings
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from lowbit import checkpoint
+from lowbit.checkpoint.reader import module
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
@@ -220,3 +222,23 @@ def test_a_damaged_value_is_found(tmp_path, where, crc, digests):
         got = {"v": None, "w": torch.zeros(1)}
         dcp.load(got, storage_reader=unverified, no_dist=True)
         assert got["v"] is not None and not same(got["v"], state["v"])
+
+
+def test_a_value_that_is_too_large_is_called_so(tmp_path):
+    """The order of a sampler: plain data, but not as one value."""
+    with pytest.raises(dcp.api.CheckpointException, match=r"order is too large for one value") as caught:  # fmt: skip
+        save({"order": list(range(4_300_000))}, tmp_path / "run")
+    assert "save it as a tensor" in str(caught.value) and "no plain data" not in str(caught.value)
+
+
+def test_the_check_of_a_value_copies_no_tensor():
+    def kib(field):
+        return int(pathlib.Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])
+
+    out = io.BytesIO()
+    torch.save((torch.ones(16 << 20), 1), out)
+    archive = out.getvalue()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = kib("VmRSS")
+    module().check_value("v", archive)
+    assert kib("VmHWM") - before < 8 << 10
