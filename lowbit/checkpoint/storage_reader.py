@@ -169,10 +169,10 @@ class Reader(Storage, StorageReader):
             try:
                 self._steps = Steps(shown.enter_context(Shown(self.progress, "load")), total)
                 self._read_own(plan, planner, shared)
-            except BaseException as error:  # the others wait for this rank: it tells them, then raises
+            except BaseException as error:
                 if not shared.rounds:
                     raise
-                failure = error
+                failure = error  # the others wait for this rank: it tells them, then raises
             if shared.rounds:
                 Exchange(self, plan, planner, shared, failure).run()
         future: Future[None] = Future()

@@ -20,7 +20,7 @@ constexpr int kPopulate = 22;  // of Linux 5.14; older ones refuse it
 /// Whether a file lies on a disk of this machine, or in its memory. Over a network a page that was
 /// there may go before it is copied, and what then fails is a signal.
 bool is_local(int fd) {
-  struct statfs about {};
+  struct statfs about{};
   if (::fstatfs(fd, &about) != 0) return false;
   switch (static_cast<uint32_t>(about.f_type)) {
     case 0xEF53:      // ext2, ext3, ext4
