@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -54,7 +55,8 @@ class Reader(Storage, StorageReader):
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
     Values that are no tensors are parsed, as plain data with dense tensors, arrays of numpy and io.BytesIO in it, and written anew for torch's
-    planner, which unpickles them: nothing of the file reaches it. Any other value is refused by name, if the state dict asks for it.
+    planner, which unpickles them: nothing of the file reaches it. They are verified too: by their digest in lowbit.json, else by their CRC-32.
+    Any other value is refused by name, if the state dict asks for it.
 
     What several ranks need, a replicated tensor or a shard of HSDP, one of them reads, and the others receive it from there: each byte leaves
     the storage once. The reads are dealt out by bytes.
@@ -161,23 +163,21 @@ class Reader(Storage, StorageReader):
         shared = plan.storage_data if isinstance(plan.storage_data, Share) else Share([])
         tensors = [box_of(i) for i in plan.items if i.type != LoadItemType.BYTE_IO]
         total = sum(self._nbytes(box) for box in tensors if box not in shared.received)
-        with Shown(self.progress, "load") as told:
-            self._steps = Steps(told, total)
-            self._read_all(plan, planner, shared)
+        self._steps = Steps(None, total)
+        failure: BaseException | None = None
+        with contextlib.ExitStack() as shown:
+            try:
+                self._steps = Steps(shown.enter_context(Shown(self.progress, "load")), total)
+                self._read_own(plan, planner, shared)
+            except BaseException as error:
+                if not shared.rounds:
+                    raise
+                failure = error  # the others wait for this rank: it tells them, then raises
+            if shared.rounds:
+                Exchange(self, plan, planner, shared, failure).run()
         future: Future[None] = Future()
         future.set_result(None)
         return future
-
-    def _read_all(self, plan: LoadPlan, planner: LoadPlanner, shared: Share) -> None:
-        failure: BaseException | None = None
-        try:
-            self._read_own(plan, planner, shared)
-        except BaseException as error:  # the others wait for this rank: it tells them, then raises
-            if not shared.rounds:
-                raise
-            failure = error
-        if shared.rounds:
-            Exchange(self, plan, planner, shared, failure).run()
 
     def _read_own(self, plan: LoadPlan, planner: LoadPlanner, shared: Share) -> None:
         """What this rank reads for itself alone."""
@@ -185,7 +185,7 @@ class Reader(Storage, StorageReader):
         copied = 0
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
-                value = self._reader.value_item(item.storage_index.fqn)
+                value = self._reader.value_item(item.storage_index.fqn, self.verify)
                 planner.load_bytes(item, io.BytesIO(value))
                 continue
             box = box_of(item)

@@ -272,6 +272,10 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             module().check_value(name, archive)
         except CheckpointError as error:
             found = error.text.removeprefix(f"{name}: ").split("; nothing was executed")[0]
+            if "too many values" in found or "more than the limit" in found:
+                raise CheckpointError(
+                    f"{name} is too large for one value ({found}): save it as a tensor. {OPAQUE}", tensor=name
+                ) from error  # fmt: skip
             raise CheckpointError(
                 f"{name} is no plain data, and Reader would not load it ({found}). Save tensors, numbers, text, bytes, arrays of numpy, or "
                 f"lists, tuples and dicts of these. {OPAQUE}",

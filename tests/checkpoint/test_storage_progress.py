@@ -65,3 +65,10 @@ def test_a_caller_stops_it(tmp_path, stop, said):
 def test_one_rank_stops_all(pool, tmp_path):
     for told in pool.run(2, "storage_worker", "stopped_on_one", str(tmp_path / "run")):
         assert [("no time left" in text) for text in told] == [True, True]
+
+
+def test_a_rank_that_cannot_draw_a_bar_tells_the_others(pool, tmp_path):
+    """It would leave them waiting for what it was to read: all ranks need this tensor."""
+    save(tmp_path / "run", {"w": torch.ones(1000)})
+    for said in pool.run(2, "storage_worker", "no_bar_on_one", str(tmp_path / "run")):
+        assert "pip install tqdm" in said and "imed out" not in said

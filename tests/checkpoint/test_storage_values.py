@@ -1,8 +1,10 @@
 """What lowbit.checkpoint.Writer saves, Reader loads: values of every kind, or the save is refused by name."""
 
 import collections
+import contextlib
 import datetime
 import io
+import pathlib
 import random
 import warnings
 
@@ -12,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from lowbit import checkpoint
+from lowbit.checkpoint.reader import module
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
@@ -187,11 +190,55 @@ def test_values_share_no_more_than_they_did(tmp_path):
     assert len({t.untyped_storage().data_ptr() for t in got}) == 1
 
 
-def test_a_damaged_record_of_a_value_is_found(tmp_path):
-    save({"v": (torch.arange(1000),), "w": torch.ones(1)}, tmp_path / "run")
+@contextlib.contextmanager
+def checksums(kept):
+    """Whether torch.save computes CRC-32s: torch's switch for faster saves."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(kept)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+@pytest.mark.parametrize(("crc", "digests"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("where", ["tensor", "bytes", "BytesIO"])
+def test_a_damaged_value_is_found(tmp_path, where, crc, digests):
+    state = {"v": (torch.arange(1000), b"Z" * 100, io.BytesIO(b"Y" * 100)), "w": torch.ones(1)}
+    with checksums(crc):
+        save(state, tmp_path / "run")
+    if not digests:
+        (tmp_path / "run" / "lowbit.json").unlink()
     (file,) = (tmp_path / "run").glob("*.distcp")
     content = bytearray(file.read_bytes())
-    content[content.index(torch.arange(1000).numpy().tobytes()) + 4000] ^= 1
+    values = {"tensor": torch.arange(1000).numpy().tobytes(), "bytes": b"Z" * 100, "BytesIO": b"Y" * 100}[where]  # fmt: skip
+    content[content.index(values) + len(values) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(dcp.api.CheckpointException, match=rf"{file.name}.*v\b"):
+    with pytest.raises(dcp.api.CheckpointException, match=rf"{file.name}.*v\b.*damaged") as caught:
         load({"v": None}, tmp_path / "run")
+    assert "FileSystemReader" not in str(caught.value)  # which would load it in silence
+    if not crc:  # as torch does
+        unverified = checkpoint.Reader(tmp_path / "run", verify=False)
+        got = {"v": None, "w": torch.zeros(1)}
+        dcp.load(got, storage_reader=unverified, no_dist=True)
+        assert got["v"] is not None and not same(got["v"], state["v"])
+
+
+def test_a_value_that_is_too_large_is_called_so(tmp_path):
+    """The order of a sampler: plain data, but not as one value."""
+    with pytest.raises(dcp.api.CheckpointException, match=r"order is too large for one value") as caught:  # fmt: skip
+        save({"order": list(range(4_300_000))}, tmp_path / "run")
+    assert "save it as a tensor" in str(caught.value) and "no plain data" not in str(caught.value)
+
+
+def test_the_check_of_a_value_copies_no_tensor():
+    def kib(field):
+        return int(pathlib.Path("/proc/self/status").read_text().split(field + ":")[1].split()[0])
+
+    out = io.BytesIO()
+    torch.save((torch.ones(16 << 20), 1), out)
+    archive = out.getvalue()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = kib("VmRSS")
+    module().check_value("v", archive)
+    assert kib("VmHWM") - before < 8 << 10

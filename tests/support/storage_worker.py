@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import resource
@@ -151,6 +152,23 @@ def stopped_on_one(path):
     except BaseException as error:
         told.append(str(error))
     return told
+
+
+def no_bar_on_one(path):
+    """A load in which rank 0 alone asks for a bar, and cannot draw it; what this rank is told."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=30))
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name == "tqdm.auto"}
+    sys.modules["tqdm.auto"] = None  # to import it is an ImportError
+    progress = True if dist.get_rank() == 0 else None
+    source = checkpoint.Reader(path, progress=progress, process_group=group)
+    try:
+        dcp.load({"w": torch.zeros(1000)}, storage_reader=source, process_group=group)
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        return str(error)
+    finally:
+        del sys.modules["tqdm.auto"]
+        sys.modules.update(kept)
+    return "no error"
 
 
 class Dying(dcp.DefaultSavePlanner):

@@ -1,9 +1,11 @@
 #include "io/mapped_file.h"
 
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 namespace lowbit::ckpt {
 namespace {
@@ -14,6 +16,25 @@ constexpr int kPopulate = MADV_POPULATE_READ;
 #else
 constexpr int kPopulate = 22;  // of Linux 5.14; older ones refuse it
 #endif
+
+/// Whether a file lies on a disk of this machine, or in its memory. Over a network a page that was
+/// there may go before it is copied, and what then fails is a signal.
+bool is_local(int fd) {
+  struct statfs about{};
+  if (::fstatfs(fd, &about) != 0) return false;
+  switch (static_cast<uint32_t>(about.f_type)) {
+    case 0xEF53:      // ext2, ext3, ext4
+    case 0x58465342:  // XFS
+    case 0x9123683E:  // Btrfs
+    case 0xF2F52010:  // F2FS
+    case 0x2FC12FC1:  // ZFS
+    case 0x01021994:  // tmpfs
+    case 0x794C7630:  // overlayfs
+      return true;
+    default:
+      return false;
+  }
+}
 
 }  // namespace
 
@@ -30,7 +51,8 @@ const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
     return window_ + (offset - begin_);
   drop();
   const int fd = file_->descriptor();
-  if (fd < 0 || offset + bytes > file_->size()) return nullptr;
+  if (!mappable_) mappable_ = fd >= 0 && is_local(fd);
+  if (!*mappable_ || offset + bytes > file_->size()) return nullptr;
   static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   begin_ = offset / page * page;
   end_ = std::min(
@@ -40,6 +62,7 @@ const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
   if (made == MAP_FAILED) return nullptr;
   window_ = static_cast<char*>(made);
   if (::madvise(window_, end_ - begin_, kPopulate) != 0) {
+    if (errno == EINVAL) mappable_ = false;  // an older Linux: it need not be asked again
     drop();
     return nullptr;
   }

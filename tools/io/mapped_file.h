@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "io/file.h"
 
@@ -11,7 +12,8 @@ namespace lowbit::ckpt {
 /// Windows of a file, mapped one after the other.
 ///
 /// A page that cannot be read, or a file that became shorter, would be a signal where a read is an
-/// error. So the system is asked for the pages of a window before they are touched, and tells.
+/// error. So the system is asked for the pages of a window before they are touched, and tells; and
+/// only files of this machine's own disks and memory are mapped.
 class MappedFile {
  public:
   explicit MappedFile(std::shared_ptr<const File> file) : file_(std::move(file)) {}
@@ -27,6 +29,7 @@ class MappedFile {
  private:
   void drop();
   std::shared_ptr<const File> file_;
+  std::optional<bool> mappable_;  // once it was asked
   char* window_ = nullptr;
   uint64_t begin_ = 0, end_ = 0;  // of the window, in the file
 };

@@ -197,6 +197,32 @@ Object Reader::layout() const {
   return std::move(out).done();
 }
 
+Result<const Recorded*> Reader::recorded() {
+  const std::lock_guard once(recorded_lock_);
+  if (!recorded_) {
+    ASSIGN_OR_RETURN(digests, read_recorded(*document_->manifest));
+    recorded_ = std::move(digests);
+  }
+  return recorded_->has_value() ? &**recorded_ : nullptr;
+}
+
+Status Reader::check_digest(const Leaf& leaf) {
+  if (leaf.blob == nullptr) return fine();
+  ASSIGN_OR_RETURN(said, recorded());
+  if (said == nullptr) return fine();
+  const auto known = said->values.find(leaf.blob->name);
+  if (known == said->values.end()) return fine();
+  const Manifest& manifest = *document_->manifest;
+  ASSIGN_OR_RETURN(digest, value_digest(manifest, *leaf.blob));
+  if (digest == known->second) return fine();
+  const std::string file = manifest.container->files().name(leaf.blob->extent.file);
+  const std::string name = printable(leaf.name());
+  return bad(file + ": " + name +
+             ": its digest is not the one in lowbit.json: the file, or its digest there, is "
+             "damaged")
+      .at(name, file);
+}
+
 Result<std::string> Reader::archive_of(const Leaf& leaf) const {
   if (leaf.blob == nullptr) return bad("it is a tensor");
   Container& container = *document_->manifest->container;
@@ -207,16 +233,20 @@ Result<std::string> Reader::archive_of(const Leaf& leaf) const {
   return value_archive(*file, extent, what);
 }
 
-Object Reader::value_item(const std::string& name) const {
+Object Reader::value_item(const std::string& name, bool verify) {
   const Leaf* leaf = document_->find(name);
   if (leaf == nullptr) raise(PyExc_KeyError, printable(name));
   // The archive itself first: it tells types that a Value does not, such as numpy's numbers.
   Result<std::string> archive = failed("");
   without_gil([&]() -> Status {
+    if (verify) RETURN_IF_ERROR(check_digest(*leaf));
     archive = archive_of(*leaf);
     return fine();
   });
   if (archive.ok()) return bytes(archive.value());
+  // Of a checksum that is wrong: another reader would load the damage.
+  if (archive.error().text.ends_with("the file is damaged"))
+    raise(archive.error().at(printable(name)));
   if (leaf->kind != Leaf::Kind::kValue)
     raise(bad(printable(document_->manifest->path) + ": " + printable(name) +
               " is no plain data: to load it is to run what it names. Leave it out of the state "
@@ -253,16 +283,12 @@ Object Reader::read_into(const std::vector<Want>& wanted, int threads, bool veri
   }
   std::mutex lock;
   run(callback, [&](const Progress& progress) -> Status {
-    const Recorded* recorded = nullptr;
+    const Recorded* digests = nullptr;
     if (verify) {
-      const std::lock_guard once(recorded_lock_);
-      if (!recorded_) {
-        ASSIGN_OR_RETURN(digests, read_recorded(manifest));
-        recorded_ = std::move(digests);
-      }
-      if (recorded_->has_value()) recorded = &**recorded_;
+      ASSIGN_OR_RETURN(said, recorded());
+      digests = said;
     }
-    VerifiedReader reader(manifest, recorded, verify, payloads_);
+    VerifiedReader reader(manifest, digests, verify, payloads_);
     RETURN_IF_ERROR(parallel(wanted.size(), std::clamp(threads, 1, 256), [&](size_t i) -> Status {
       const Want& want = wanted[i];
       const uint64_t n = volume(want.shape);

@@ -37,7 +37,8 @@ class Reader {
   /// ...], "has_paths"}, of a directory.
   Object layout() const;
   /// A value as torch.save writes it: made anew, of what was understood (dcp/value_archive.h).
-  Object value_item(const std::string& name) const;
+  /// `verify`: an error where its digest is not the one in lowbit.json.
+  Object value_item(const std::string& name, bool verify);
   struct Want {
     std::string name;
     Shape offset, shape;
@@ -68,6 +69,9 @@ class Reader {
 
  private:
   const State& state(size_t param, size_t state) const;
+  /// lowbit.json, read once; null where there is none.
+  Result<const Recorded*> recorded();
+  Status check_digest(const Leaf& leaf);
   Result<std::string> archive_of(const Leaf& leaf) const;
   Object read_leaf(const Leaf& leaf, const std::string& name, const Shape& offset,
                    const Shape& shape);

@@ -75,8 +75,9 @@ Object read_codes(Reader& reader, PyObject* arguments) {
 
 Object value_item(Reader& reader, PyObject* arguments) {
   PyObject* name = nullptr;
-  parse(arguments, "U:value_item", &name);
-  return reader.value_item(name_of(name));
+  int verify = 1;
+  parse(arguments, "Up:value_item", &name, &verify);
+  return reader.value_item(name_of(name), verify != 0);
 }
 
 Object read_into(Reader& reader, PyObject* arguments) {
@@ -116,7 +117,7 @@ PyMethodDef kMethods[] = {
     {"finish", plain<&Reader::finish>, METH_NOARGS, nullptr},
     {"mapped", plain<&Reader::mapped>, METH_NOARGS, nullptr},
     {"layout", plain<&Reader::layout>, METH_NOARGS, nullptr},
-    {"value_item", method<value_item>, METH_VARARGS, "value_item(name)"},
+    {"value_item", method<value_item>, METH_VARARGS, "value_item(name, verify)"},
     {"read_into", method<read_into>, METH_VARARGS, "read_into(wanted, threads, verify, progress)"},
     {"read", method<read>, METH_VARARGS, "read(tensor, part, offset, shape)"},
     {"read_state", method<read_state>, METH_VARARGS, "read_state(param, state, first, count)"},

@@ -290,10 +290,14 @@ Result<std::string> content_of(const File& file, const ZipIndex& index, const Zi
   return bytes;
 }
 
-}  // namespace
+/// What was understood of an archive.
+struct Understood {
+  ZipIndex index;
+  std::string pickle;             // made anew
+  std::vector<std::string> keys;  // of the storages that it names, by their new numbers
+};
 
-Result<std::string> value_archive(const File& file, const FileExtent& extent,
-                                  const std::string& what) {
+Result<Understood> understand(const File& file, const FileExtent& extent, const std::string& what) {
   ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
   const ZipRecord* data = index.find("data.pkl");
   if (data == nullptr) return bad(what + ": is not an archive of torch.save");
@@ -308,14 +312,28 @@ Result<std::string> value_archive(const File& file, const FileExtent& extent,
   ASSIGN_OR_RETURN(pickle, read_pickle(std::move(bytes), value_globals(), what));
   ValueWriter writer(pickle, index, what);
   ASSIGN_OR_RETURN(made, writer.pickle());
+  std::vector<std::string> keys = writer.keys();
+  return Understood{std::move(index), std::move(made), std::move(keys)};
+}
+
+}  // namespace
+
+Status check_value_archive(const File& file, const FileExtent& extent, const std::string& what) {
+  const auto understood = understand(file, extent, what);
+  return understood.ok() ? fine() : Status(understood.error());
+}
+
+Result<std::string> value_archive(const File& file, const FileExtent& extent,
+                                  const std::string& what) {
+  ASSIGN_OR_RETURN(of, understand(file, extent, what));
   std::string out;
   Output to(&out);
   ZipWriter zip(to);
-  RETURN_IF_ERROR(zip.record("data.pkl", made));
+  RETURN_IF_ERROR(zip.record("data.pkl", of.pickle));
   RETURN_IF_ERROR(zip.record("byteorder", "little"));
-  for (size_t i = 0; i < writer.keys().size(); ++i) {
+  for (size_t i = 0; i < of.keys.size(); ++i) {
     ASSIGN_OR_RETURN(content,
-                     content_of(file, index, *index.find("data/" + writer.keys()[i]), what));
+                     content_of(file, of.index, *of.index.find("data/" + of.keys[i]), what));
     RETURN_IF_ERROR(zip.record("data/" + std::to_string(i), content));
   }
   RETURN_IF_ERROR(zip.close());

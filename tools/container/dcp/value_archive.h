@@ -14,5 +14,7 @@ namespace lowbit::ckpt {
 /// names the item in errors.
 Result<std::string> value_archive(const File& file, const FileExtent& extent,
                                   const std::string& what);
+/// An error where `value_archive` would refuse the item. Values of tensors are not read.
+Status check_value_archive(const File& file, const FileExtent& extent, const std::string& what);
 
 }  // namespace lowbit::ckpt
