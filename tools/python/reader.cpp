@@ -199,12 +199,7 @@ Object Reader::layout() const {
 
 Result<std::string> Reader::archive_of(const Leaf& leaf) const {
   if (leaf.blob == nullptr) return bad("it is a tensor");
-  Container& container = *document_->manifest->container;
-  const std::string what =
-      container.files().name(leaf.blob->extent.file) + ": " + printable(leaf.name());
-  ASSIGN_OR_RETURN(extent, container.plain(leaf.blob->extent, what));
-  ASSIGN_OR_RETURN(file, container.files().open(extent.file));
-  return value_archive(*file, extent, what);
+  return value_archive(*document_->manifest, *leaf.blob);
 }
 
 Object Reader::value_item(const std::string& name) const {

@@ -14,5 +14,7 @@ namespace lowbit::ckpt {
 /// names the item in errors.
 Result<std::string> value_archive(const File& file, const FileExtent& extent,
                                   const std::string& what);
+/// The same of a directory's item.
+Result<std::string> value_archive(const Manifest& manifest, const Blob& blob);
 
 }  // namespace lowbit::ckpt
