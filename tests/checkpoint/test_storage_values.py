@@ -85,6 +85,8 @@ def test_a_value_that_was_saved_is_loaded_equal(tmp_path, kind):
     for reader in (checkpoint.Reader, dcp.FileSystemReader):
         got = load({"v": None, "w": torch.zeros(3)}, tmp_path / "run", reader=reader)
         assert got["w"].sum() == 3 and same(got["v"], value), (reader, got["v"])
+    report = checkpoint.verify(tmp_path / "run")
+    assert report["ok"] and not any("opaque" in w for w in report["warnings"]), report
 
 
 class Own:
@@ -118,6 +120,8 @@ def test_a_value_that_could_not_be_loaded_is_not_saved(tmp_path, kind):
     assert got["first"].sum() == 3
     with pytest.raises(dcp.api.CheckpointException, match=r"deep\.value is no plain data"):
         load({"deep": {"value": None}}, tmp_path / "run")
+    with pytest.raises(checkpoint.CheckpointError, match=r"deep\.value.*is opaque"):
+        checkpoint.verify(tmp_path / "run")
 
 
 def quantized():

@@ -115,3 +115,19 @@ def test_a_pattern_of_the_command_line_outweighs_what_the_source_has(tmp_path):
     opt = trained(**OPTIONS["overrides"])
     saved = converted(write(opt, tmp_path, "torch"), "--full-precision", "up.*")["state"]
     assert "exp_avg" in saved[list(SMALL).index("up.weight")]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_note_on_plain_load_says_what_stays_in_full_precision(tmp_path, given):
+    """Who obeys it builds an optimizer that has the tensors of the directory."""
+    source = write(trained(full_precision=["embed.*"]), tmp_path, "torch")
+    also = ["--full-precision", "embed.*"] if given else []
+    done = subprocess.run(
+        [TOOL, "convert", source, tmp_path / "d", "--to", "lowbit", "--container", "dcp", *also],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = "full_precision=['embed.*']" if given else "the same full_precision as the source"
+    assert f"the same state_format and {wanted}" in done.stdout, done.stdout

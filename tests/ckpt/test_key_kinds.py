@@ -95,6 +95,46 @@ def test_a_directory_of_torch_does_not_say(tmp_path):
     run("diff", tmp_path / "a.pt", tmp_path / "d", "--exclude", "pair*")
 
 
+def test_a_directory_without_numbers_says_so(tmp_path):
+    """Which of the two trees was made a directory changes no answer; torch's own say nothing, whatever is made of them."""
+    text, numbers = {"a": {"0": torch.ones(2), "1": torch.ones(1)}}, {"a": {0: torch.ones(2), 1: torch.ones(1)}}  # fmt: skip
+    for name, tree in (("text", text), ("numbers", numbers)):
+        torch.save(tree, tmp_path / f"{name}.pt")
+        run("convert", tmp_path / f"{name}.pt", tmp_path / f"{name}.d", "--container", "dcp")
+        run("reshard", tmp_path / f"{name}.d", tmp_path / f"{name}.r", "--world-size", "2")
+    for end in ("pt", "d", "r"):
+        for other in ("pt", "d", "r"):
+            run("diff", tmp_path / f"text.{end}", tmp_path / f"numbers.{other}", code=4)
+            run("diff", tmp_path / f"numbers.{end}", tmp_path / f"text.{other}", code=4)
+            run("diff", tmp_path / f"text.{end}", tmp_path / f"text.{other}")
+    dcp.save(numbers, checkpoint_id=tmp_path / "torch", no_dist=True)
+    run("reshard", tmp_path / "torch", tmp_path / "again", "--world-size", "2")
+    for path in ("torch", "again"):
+        for other in ("numbers.pt", "text.d", "numbers.r"):
+            run("diff", tmp_path / path, tmp_path / other)
+
+
+MELTED = {
+    "dicts": ({"a": {1: {"x": torch.ones(1)}, "1": {"y": torch.ones(1)}}}, "a: has the keys 1 and '1'"),
+    "values": ({"a": {"-3": {"x": 1}, -3: {"y": 2}}}, "a: has the keys -3 and '-3'"),
+    "the top": ({1: {"x": torch.ones(1)}, "1": {"y": torch.ones(1)}}, "the checkpoint: has the keys 1 and '1'"),
+    "deep": ({"l": [{0: {"x": torch.ones(1)}, "0": {"y": {5: 1}}}]}, "l.0: has the keys 0 and '0'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MELTED)
+def test_a_number_and_its_text_do_not_become_one_dict(tmp_path, name):
+    tree, said = MELTED[name]
+    torch.save({**tree, "t": torch.ones(1)}, tmp_path / "a.pt")
+    for also in ([], ["--dry-run"]):
+        error = run("convert", tmp_path / "a.pt", tmp_path / "d", "--container", "dcp", *also, code=3).stderr  # fmt: skip
+        assert said in error and not (tmp_path / "d").exists(), error
+    error = run("reshard", tmp_path / "a.pt", tmp_path / "d", "--world-size", "2", code=3).stderr
+    assert said in error and not (tmp_path / "d").exists(), error
+    torch.save({"a": {1: {"x": torch.ones(1)}, "01": {"y": torch.ones(1)}, "+1": 2}, "b": {"1": 3}}, tmp_path / "b.pt")  # fmt: skip
+    run("convert", tmp_path / "b.pt", tmp_path / "e", "--container", "dcp")
+
+
 LIES = {
     "no dict": 3,
     "number for a list": {"numbers": [(("many",), [0])], "tuples": []},

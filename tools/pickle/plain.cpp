@@ -311,6 +311,14 @@ bool Value::is_opaque() const {
                                               [](const Value& item) { return item.is_opaque(); });
 }
 
+bool Value::holds_tensor() const {
+  const bool tensor =
+      text.starts_with("torch._utils._rebuild_") || text.starts_with("torch._tensor._rebuild_");
+  return (kind == Kind::kOpaque && tensor) ||
+         std::any_of(items.begin(), items.end(),
+                     [](const Value& item) { return item.holds_tensor(); });
+}
+
 const Value* Value::find(std::string_view key) const {
   if (!is_dict()) return nullptr;
   for (size_t i = 0; i + 1 < items.size(); i += 2) {

@@ -59,6 +59,8 @@ struct Value {
   bool is(Kind k) const { return kind == k; }
   /// Whether it is an opaque object, or holds one. Such a value cannot be written.
   bool is_opaque() const;
+  /// Whether one of its opaque objects is a tensor, which is data and no object of a class.
+  bool holds_tensor() const;
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
   /// The value of a text key of a dict; null if the dict has no such key.
   const Value* find(std::string_view key) const;

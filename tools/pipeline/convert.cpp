@@ -274,7 +274,7 @@ void restore_keys(Conversion& at, ContainerKind target) {
 }
 
 /// What a user of the target must know: a directory of lowbit's state loads tensor by tensor.
-Json notes_of(const Dialect* to, ContainerKind kind, const Wanted& wanted) {
+Json notes_of(const Dialect* from, const Dialect* to, ContainerKind kind, const Wanted& wanted) {
   Json notes = Json::array();
   if (to == nullptr || to->name != std::string_view("lowbit") || kind != ContainerKind::kDcp)
     return notes;
@@ -283,6 +283,8 @@ Json notes_of(const Dialect* to, ContainerKind kind, const Wanted& wanted) {
     std::vector<std::string> patterns;
     for (const std::string& p : wanted.full_precision) patterns.push_back("'" + printable(p) + "'");
     same += fmt::format(" and full_precision=[{}]", fmt::join(patterns, ", "));
+  } else if (from == to) {  // which keeps what its groups say
+    same += " and the same full_precision as the source";
   } else {
     same += " and no full_precision";
   }
@@ -371,8 +373,9 @@ Result<Json> convert(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(open_source(at, options.select, options.optimizer));
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
   const bool directory = kind == ContainerKind::kDcp;
-  for (std::string& line : leave_out_opaque(*at.document, directory))
-    at.warnings.push_back(std::move(line));
+  if (to != nullptr) RETURN_IF_ERROR(check_no_opaque_state(*at.document));
+  ASSIGN_OR_RETURN(left_out, leave_out_opaque(*at.document, directory));
+  at.warnings.insert(at.warnings.end(), left_out.begin(), left_out.end());
   RETURN_IF_ERROR(make_target(at, options));
   restore_keys(at, kind);
   if (!options.write.mesh.parts.empty() && !directory)
@@ -399,7 +402,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
               {"source_bytes", source_bytes},
               {"bytes", report.bytes},
               {"unchecked", report.unchecked},
-              {"notes", notes_of(to, kind, options.wanted)},
+              {"notes", notes_of(at.from, to, kind, options.wanted)},
               {"warnings", at.warnings}};
 }
 

@@ -49,7 +49,8 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   Document document = select(std::move(whole), options.select);
   std::vector<std::string> warnings = document.manifest->warnings;
   RETURN_IF_ERROR(check_common_kept(document, source, warnings));
-  for (std::string& line : leave_out_opaque(document, true)) warnings.push_back(std::move(line));
+  ASSIGN_OR_RETURN(left_out, leave_out_opaque(document, true));
+  warnings.insert(warnings.end(), left_out.begin(), left_out.end());
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
   RETURN_IF_ERROR(check_mesh(document, options.write.mesh));

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "dialect/common/algorithm.h"
+#include "dialect/common/optimizer_root.h"
 #include "io/glob.h"
 #include "io/partial_name.h"
 #include "io/text.h"
@@ -51,7 +53,7 @@ std::vector<std::string> warn_of_leftovers(const std::string& target) {
   return warnings;
 }
 
-std::vector<std::string> leave_out_opaque(Document& document, bool directory) {
+Result<std::vector<std::string>> leave_out_opaque(Document& document, bool directory) {
   constexpr size_t kShown = 5;
   std::vector<std::string> warnings;
   std::vector<Leaf> kept;
@@ -59,6 +61,10 @@ std::vector<std::string> leave_out_opaque(Document& document, bool directory) {
   for (Leaf& leaf : document.leaves) {
     const bool copied = directory && leaf.blob != nullptr && leaf.blob->extent.length > 0;
     if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
+      if (leaf.value.holds_tensor())
+        return bad(printable(leaf.name()) + ": holds a tensor inside one value (" +
+                   opaque_names(leaf.value) +
+                   "), which is copied from directory to directory alone; --exclude leaves it out");
       if (left_out++ < kShown)
         warnings.push_back(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
                            ") and is left out");
@@ -77,6 +83,35 @@ std::vector<std::string> leave_out_opaque(Document& document, bool directory) {
                        " more opaque values are left out; inspect names them");
   document.leaves = std::move(kept);
   return warnings;
+}
+
+Status check_no_opaque_state(const Document& document) {
+  std::vector<OptimizerRoot> roots = optimizer_roots(document);
+  if (!document.optimizer.empty())
+    std::erase_if(roots, [&](const OptimizerRoot& root) {
+      return flat_name(root.path) != document.optimizer;
+    });
+  for (const Leaf& leaf : document.leaves) {
+    if (leaf.kind != Leaf::Kind::kOpaque) continue;
+    const Path path = nested_path(document, leaf);
+    for (const OptimizerRoot& root : roots) {
+      const size_t n = root.path.size();
+      if (path.size() <= n || !std::equal(root.path.begin(), root.path.end(), path.begin()) ||
+          !path[n].is_name())
+        continue;
+      const std::string& key = path[n].name;
+      const bool state = (key == "state" && path.size() > n + 2) || key.starts_with("state.");
+      // A user's own objects may be left out, what the optimizer computes with may not.
+      const bool nested = key == "param_groups" && path.size() > n + 2;
+      const bool flat = key.starts_with("param_groups.");
+      const std::string name = nested ? path[n + 2].text() : key.substr(key.rfind('.') + 1);
+      const bool setting = (nested || flat) && (name == "params" || is_setting(name));
+      if (state || setting)
+        return bad(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
+                   "), and the optimizer cannot go on without it; --exclude leaves it out");
+    }
+  }
+  return fine();
 }
 
 Status check_selection(const Document& document, const Selection& selection) {

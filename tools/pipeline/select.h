@@ -23,8 +23,12 @@ Document select(Document document, const Selection& selection);
 
 /// Leaves out objects that only the program that wrote them can make again; a place in a list stays,
 /// as None. Returns a warning for each, or for the first of many. `directory`: what is written is
-/// one, which keeps the items of another as they are.
-std::vector<std::string> leave_out_opaque(Document& document, bool directory);
+/// one, which keeps the items of another as they are. An error where a value has tensors inside:
+/// they are data, which nothing leaves out unasked.
+Result<std::vector<std::string>> leave_out_opaque(Document& document, bool directory);
+
+/// An error where an optimizer that is converted would lose part of its state or of its settings.
+Status check_no_opaque_state(const Document& document);
 
 /// A warning for each hidden folder or file that a killed run left beside `target`.
 std::vector<std::string> warn_of_leftovers(const std::string& target);

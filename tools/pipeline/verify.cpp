@@ -7,6 +7,7 @@
 #include "container/common/tree.h"
 #include "container/dcp/digests.h"
 #include "container/dcp/recorded.h"
+#include "container/dcp/value_archive.h"
 #include "dialect/common/dialect.h"
 #include "dialect/common/numbers.h"
 #include "io/hash.h"
@@ -209,8 +210,14 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
       continue;
     }
     ++out.values;
-    if (leaf.kind == Leaf::Kind::kOpaque) out.opaque.push_back(&leaf);
-    if (leaf.kind == Leaf::Kind::kOpaque && !options.opaque) {
+    if (leaf.kind != Leaf::Kind::kOpaque) continue;
+    // Tensors in a value, arrays of numpy, io.BytesIO: Reader loads them, and runs nothing.
+    const Manifest& m = *document.manifest;
+    if (m.kind == ContainerKind::kDcp && leaf.blob->extent.length > 0 &&
+        value_archive(m, *leaf.blob).ok())
+      continue;
+    out.opaque.push_back(&leaf);
+    if (!options.opaque) {
       ASSIGN_OR_RETURN(value,
                        document.manifest->container->value(*leaf.blob));  // says what it names
       return bad(printable(document.manifest->path) + ": " + printable(leaf.name()) +

@@ -225,12 +225,7 @@ Status Reader::check_digest(const Leaf& leaf) {
 
 Result<std::string> Reader::archive_of(const Leaf& leaf) const {
   if (leaf.blob == nullptr) return bad("it is a tensor");
-  Container& container = *document_->manifest->container;
-  const std::string what =
-      container.files().name(leaf.blob->extent.file) + ": " + printable(leaf.name());
-  ASSIGN_OR_RETURN(extent, container.plain(leaf.blob->extent, what));
-  ASSIGN_OR_RETURN(file, container.files().open(extent.file));
-  return value_archive(*file, extent, what);
+  return value_archive(*document_->manifest, *leaf.blob);
 }
 
 Object Reader::value_item(const std::string& name, bool verify) {

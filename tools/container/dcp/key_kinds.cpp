@@ -4,6 +4,8 @@
 #include <charconv>
 #include <optional>
 
+#include "io/text.h"
+
 namespace lowbit::ckpt {
 namespace {
 
@@ -31,21 +33,36 @@ size_t KeyKinds::child(size_t node, const std::string& key) {
   return number;
 }
 
-void KeyKinds::add(const Path& path) {
-  const auto is_kept = [](const Key& key) {
-    return key.kind == Key::Kind::kNumber || key.kind == Key::Kind::kTupleIndex;
+Status KeyKinds::add(const Path& path) {
+  const auto text_of = [](const Key& key) {
+    return key.is_name() ? number_of(key.name) : std::nullopt;
+  };
+  const auto is_kept = [&](const Key& key) {
+    return key.kind == Key::Kind::kNumber || key.kind == Key::Kind::kTupleIndex || text_of(key);
   };
   const auto last = std::find_if(path.rbegin(), path.rend(), is_kept);
-  if (last == path.rend()) return;
-  size_t node = 0;
+  size_t at = 0;
   for (auto key = path.begin(); key != last.base(); ++key) {
-    if (key->kind == Key::Kind::kNumber) nodes_[node].numbers.insert(key->number);
-    if (key->kind == Key::Kind::kTupleIndex) nodes_[node].tuple = true;
-    node = child(node, key->text());
+    Node& node = nodes_[at];
+    const auto text = text_of(*key);
+    const bool number = key->kind == Key::Kind::kNumber;
+    if (text) node.texts.insert(*text);
+    if (number) node.numbers.insert(key->number);
+    if (key->kind == Key::Kind::kTupleIndex) node.tuple = true;
+    if ((text && node.numbers.contains(*text)) || (number && node.texts.contains(key->number))) {
+      const std::string where = flat_name(Path(path.begin(), key));
+      return bad((where.empty() ? "the checkpoint" : printable(where)) + ": has the keys " +
+                 key->text() + " and '" + key->text() + "', which a directory cannot tell apart");
+    }
+    at = child(at, key->text());
   }
+  return fine();
 }
 
-bool KeyKinds::empty() const { return nodes_.size() == 1; }
+bool KeyKinds::empty() const {
+  return std::all_of(nodes_.begin(), nodes_.end(),
+                     [](const Node& node) { return node.numbers.empty() && !node.tuple; });
+}
 
 Value KeyKinds::value() const {
   Value numbers = Value::list({}), tuples = Value::list({});

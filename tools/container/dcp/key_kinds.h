@@ -22,8 +22,9 @@ class KeyKinds {
  public:
   static constexpr std::string_view kEntry = "lowbit_keys";
 
-  /// Notes the keys on the way to a leaf.
-  void add(const Path& path);
+  /// Notes the keys on the way to a leaf. An error where a dict has both a number and its text for
+  /// keys: a directory would make one of the two.
+  Status add(const Path& path);
   /// Whether there is nothing but text and places in lists.
   bool empty() const;
   Value value() const;
@@ -35,7 +36,7 @@ class KeyKinds {
  private:
   struct Node {
     std::map<std::string, size_t> children;
-    std::set<int64_t> numbers;
+    std::set<int64_t> numbers, texts;  // texts: those that read as a number
     bool tuple = false;
   };
   size_t child(size_t node, const std::string& key);

@@ -117,9 +117,11 @@ class MetadataWriter {
   void key_kinds() {
     if (!m_.has_paths) return;
     KeyKinds kinds;
-    for (const Tensor& t : m_.tensors) kinds.add(t.path);
-    for (const Blob& b : m_.blobs) kinds.add(b.path);
-    if (kinds.empty()) return;
+    // Keys that cannot be told apart were refused before anything was written.
+    for (const Tensor& t : m_.tensors) static_cast<void>(kinds.add(t.path));
+    for (const Blob& b : m_.blobs) static_cast<void>(kinds.add(b.path));
+    // That there is no number is told too, but not of what a directory of torch did not tell.
+    if (kinds.empty() && !m_.tells_keys) return;
     w_.text(KeyKinds::kEntry);
     write_value(w_, kinds.value());
   }

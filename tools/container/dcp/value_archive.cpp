@@ -340,4 +340,13 @@ Result<std::string> value_archive(const File& file, const FileExtent& extent,
   return out;
 }
 
+Result<std::string> value_archive(const Manifest& manifest, const Blob& blob) {
+  Container& container = *manifest.container;
+  const std::string what =
+      container.files().name(blob.extent.file) + ": " + printable(flat_name(blob.path));
+  ASSIGN_OR_RETURN(extent, container.plain(blob.extent, what));
+  ASSIGN_OR_RETURN(file, container.files().open(extent.file));
+  return value_archive(*file, extent, what);
+}
+
 }  // namespace lowbit::ckpt

@@ -7,6 +7,7 @@
 #include "container/dcp/dcp_writer.h"
 #include "container/dcp/digests.h"
 #include "container/dcp/items.h"
+#include "container/dcp/key_kinds.h"
 #include "io/parallel.h"
 #include "io/text.h"
 
@@ -33,7 +34,10 @@ Status DcpWriter::plan() {
     to_.file_names.push_back("__" + std::to_string(r) + "_" + std::to_string(options_.file_number) +
                              ".distcp");
   to_.has_paths = from_.manifest == nullptr || from_.manifest->has_paths;
+  to_.tells_keys = from_.manifest == nullptr || from_.manifest->tells_keys;
+  KeyKinds kinds;
   for (const Leaf& leaf : from_.leaves) {
+    if (to_.has_paths) RETURN_IF_ERROR(kinds.add(leaf.path));
     if (leaf.kind != Leaf::Kind::kTensor && !is_subclass(leaf)) {
       ++report_.values;
       continue;

@@ -237,6 +237,8 @@ std::set<std::string> states_with(bool lowbit::Slot::* flag) {
 
 }  // namespace
 
+bool is_setting(const std::string& name) { return library_settings().contains(name); }
+
 bool is_moment(const std::string& name) { return moments().contains(name); }
 
 bool is_weight_state(const std::string& name) {

@@ -31,6 +31,8 @@ const Settings& torch_settings(const std::string& algorithm);
 /// The same with lowbit's defaults, without state_format and other settings that depend on the
 /// user.
 const Settings& lowbit_settings(const std::string& algorithm);
+/// Whether some optimizer of torch or lowbit has a setting of that name.
+bool is_setting(const std::string& name);
 /// The settings of a group, without those that say how a library stores its state.
 Settings settings_elsewhere(const Group& group);
 /// The settings of `table`, with the group's values if it has them, followed by what the user added
