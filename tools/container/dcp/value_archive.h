@@ -14,9 +14,9 @@ namespace lowbit::ckpt {
 /// names the item in errors.
 Result<std::string> value_archive(const File& file, const FileExtent& extent,
                                   const std::string& what);
-/// An error where `value_archive` would refuse the item. Values of tensors are not read.
-Status check_value_archive(const File& file, const FileExtent& extent, const std::string& what);
 /// The same of a directory's item.
 Result<std::string> value_archive(const Manifest& manifest, const Blob& blob);
+/// An error where `value_archive` would refuse the item. Values of tensors are not read.
+Status check_value_archive(const File& file, const FileExtent& extent, const std::string& what);
 
 }  // namespace lowbit::ckpt
