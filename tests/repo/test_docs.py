@@ -21,7 +21,7 @@ from paths import ROOT
 import lowbit
 
 # Why a block may go without being run.
-REASONS = (  # fmt: skip
+REASONS = (
     "builds",
     "downloads",
     "needs a GPU",
