@@ -1,7 +1,6 @@
 #include "pickle/plain.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <cstring>
 #include <functional>
