@@ -25,12 +25,12 @@ LONGEST = (
     "test_kinds_tool", "test_bench", "test_convert_torchao", "test_kernel_table", "test_checkpoint_python", "test_memory", "test_sharding", "test_gradients_sharded",
     "test_resume", "test_storage", "test_storage_bench", "test_flat_shards", "test_reshard", "test_placed_state", "test_pipeline", "test_policy", "test_recover",
 )  # fmt: skip
-# What `make test` leaves to `make test MARK=` and to CI: half a minute or so each, to see again on every framework, recipe or peer what others see once.
+# What `make test` leaves to `make test MARK=` and to CI, beside tests/frameworks: half a minute or so each, to see again on every framework, recipe or peer what others see once.
 LONG = (
-    "test_bench", "test_convert_torchao", "test_cpp_front", "test_deepspeed_checkpoints", "test_deepspeed_zero", "test_elastic", "test_flat_shards", "test_frameworks", "test_help",
-    "test_hostile", "test_kernel_table", "test_launchers", "test_kinds", "test_kinds_convert", "test_kinds_tool", "test_matrix", "test_memory", "test_muon_grid", "test_pipeline",
+    "test_bench", "test_convert_torchao", "test_cpp_front", "test_elastic", "test_flat_shards", "test_help",
+    "test_hostile", "test_kernel_table", "test_kinds", "test_kinds_convert", "test_kinds_tool", "test_matrix", "test_memory", "test_muon_grid", "test_pipeline",
     "test_convert_lowbit", "test_ema_sharded", "test_object_stores", "test_object_stores_s3", "test_placed_state", "test_policy", "test_processors", "test_recipes",
-    "test_recover", "test_reshard", "test_storage", "test_torchft", "test_world", "test_wrappers", "test_torch_storage_cases", "test_storage_bench",
+    "test_recover", "test_reshard", "test_storage", "test_world", "test_wrappers", "test_torch_storage_cases", "test_storage_bench",
 )  # fmt: skip
 # What `make check` leaves out: those, and files that start many processes or take more than five seconds of a core.
 SLOW = (
@@ -38,26 +38,33 @@ SLOW = (
     "test_archives", "test_ckpt", "test_convert", "test_convert_adafactor8bit", "test_convert_bitsandbytes", "test_convert_flashoptim", "test_convert_lpmm",
     "test_convert_lowbit", "test_convert_weights", "test_cuda", "test_cuda_memory", "test_fsdp1", "test_hostile", "test_kinds", "test_migrate", "test_operator_leak", "test_presence", "test_state_memory", "test_threads", "test_torch_cases", "test_zero_redundancy", "test_compile_sharded",
     "test_friendly", "test_globs", "test_object_stores", "test_object_stores_s3", "test_opaque", "test_float64", "test_verify_lowbit", "test_muon", "test_muon_grid", "test_muon_options", "test_muon_sharding",
-    "test_ckpt_misuse", "test_docs", "test_help", "test_param", "test_help_and_pages", "test_estimate", "test_deepspeed_zero", "test_flat_slices",
-    "test_large_metadata", "test_parts", "test_shared_reads", "test_slow_mean", "test_torchtune", "test_two_gpus", "test_ema_sharded",
-    "test_launchers", "test_refusals", "test_torchft", "test_update", "test_waiting", "test_full_disk", "test_kill_one_rank", "test_storage_values",
-    "test_torch_storage_cases", "test_storage_memory", "test_deepspeed_folders", "test_deepspeed_checkpoints",
+    "test_ckpt_misuse", "test_docs", "test_help", "test_param", "test_help_and_pages", "test_estimate", "test_flat_slices",
+    "test_large_metadata", "test_parts", "test_shared_reads", "test_slow_mean", "test_two_gpus", "test_ema_sharded",
+    "test_refusals", "test_update", "test_waiting", "test_full_disk", "test_kill_one_rank", "test_storage_values",
+    "test_torch_storage_cases", "test_storage_memory", "test_deepspeed_folders",
 )  # fmt: skip
+
+
+def of_frameworks(path):
+    """Whether a file needs what `make frameworks` installs: CI does so after `make check`."""
+    return path.parent.name == "frameworks"
 
 
 def pytest_ignore_collect(collection_path, config):
     """The files of tests that are left out are not even imported: some need seconds for other libraries."""
-    left_out = {"not slow": SLOW, "not long": LONG}.get(config.option.markexpr, ())
-    return collection_path.stem in left_out or None
+    left_out = {"not slow": SLOW, "not long": LONG}.get(config.option.markexpr)
+    if left_out is None:
+        return None
+    return of_frameworks(collection_path) or collection_path.stem in left_out or None
 
 
 def pytest_collection_modifyitems(items):
     place = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
     for item in items:
-        if item.path.stem in SLOW:
+        if item.path.stem in SLOW or of_frameworks(item.path):
             item.add_marker("slow")
-        if item.path.stem in LONG:
+        if item.path.stem in LONG or of_frameworks(item.path):
             item.add_marker("long")
 
 
