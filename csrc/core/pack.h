@@ -7,6 +7,10 @@
 
 #include "core/macros.h"
 
+#if defined(__AVX2__) && !defined(__CUDACC__)
+#include "core/pack_x86.h"
+#endif
+
 namespace lowbit {
 
 /// The fields of `width` bits that begin every 2 * `every` bits of a word, those of odd number with
@@ -83,6 +87,9 @@ LB_HD void pack(const uint8_t* codes, uint8_t* out, int n) {
     }
     if (n & 1) out[i] = codes[n - 1];
   } else {
+#if defined(__AVX2__) && !defined(__CUDACC__)
+    if constexpr (kBits > 2) i = pack_turns<kBits>(codes, out, n), out += i / 8 * kBits;
+#endif
     for (; i + 8 <= n; i += 8, out += kBits) {
       uint64_t word;
       __builtin_memcpy(&word, codes + i, 8);
@@ -109,6 +116,9 @@ LB_HD void unpack(const uint8_t* in, uint8_t* codes, int n) {
     }
     if (n & 1) codes[n - 1] = in[i] & kMask;
   } else {
+#if defined(__AVX2__) && !defined(__CUDACC__)
+    if constexpr (kBits > 2) i = unpack_turns<kBits>(in, codes, n), in += i / 8 * kBits;
+#endif
     for (; i + 8 <= n; i += 8, in += kBits) {
       const uint64_t word = parted<kBits>(load_bytes<kBits>(in));
       __builtin_memcpy(codes + i, &word, 8);
