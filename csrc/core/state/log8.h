@@ -108,3 +108,7 @@ struct Log8Signed : LogCode {
 };
 
 }  // namespace lowbit
+
+#if defined(__FMA__) && !defined(__CUDACC__)
+#include "core/state/log8_block.h"
+#endif
