@@ -409,6 +409,21 @@ void check_boundaries(const Kernels& kernel, int format) {
                         std::to_string(wrong) + " of " + std::to_string(x.size()) + " wrong");
 }
 
+/// Entries and their neighbors up to four floats away, and chances that decide last: there the
+/// vectors leave the decision to the definition.
+template <class F>
+void near_entries(std::vector<float>& x, uint16_t* chance) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float entry = F::dequantize(draw32() % (1u << F::kBits));
+    const uint32_t bits = float_bits(entry), away = draw32() % 9;
+    const bool moves = magnitude_bits(entry) > 4 && magnitude_bits(entry) < float_bits(1.0f) - 4;
+    x[i] = bits_float(moves ? bits + away - 4 : bits);
+    if (draw32() % 3 == 0)
+      chance[i] = static_cast<uint16_t>(draw32() % 4 - 2);  // 0, 1, or the last
+  }
+  x[0] = 1.0f;  // so that the scale is 1
+}
+
 /// Stochastic codes of many values are those of the definition for one value.
 template <class F>
 void check_chance(const Kernels& kernel, int format) {
@@ -419,6 +434,9 @@ void check_chance(const Kernels& kernel, int format) {
       for (float& v : x) v = v < 0.0f && !F::kSigned ? -v : v;
       uint16_t chance[kTile];
       std::generate(chance, chance + kTile, draw32);
+      if constexpr (__is_same(typename F::Scale, BlockScale)) {
+        if (turn % 2) near_entries<F>(x, chance);
+      }
       std::vector<uint8_t> codes(kTile * 2);
       cpu::BlockScales scales;
       alignas(8) uint8_t stored[8];

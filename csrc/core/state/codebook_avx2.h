@@ -13,6 +13,7 @@ struct CodebookVector {
   using Mask = __m256;
   static constexpr int kLanes = 8, kLog2Table = 3;  // entries of one lookup instruction
   static constexpr int kLog2Dequantized = 4;  // largest maps that are dequantized from registers
+  static constexpr int kLog2ByChance = 5;     // and those with stochastic codes from registers
 
   LB_HD static Float load(const float* x) { return _mm256_loadu_ps(x); }
   LB_HD static void store(float* out, Float x) { _mm256_storeu_ps(out, x); }
@@ -48,23 +49,87 @@ struct CodebookVector {
     }
   }
 
+  // For codebook_chance.h. Positions are in steps of 2^-16, not negative.
+  LB_HD static Float share(Float z, Float begin, Float per_unit) {
+    return _mm256_max_ps(_mm256_mul_ps(_mm256_sub_ps(z, begin), per_unit), _mm256_setzero_ps());
+  }
+  /// z * slope + offset, limited to [0, last], and to `lowest` and more where z is positive.
+  LB_HD static Float on_line(Float z, Float slope, Float offset, Float last, Float lowest) {
+    const Float positive = _mm256_cmp_ps(z, _mm256_setzero_ps(), _CMP_GT_OQ);
+    return _mm256_max_ps(_mm256_min_ps(_mm256_fmadd_ps(z, slope, offset), last),
+                         _mm256_and_ps(positive, lowest));
+  }
+  /// The sum of positions and chance, its upper halves the codes. `least` as in dynamic8_chance.h.
+  template <int kUnsure>
+  LB_HD static Int add_chance(Float position, const uint16_t* random16, Int& least) {
+    const Int k = _mm256_cvtps_epi32(position);
+    const Int r =
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(random16)));
+    const Int upper = _mm256_srai_epi32(_mm256_slli_epi32(k, 16), 31);
+    const Int nearer = _mm256_add_epi32(k, _mm256_set1_epi32(0x8000 + kUnsure / 2));
+    const Int sum = _mm256_add_epi32(
+        _mm256_add_epi32(k, _mm256_set1_epi32(kUnsure / 2)),
+        _mm256_xor_si256(r, _mm256_andnot_si256(upper, _mm256_set1_epi32(0xffff))));
+    least = _mm256_min_epu16(nearer, sum);
+    return sum;
+  }
+  /// Marks by bit 7 answers where the sum of a share and chance goes to the next entry.
+  LB_HD static Int mark(Int answers, Int sum) {
+    return _mm256_or_si256(answers,
+                           _mm256_and_si256(_mm256_srli_epi32(sum, 9), _mm256_set1_epi32(0x80)));
+  }
+  /// A bit for each value that is unsure.
+  template <int kUnsure>
+  LB_HD static uint32_t unsure(Int least) {
+    const Int part = _mm256_and_si256(least, _mm256_set1_epi32(0xffff));
+    return static_cast<uint32_t>(_mm256_movemask_ps(
+        _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(kUnsure), part))));
+  }
+  template <int kUnsure>
+  LB_HD static bool certain(const Int (&least)[4]) {
+    return unsure<kUnsure>(_mm256_min_epu16(_mm256_min_epu16(least[0], least[1]),
+                                            _mm256_min_epu16(least[2], least[3]))) == 0;
+  }
+  /// Stores the upper halves of words, which are below 256.
+  LB_HD static void store_upper(const Int (&sum)[4], uint8_t* codes) {
+    const Int a[4] = {_mm256_srli_epi32(sum[0], 16), _mm256_srli_epi32(sum[1], 16),
+                      _mm256_srli_epi32(sum[2], 16), _mm256_srli_epi32(sum[3], 16)};
+    store_all(codes, in_order(a));
+  }
+  /// As store_bytes, and a marked code is the next one.
+  template <bool kUpper>
+  LB_HD static void store_marked(const Int (&a)[4], const uint8_t* lower, const uint8_t* upper,
+                                 uint8_t* codes) {
+    const Int bytes = in_order(a), next = _mm256_cmpgt_epi8(zero(), bytes);
+    store_all(codes, _mm256_sub_epi8(turned<kUpper>(bytes, lower, upper), next));
+  }
+
   /// The answers of four registers as bytes, each half replaced by its entry.
   template <bool kUpper>
   LB_HD static void store_bytes(const Int (&a)[4], const uint8_t* lower, const uint8_t* upper,
                                 uint8_t* codes) {
+    store_all(codes, turned<kUpper>(in_order(a), lower, upper));
+  }
+
+ private:
+  LB_HD static Int in_order(const Int (&a)[4]) {
     const Int low = _mm256_packus_epi32(a[0], a[1]), high = _mm256_packus_epi32(a[2], a[3]);
     const Int lanes = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const Int bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), lanes);
+    return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), lanes);
+  }
+  template <bool kUpper>
+  LB_HD static Int turned(Int bytes, const uint8_t* lower, const uint8_t* upper) {
     const Int half = _mm256_set1_epi8(15);
     Int turned = _mm256_shuffle_epi8(spread(lower), _mm256_and_si256(bytes, half));
     if constexpr (kUpper) {
       const Int above = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), half);
       turned = _mm256_or_si256(turned, _mm256_shuffle_epi8(spread(upper), above));
     }
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), turned);
+    return turned;
   }
-
- private:
+  LB_HD static void store_all(uint8_t* codes, Int bytes) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
+  }
   LB_HD static Int spread(const uint8_t* table) {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   }

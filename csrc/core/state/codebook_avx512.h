@@ -14,6 +14,7 @@ struct CodebookVector {
   using Mask = __mmask16;
   static constexpr int kLanes = 16, kLog2Table = 5;  // entries of one lookup instruction
   static constexpr int kLog2Dequantized = 7;  // largest maps that are dequantized from registers
+  static constexpr int kLog2ByChance = 7;     // and those with stochastic codes from registers
 
   LB_HD static Float load(const float* x) { return _mm512_loadu_ps(x); }
   LB_HD static void store(float* out, Float x) { _mm512_storeu_ps(out, x); }
@@ -52,23 +53,82 @@ struct CodebookVector {
     }
   }
 
+  // For codebook_chance.h. Positions are in steps of 2^-16, not negative.
+  LB_HD static Float share(Float z, Float begin, Float per_unit) {
+    return _mm512_max_ps(_mm512_mul_ps(_mm512_sub_ps(z, begin), per_unit), _mm512_setzero_ps());
+  }
+  /// z * slope + offset, limited to [0, last], and to `lowest` and more where z is positive.
+  LB_HD static Float on_line(Float z, Float slope, Float offset, Float last, Float lowest) {
+    const Mask positive = _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_GT_OQ);
+    return _mm512_max_ps(_mm512_min_ps(_mm512_fmadd_ps(z, slope, offset), last),
+                         _mm512_maskz_mov_ps(positive, lowest));
+  }
+  /// The sum of positions and chance, its upper halves the codes. `least` as in dynamic8_chance.h.
+  template <int kUnsure>
+  LB_HD static Int add_chance(Float position, const uint16_t* random16, Int& least) {
+    const Int k = _mm512_cvtps_epi32(position);
+    const Int r =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(random16)));
+    const Mask lower = _mm512_testn_epi32_mask(k, _mm512_set1_epi32(0x8000));
+    const Int nearer = _mm512_add_epi32(k, _mm512_set1_epi32(0x8000 + kUnsure / 2));
+    const Int sum = _mm512_add_epi32(_mm512_add_epi32(k, _mm512_set1_epi32(kUnsure / 2)),
+                                     _mm512_mask_xor_epi32(r, lower, r, _mm512_set1_epi32(0xffff)));
+    least = _mm512_min_epu16(nearer, sum);
+    return sum;
+  }
+  /// Marks by bit 7 answers where the sum of a share and chance goes to the next entry.
+  LB_HD static Int mark(Int answers, Int sum) {
+    return set(answers, _mm512_test_epi32_mask(sum, _mm512_set1_epi32(1 << 16)), 0x80);
+  }
+  /// A bit for each value that is unsure.
+  template <int kUnsure>
+  LB_HD static uint32_t unsure(Int least) {
+    const Int part = _mm512_and_si512(least, _mm512_set1_epi32(0xffff));
+    return _mm512_cmplt_epi32_mask(part, _mm512_set1_epi32(kUnsure));
+  }
+  template <int kUnsure>
+  LB_HD static bool certain(const Int (&least)[4]) {
+    return unsure<kUnsure>(_mm512_min_epu16(_mm512_min_epu16(least[0], least[1]),
+                                            _mm512_min_epu16(least[2], least[3]))) == 0;
+  }
+  /// Stores the upper halves of words, which are below 256.
+  LB_HD static void store_upper(const Int (&sum)[4], uint8_t* codes) {
+    for (int v = 0; v < 4; ++v)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * v),
+                       _mm512_cvtepi32_epi8(_mm512_srli_epi32(sum[v], 16)));
+  }
+  /// As store_bytes, and a marked code is the next one.
+  template <bool kUpper>
+  LB_HD static void store_marked(const Int (&a)[4], const uint8_t* lower, const uint8_t* upper,
+                                 uint8_t* codes) {
+    const Int bytes = in_order(a), code = turned<kUpper>(bytes, lower, upper);
+    const __mmask64 next = _mm512_movepi8_mask(bytes);
+    _mm512_storeu_si512(codes, _mm512_mask_add_epi8(code, next, code, _mm512_set1_epi8(1)));
+  }
+
   /// The answers of four registers as bytes, each half replaced by its entry.
   template <bool kUpper>
   LB_HD static void store_bytes(const Int (&a)[4], const uint8_t* lower, const uint8_t* upper,
                                 uint8_t* codes) {
+    _mm512_storeu_si512(codes, turned<kUpper>(in_order(a), lower, upper));
+  }
+
+ private:
+  LB_HD static Int in_order(const Int (&a)[4]) {
     const Int low = _mm512_packus_epi32(a[0], a[1]), high = _mm512_packus_epi32(a[2], a[3]);
     const Int lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const Int bytes = _mm512_permutexvar_epi32(lanes, _mm512_packus_epi16(low, high));
+    return _mm512_permutexvar_epi32(lanes, _mm512_packus_epi16(low, high));
+  }
+  template <bool kUpper>
+  LB_HD static Int turned(Int bytes, const uint8_t* lower, const uint8_t* upper) {
     const Int half = _mm512_set1_epi8(15);
     Int turned = _mm512_shuffle_epi8(spread(lower), _mm512_and_si512(bytes, half));
     if constexpr (kUpper) {
       const Int above = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), half);
       turned = _mm512_or_si512(turned, _mm512_shuffle_epi8(spread(upper), above));
     }
-    _mm512_storeu_si512(codes, turned);
+    return turned;
   }
-
- private:
   LB_HD static Int spread(const uint8_t* table) {
     return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   }

@@ -237,3 +237,7 @@ LB_HD void dequantize_block(F, const uint8_t* codes, const typename F::Scale& sc
 }
 
 }  // namespace lowbit
+
+#if defined(__AVX2__)
+#include "core/state/codebook_chance.h"
+#endif

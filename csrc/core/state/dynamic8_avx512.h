@@ -429,3 +429,5 @@ LB_HD void quantize_block(Dynamic8Unsigned, const float* x, const BlockScale& s,
 }
 
 }  // namespace lowbit
+
+#include "core/state/dynamic8_chance_avx512.h"
