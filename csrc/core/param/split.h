@@ -56,11 +56,10 @@ struct SplitParam {
   LB_HD static uint16_t store(float x, uint32_t random16, Correction& c) {
     const uint16_t p = Type::nearest(x);
     const float stored = Type::to_float(p);
-    if (magnitude_bits(stored) >= kInfinityBits) {
-      c = 0;
-      return p;
-    }
-    float share = scaled(x - stored, -half_step(p));
+    // A mask, not a branch: compilers move the load of random bits into a branch, and AVX2 has no
+    // masked load of 16 bits.
+    const uint32_t finite = all_if_negative(magnitude_bits(stored) - kInfinityBits);
+    float share = bits_float(float_bits(scaled(x - stored, -half_step(p))) & finite);
     share = share > 1.0f ? 1.0f : share < -1.0f ? -1.0f : share;
     const float s = share * kMax;
     // As a signed integer: only AVX-512 converts unsigned ones.
