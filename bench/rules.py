@@ -4,7 +4,8 @@
     python -m bench.rules                the tables of docs/bench-rules.md, in two or three minutes
     python -m bench.rules --quick        in the second-level cache only, half a minute
     python -m bench.rules --record       writes docs/bench-rules.md and bench/results/rules.json
-    python -m bench.rules --page         writes the page of the recorded result again
+    python -m bench.rules --count        counts instructions, writes bench/results/rule_counts.json and the page
+    python -m bench.rules --page         writes the page of the recorded results again
 
 The program bench_steps (bench/steps.cpp) measures: each step and 8-bit AdamW take turns in one process, and a time is the
 minimum over many short turns. Compare ratios, never times of two runs.
@@ -22,12 +23,16 @@ from bench import machine, page
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROGRAM = ROOT / "build" / "lowbit" / "tests" / "cpp" / "bench_steps"
+COUNTS = ROOT / "bench" / "results" / "rule_counts.json"
 RESULT, PAGE = ROOT / "bench" / "results" / "rules.json", ROOT / "docs" / "bench-rules.md"
 LISTS = {
     "rules": ("Rules", "8-bit state (AdEMAMix's slow mean and Schedule-Free's weights: bfloat16), bfloat16 weights rounded stochastically."),
     "formats": ("State formats", "AdamW; the format of the first moment, then that of the second. Stochastic: of the codes."),
     "params": ("Parameter formats", "8-bit AdamW."),
 }  # fmt: skip
+LANES = {"avx512vbmi": 16, "avx512": 16, "avx2": 8}  # values in a register
+PER_CYCLE = {"avx512vbmi": 2, "avx512": 2, "avx2": 4}  # vector instructions of a Zen 4 core
+LIMIT = 1.5
 NAMES = {"avx512vbmi": "AVX-512", "avx512": "AVX-512 without byte permutes", "avx2": "AVX2"}
 
 
@@ -50,6 +55,40 @@ def ratio(row: dict, place: str, adamw_bytes: float) -> float:
     return own / adamw * adamw_bytes / row["bytes"]
 
 
+def counted(output: str) -> list[dict]:
+    """The program's lines with `count`: instructions for each register of values."""
+    rows = []
+    for line in output.splitlines():
+        isa, kind, name, *numbers = line.split("\t")
+        size, instructions, vectors, divisions, roots = map(float, numbers)
+        rows.append({"isa": isa, "list": kind, "name": name, "bytes": size, "instructions": instructions, "vectors": vectors,
+                     "divisions": divisions, "roots": roots})  # fmt: skip
+    return rows
+
+
+def counts_table(rows: list[dict]) -> str:
+    """The steps that execute more than LIMIT times the vector instructions of 8-bit AdamW for their bytes."""
+    found = {(r["list"], r["name"], r["isa"]): r for r in rows}
+    isas = list(dict.fromkeys(r["isa"] for r in rows))
+
+    def share(row: dict) -> float:
+        adamw = found["rules", "adamw", row["isa"]]
+        return row["vectors"] / adamw["vectors"] * adamw["bytes"] / row["bytes"]
+
+    lines = []
+    for kind, name in dict.fromkeys((r["list"], r["name"]) for r in rows):
+        own = [found[kind, name, isa] for isa in isas]
+        if name != "adamw" and max(map(share, own)) <= LIMIT:
+            continue
+        cells = [name, f"{own[0]['bytes']:.2f}"]
+        for r in own:
+            floor = r["vectors"] / PER_CYCLE[r["isa"]] / LANES[r["isa"]]
+            cells += [f"{r['vectors']:.0f} ({share(r):.2f})", f"{floor:.1f}", f"{r['divisions']:.1f}, {r['roots']:.1f}"]  # fmt: skip
+        lines.append(cells)
+    head = [f"{NAMES.get(isa, isa)}{what}" for isa in isas for what in (", vector instructions", ", cycles", ", divisions, roots")]  # fmt: skip
+    return page.table(["", "B", *head], lines)
+
+
 def tables(rows: list[dict]) -> str:
     adamw = next(r["bytes"] for r in rows if (r["list"], r["name"]) == ("rules", "adamw"))
     isas = list(dict.fromkeys(r["isa"] for r in rows))
@@ -67,9 +106,9 @@ def tables(rows: list[dict]) -> str:
     return "\n\n".join(parts)
 
 
-def written(result: dict) -> str:
+def written(result: dict, counts: list[dict] | None = None) -> str:
     m = result["machine"]
-    return "\n\n".join([
+    parts = [
         "# Every rule and format on a CPU",
         "`python -m bench.rules --record` writes this page; [bench.md](bench.md#rules-and-formats) says how it measures and what\nthe slow ones wait for.",
         f"* {m['date'][:10]}, {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}), load {m['load'][0]:.0f} on {m['cores']} shared cores, one thread",
@@ -77,7 +116,23 @@ def written(result: dict) -> str:
         "a parameter. In brackets: the time over that of 8-bit AdamW in the same minute, for the same number of bytes. 1 is as\n"
         "fast as 8-bit AdamW for what it moves.",
         tables(result["rows"]),
-    ]) + "\n"  # fmt: skip
+    ]  # fmt: skip
+    if counts:
+        parts += [
+            "## Counted instructions",
+            "`python -m bench.rules --count` steps a copy of the process through one step, instruction by instruction. Listed are\n"
+            f"8-bit AdamW and the steps that execute more than {LIMIT} times its vector instructions for their bytes, on any of the\n"
+            "instruction sets. Vector instructions, loads and stores among them, are those for one register: 16 values with\n"
+            "AVX-512, 8 with AVX2. In brackets: their number over AdamW's, for the same number of bytes. Cycles: of one value at\n"
+            "two such instructions per cycle (AVX-512) or four (AVX2), Zen 4's most. Divisions and square roots, which occupy the\n"
+            "divider longer, are among the instructions and counted again.",
+            counts_table(counts),
+        ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def recorded_counts() -> list[dict] | None:
+    return json.loads(COUNTS.read_text())["rows"] if COUNTS.exists() else None
 
 
 def main() -> int:
@@ -88,23 +143,31 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--count", action="store_true")
     parser.add_argument("--page", action="store_true")
     asked = parser.parse_args()
     if asked.quick and asked.record:
         parser.error("--quick measures the cache only; --record keeps whole results")
     if asked.page:
-        PAGE.write_text(written(json.loads(RESULT.read_text())))
+        PAGE.write_text(written(json.loads(RESULT.read_text()), recorded_counts()))
         return 0
     if not PROGRAM.exists():
         print(f"{PROGRAM} is not built: cmake --build build/lowbit --target bench_steps", file=sys.stderr)  # fmt: skip
         return 2
+    if asked.count:
+        done = subprocess.run([PROGRAM, "-", "-", "-", "count"], stdout=subprocess.PIPE, text=True, check=True)  # fmt: skip
+        rows = counted(done.stdout)
+        COUNTS.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        PAGE.write_text(written(json.loads(RESULT.read_text()), rows))
+        print(counts_table(rows))
+        return 0
     arguments = ["-", "-", "-", *(["quick"] if asked.quick else [])]
     done = subprocess.run([PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     result = {"machine": machine.describe("cpu"), "rows": measured(done.stdout)}
     print(tables(result["rows"]))
     if asked.record:
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
-        PAGE.write_text(written(result))
+        PAGE.write_text(written(result, recorded_counts()))
     return 0
 
 

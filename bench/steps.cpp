@@ -3,10 +3,12 @@
 // each time is the minimum over many short turns, so that ratios hold on a machine that is shared.
 //
 //   cmake --build build/lowbit --target bench_steps
-//   build/lowbit/tests/cpp/bench_steps [ISA,...|-] [rules|formats|params|-] [NAME|-] [quick]
+//   build/lowbit/tests/cpp/bench_steps [ISA,...|-] [rules|formats|params|-] [NAME|-] [quick|count]
 //
 // One line for each step and instruction set, between tabs: instruction set, list, name, bytes per
 // parameter, ns per parameter in the second-level cache and of AdamW beside it, the same in memory.
+// With `count`, instead of times: instructions, those of vectors, divisions and square roots for each
+// register of values (16 with AVX-512, 8 with AVX2, 4 otherwise).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -22,6 +24,7 @@
 #include "core/exact_sum.h"
 #include "core/half.h"
 #include "core/registry.h"
+#include "count.h"
 #include "cpu/step.h"
 
 namespace {
@@ -78,16 +81,16 @@ class Subject {
     job_.batches = 1, job_.inner_rows = job_.global_inner_rows = rows;
     job_.inner_cols = job_.global_inner_cols = cols;
     job_.tile = kTile, job_.write_param = true;
-    job_.param = room(n * param.bytes), job_.grad = room(n * grad_bytes(grad_format));
+    job_.param = room(n * param.bytes), job_.grad = room((n + kShifts) * grad_bytes(grad_format));
     if (param.compensation_bytes > 0) job_.compensation = room(n * param.compensation_bytes);
     traffic_ = 2.0 * (param.bytes + param.compensation_bytes) + grad_bytes(grad_format);
     std::mt19937 engine(3);
     std::normal_distribution<float> normal;
     std::vector<float> some(65536);  // repeated
     for (float& x : some) x = normal(engine);
-    for (int64_t i = 0; i < n; ++i) {
+    for (int64_t i = 0; i < n + kShifts; ++i) {
       const float at = some[static_cast<size_t>(i + i / 65536) % some.size()];
-      put(job_.param, i, 0.02f * at, wide, half);
+      if (i < n) put(job_.param, i, 0.02f * at, wide, half);
       put(const_cast<void*>(job_.grad), i, 1e-3f * some[static_cast<size_t>(i * 7) % some.size()],
           wide, half);
     }
@@ -119,6 +122,9 @@ class Subject {
     const cpu::Kernels& kernels = cpu::kernels();
     Job job = job_;
     prepare(job, hyper_.data(), ++steps_, 1.0);
+    // Another gradient in each step, without more memory: the same one from another place on.
+    job.grad = static_cast<const char*>(job.grad) +
+               steps_ * 37 % (kShifts / 32) * 32 * grad_bytes(job.grad_format);
     std::memset(job.totals, 0, 3 * kMaxTotals * ExactSum::kWords * 8);
     for (int r = 0; r < rule.rounds; ++r) {
       const int k = rule.grid_factor[r];
@@ -139,6 +145,7 @@ class Subject {
   }
 
  private:
+  static constexpr int64_t kShifts = 2048;  // gradients, 64 bytes (or 128) apart
   void* room(int64_t bytes) {
     memory_.emplace_back(new char[static_cast<size_t>(bytes) + 4096]());
     return memory_.back().get();
@@ -231,7 +238,7 @@ std::vector<std::pair<std::string, Spec>> formats() {
   return all;
 }
 
-void run(const char* list, const std::string& name, const Spec& spec, bool quick) {
+void time(const char* list, const std::string& name, const Spec& spec, bool quick) {
   double bytes = 0.0;
   Pair found[2];
   for (int where = 0; where < 2; ++where) {
@@ -246,11 +253,33 @@ void run(const char* list, const std::string& name, const Spec& spec, bool quick
   std::fflush(stdout);
 }
 
+void count(const char* list, const std::string& name, const Spec& spec) {
+  constexpr int64_t kRows = 16, kCols = 512;
+  Subject subject(spec, kRows, kCols);
+  Count found;
+  if (!count_instructions([&] { subject.step(); }, found)) {
+    std::fprintf(stderr, "a process may not trace its child here\n");
+    std::exit(1);
+  }
+  const std::string isa = cpu::kernels().isa;
+  const int lanes = isa.rfind("avx512", 0) == 0 ? 16 : isa == "avx2" ? 8 : 4;
+  const double registers = static_cast<double>(kRows * kCols) / lanes;
+  const auto each = [&](int64_t n) { return static_cast<double>(n) / registers; };
+  std::printf("%s\t%s\t%s\t%.2f\t%.1f\t%.1f\t%.2f\t%.2f\n", isa.c_str(), list, name.c_str(),
+              subject.traffic(), each(found.all), each(found.of_vectors()), each(found.divisions),
+              each(found.roots));
+  std::fflush(stdout);
+}
+
 }  // namespace
 
-int main(int count, char** given) {
-  const auto word = [&](int i) { return std::string(i < count ? given[i] : "-"); };
-  const bool quick = word(4) == "quick";
+int main(int words, char** given) {
+  const auto word = [&](int i) { return std::string(i < words ? given[i] : "-"); };
+  const bool quick = word(4) == "quick", counts = word(4) == "count";
+  const auto run = [&](const char* list, const std::string& name, const Spec& spec) {
+    if (counts) return count(list, name, spec);
+    time(list, name, spec, quick);
+  };
   std::string isas = word(1) == "-" ? "avx512vbmi,avx2" : word(1);
   for (size_t at = 0; at < isas.size();) {
     const size_t end = std::min(isas.find(',', at), isas.size());
@@ -267,15 +296,15 @@ int main(int count, char** given) {
     for (int r = 0; r < rule_count(); ++r) {
       Spec spec;
       spec.rule = rule_info(r).name;
-      if (wanted("rules", spec.rule)) run("rules", spec.rule, spec, quick);
+      if (wanted("rules", spec.rule)) run("rules", spec.rule, spec);
     }
     for (const auto& [name, spec] : formats()) {
-      if (wanted("formats", name)) run("formats", name, spec, quick);
+      if (wanted("formats", name)) run("formats", name, spec);
     }
     for (int p = 0; p < param_count(); ++p) {
       Spec spec;
       spec.param = param_info(p).name;
-      if (wanted("params", spec.param)) run("params", spec.param, spec, quick);
+      if (wanted("params", spec.param)) run("params", spec.param, spec);
     }
   }
   return 0;

@@ -20,3 +20,17 @@ def test_a_place_that_was_not_measured_has_no_column():
     text = rules.tables(rules.measured(LINES))
     assert "| came | 15.00 | 6.00 (2.00) |" in text and "memory" not in text
     assert "AVX2, memory" in rules.tables(rules.measured(LINES.splitlines()[0]))
+
+
+COUNTED = "\n".join([
+    "avx2\trules\tadamw\t10.00\t150.0\t120.0\t1.00\t1.00",
+    "avx2\trules\tlion\t8.00\t100.0\t80.0\t0.00\t0.00",
+    "avx2\tformats\tlog8\t10.00\t300.0\t240.0\t1.00\t1.00",
+])  # fmt: skip
+
+
+def test_what_is_above_the_line_is_listed_with_its_counts():
+    text = rules.counts_table(rules.counted(COUNTED))
+    assert "| log8 | 10.00 | 240 (2.00) | 7.5 | 1.0, 1.0 |" in text
+    assert "| adamw | 10.00 | 120 (1.00) |" in text
+    assert "lion" not in text
