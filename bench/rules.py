@@ -18,6 +18,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 from bench import machine, page
 
@@ -106,9 +107,9 @@ def tables(rows: list[dict]) -> str:
     return "\n\n".join(parts)
 
 
-def written(result: dict, counts: list[dict] | None = None) -> str:
+def written(result: dict[str, Any], counts: list[dict] | None = None) -> str:
     m = result["machine"]
-    parts = [
+    parts: list[str] = [
         "# Every rule and format on a CPU",
         "`python -m bench.rules --record` writes this page; [bench.md](bench.md#rules-and-formats) says how it measures and what\nthe slow ones wait for.",
         f"* {m['date'][:10]}, {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}), load {m['load'][0]:.0f} on {m['cores']} shared cores, one thread",
@@ -120,7 +121,8 @@ def written(result: dict, counts: list[dict] | None = None) -> str:
     if counts:
         parts += [
             "## Counted instructions",
-            "`python -m bench.rules --count` steps a copy of the process through one step, instruction by instruction. Listed are\n"
+            "`python -m bench.rules --count` steps a copy of the process through one step of a matrix of 16 x 512,\n"
+            "instruction by instruction; with so few rows, sums of columns weigh more than in a tall matrix. Listed are\n"
             f"8-bit AdamW and the steps that execute more than {LIMIT} times its vector instructions for their bytes, on any of the\n"
             "instruction sets. Vector instructions, loads and stores among them, are those for one register: 16 values with\n"
             "AVX-512, 8 with AVX2. In brackets: their number over AdamW's, for the same number of bytes. Cycles: of one value at\n"
@@ -163,7 +165,7 @@ def main() -> int:
         return 0
     arguments = ["-", "-", "-", *(["quick"] if asked.quick else [])]
     done = subprocess.run([PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, check=True)
-    result = {"machine": machine.describe("cpu"), "rows": measured(done.stdout)}
+    result: dict[str, Any] = {"machine": machine.describe("cpu"), "rows": measured(done.stdout)}
     print(tables(result["rows"]))
     if asked.record:
         RESULT.write_text(json.dumps(result, indent=1) + "\n")

@@ -165,11 +165,14 @@ template <class F>
 LB_HD void dequantize_block(F, const uint8_t* codes, const typename F::Scale& given, float* out,
                             int n) {
   const typename F::Scale scale = given;
-  if constexpr (__is_same(F, Log8Fixed)) {
-    if (scale.range == 0.0f) {
-      for (int i = 0; i < n; ++i) out[i] = 0.0f;
-      return;
-    }
+  // Scales that no block has, and NaN: by the definition, whose exponents then wrap around.
+  float lowest = -126.0f;
+  if constexpr (!__is_same(F, Log8Fixed)) lowest = scale.lowest;
+  const bool usual = scale.range > 0.0f && scale.range < 256.0f && lowest > -128.0f &&
+                     lowest + scale.range < 128.0f;
+  if (!usual) {
+    for (int i = 0; i < n; ++i) out[i] = scale.from_z(F::dequantize(codes[i]));
+    return;
   }
   for (int i = 0; i < n; i += 16) {
     const auto some = static_cast<__mmask16>(n - i < 16 ? (1 << (n - i)) - 1 : 0xffff);
