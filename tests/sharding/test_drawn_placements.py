@@ -24,7 +24,7 @@ def outcomes_of(pool, ranks, draws):
         assert len({outcome for outcome, _ in found}) == 1
         made.append((draw, *found[0]))
     rows = {("R",), ("S", 0)}
-    unserved = [(draw, words) for draw, what, words in made if what == "refused" and rows.issuperset(draw.placements)]  # fmt: skip
+    unserved = [(draw, words) for draw, what, words in made if what == "refused" and all(rows.issuperset(spot.placements) for spot in draw.spots)]  # fmt: skip
     assert unserved == [], "whole rows are always served"
     print(f"{ranks} ranks: {dict(collections.Counter(what for _, what, _ in made))}")
     return made
@@ -45,6 +45,19 @@ def test_any_rule_format_shape_and_placement(pool, ranks):
     assert counts["refused"] > len(made) / 50
 
 
+EMPTY = drawn.Spot((1, 130), (2, 2), (("S", 0), ("S", 1)))  # no row of it on two of the ranks
+BOTH = drawn.Spot(
+    (6, 48), (2, 2), (("SS", 1, 2), ("S", 1))
+)  # blocks are cut over both mesh dimensions
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "Lion", "LAMB", "Adafactor momentum"])
+def test_ranks_without_a_part_reduce_in_the_order_of_the_others(pool, rule):
+    """Else one rank agrees over rows first and another over columns, and neither has what all of them hold."""
+    draws = [drawn.Draw(rule, spots, "8bit", "bfloat16") for spots in ((EMPTY, BOTH), (BOTH, EMPTY), (EMPTY, EMPTY, BOTH))]  # fmt: skip
+    assert {outcome for _, outcome, _ in outcomes_of(pool, 4, draws)} == {"same"}
+
+
 def test_a_byte_that_differs_is_seen(pool):
-    draw = drawn.Draw("AdamW", (6, 4), (2,), (("S", 0),))
+    draw = drawn.Draw("AdamW", (drawn.Spot((6, 4), (2,), (("S", 0),)),))
     assert pool.run(2, "drawn_worker", "one_byte_off", draw) == ["True False", "False False"]

@@ -25,13 +25,20 @@ Placed = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What one parameter is and how it is stepped."""
+class Spot:
+    """A parameter's shape and place."""
 
-    rule: str  # of CASES, or of RULES if `state` is not empty
     shape: tuple[int, ...]
     mesh: tuple[int, ...]
     placements: tuple[Placed, ...]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The parameters of an optimizer, and how they are stepped."""
+
+    rule: str  # of CASES, or of RULES if `state` is not empty
+    spots: tuple[Spot, ...]
     state: str = ""
     param: str = ""
     min_numel: int | None = 1
@@ -86,21 +93,25 @@ def catalog(ranks: int, seed: int) -> list[Draw]:
         mesh = (2, 2) if ranks == 4 and rng.random() < 0.7 else (ranks,)
         shape = shape_of(rng, dims)
         first = (rng.choice((ranks, ranks + 1, 2 * ranks)), *shape[1:])
-        made.append(Draw(rule, first, mesh, rng.choice(rows[len(mesh)]), seed=rng.randrange(9)))
-        made.append(Draw(rule, shape, mesh, placements_of(rng, mesh, len(shape))))
+        by_rows = Spot(first, mesh, rng.choice(rows[len(mesh)]))
+        anyhow = Spot(shape, mesh, placements_of(rng, mesh, len(shape)))
+        made += [Draw(rule, (by_rows,), seed=rng.randrange(9)), Draw(rule, (anyhow,))]
     return made
 
 
 def products(ranks: int, count: int, seed: int) -> list[Draw]:
-    """Any rule x state x parameter format, of any shape of 1 to 5 dimensions, placed anyhow."""
+    """Any rule x state x parameter format, of any shape of 1 to 5 dimensions, placed anyhow; every fourth optimizer has several parameters."""
     rng, made = random.Random(f"{seed} products {ranks}"), []
-    for _ in range(count):
-        rule, mesh = rng.choice(list(RULES)), rng.choice(MESHES[ranks])
-        shape = shape_of(rng, (2, 2, 3) if rule in ("Muon", "NorMuon") else (1, 2, 2, 3, 3, 4, 5))
-        made.append(
-            Draw(
-                rule, shape, mesh, placements_of(rng, mesh, len(shape)), rng.choice(list(STATES)), rng.choice(list(PARAMS)),
-                rng.choice((1, 1, 1, None)), rng.randrange(9),
-            )
-        )  # fmt: skip
+    for i in range(count):
+        rule = rng.choice(list(RULES))
+        several = rng.choice((2, 3)) if i % 4 == 3 else 1
+        spots = []
+        for _ in range(several):
+            shape = shape_of(rng, (2, 2, 3) if rule in ("Muon", "NorMuon") else (1, 2, 2, 3, 3, 4, 5))  # fmt: skip
+            mesh = rng.choice(MESHES[ranks])
+            # Of several, one that is refused would hide the others.
+            deep = len(shape) if several == 1 else min(len(shape), 2)
+            spots.append(Spot(shape, mesh, placements_of(rng, mesh, deep)))
+        state, param = rng.choice(list(STATES)), rng.choice(list(PARAMS))
+        made.append(Draw(rule, tuple(spots), state, param, rng.choice((1, 1, 1, None)), rng.randrange(9)))  # fmt: skip
     return made

@@ -24,30 +24,30 @@ KINDS: dict[str, Callable[..., Any]] = {
 Place = Callable[[torch.Tensor], torch.Tensor]
 
 
-def value_of(draw: Draw, seed: int) -> torch.Tensor:
+def value_of(draw: Draw, at: int, seed: int) -> torch.Tensor:
     """Rows of different sizes, so that statistics of one are seen in another; every fifth row of a gradient is zero."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = (draw.shape[0], *[1] * (len(draw.shape) - 1))
-    sizes = 10.0 ** torch.randint(-2, 2, rows, generator=generator)
+    shape, generator = draw.spots[at].shape, torch.Generator().manual_seed(10 * at + seed)
+    sizes = 10.0 ** torch.randint(-2, 2, (shape[0], *[1] * (len(shape) - 1)), generator=generator)
     if seed:
         sizes[4::5] = 0.0
-    return (torch.randn(draw.shape, generator=generator) * sizes).to(draw.dtype)
+    return (torch.randn(shape, generator=generator) * sizes).to(draw.dtype)
 
 
-def built(draw: Draw, place: Place) -> tuple[nn.Parameter, Any]:
-    """The parameter, and its optimizer or the words in which it is refused."""
-    p = nn.Parameter(place(value_of(draw, 0)))
+def built(draw: Draw, places: list[Place]) -> tuple[list[nn.Parameter], Any]:
+    """The parameters, and their optimizer or the words in which it is refused."""
+    params = [nn.Parameter(place(value_of(draw, i, 0))) for i, place in enumerate(places)]
     try:
-        return p, begin(draw.make([("w", p)]))
+        return params, begin(draw.make([(f"w{i}", p) for i, p in enumerate(params)]))
     except ValueError as error:
-        return p, str(error)
+        return params, str(error)
 
 
-def stepped(p: nn.Parameter, opt: Any, draw: Draw, place: Place) -> dict[str, torch.Tensor]:
+def stepped(params: list[nn.Parameter], opt: Any, draw: Draw, places: list[Place]) -> dict[str, torch.Tensor]:  # fmt: skip
     for step in range(STEPS):
-        p.grad = place(value_of(draw, 1 + step))
+        for i, (p, place) in enumerate(zip(params, places, strict=True)):
+            p.grad = place(value_of(draw, i, 1 + step))
         opt.step()
-    return {"weights": p.detach(), **opt.state[p]}
+    return {f"w{i} {key}": t for i, p in enumerate(params) for key, t in {"": p.detach(), **opt.state[p]}.items()}  # fmt: skip
 
 
 def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -78,21 +78,23 @@ def everyone(answer: Any) -> list[Any]:
     return answers
 
 
-def outcome(draw: Draw, mesh: DeviceMesh) -> tuple[str, str]:
+def outcome(draw: Draw, meshes: dict[tuple[int, ...], DeviceMesh]) -> tuple[str, str]:
     """("same", ""), ("refused", the words), ("alone", the words where one process refuses it too) or ("wrong", what is)."""
-    placed = [KINDS[kind](*rest) for kind, *rest in draw.placements]
-    place = functools.partial(distribute_tensor, device_mesh=mesh, placements=placed, src_data_rank=None)  # fmt: skip
-    p, opt = built(draw, place)
-    q, plain = built(draw, lambda t: t)
+    places: list[Place] = []
+    for spot in draw.spots:
+        placed = [KINDS[kind](*rest) for kind, *rest in spot.placements]
+        places.append(functools.partial(distribute_tensor, device_mesh=meshes[spot.mesh], placements=placed, src_data_rank=None))  # fmt: skip
+    whole: list[Place] = [lambda t: t for _ in places]
+    (params, opt), (others, plain) = built(draw, places), built(draw, whole)
     said = everyone(opt if isinstance(opt, str) else None)
     if None in said and any(said):
         return "wrong", f"ranks disagree: {said}"
     if isinstance(plain, str):
         return ("alone", plain) if said[0] else ("wrong", f"one process refuses it: {plain}")
     if said[0]:
-        named = all("parameter 'w'" in words for words in said)
+        named = all("parameter 'w" in words for words in said)
         return ("refused", said[0]) if named else ("wrong", f"refused without its name: {said[0]}")
-    found, want = stepped(p, opt, draw, place), stepped(q, plain, draw, lambda t: t)
+    found, want = stepped(params, opt, draw, places), stepped(others, plain, draw, whole)
     if found.keys() != want.keys():
         return "wrong", f"{sorted(found.keys() ^ want.keys())}"
     differs = [key for key in want if not same(found[key], want[key])]
@@ -104,10 +106,11 @@ def compare(draws: list[Draw]) -> list[tuple[str, str]]:
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     outcomes = []
     for draw in draws:
-        mesh = meshes.get(draw.mesh) or init_device_mesh("cpu", draw.mesh)
-        meshes[draw.mesh] = mesh
+        for spot in draw.spots:
+            if spot.mesh not in meshes:
+                meshes[spot.mesh] = init_device_mesh("cpu", spot.mesh)
         try:
-            outcomes.append(outcome(draw, mesh))
+            outcomes.append(outcome(draw, meshes))
         except Exception as error:
             raise AssertionError(f"{draw}: a step raised") from error
     return outcomes
@@ -115,8 +118,8 @@ def compare(draws: list[Draw]) -> list[tuple[str, str]]:
 
 def one_byte_off(draw: Draw) -> str:
     """A comparison that could not fail would prove nothing: the last rank's weights are changed in one byte."""
-    mesh = init_device_mesh("cpu", draw.mesh)
-    want = value_of(draw, 0)
+    mesh = init_device_mesh("cpu", draw.spots[0].mesh)
+    want = value_of(draw, 0, 0)
     found = distribute_tensor(want, mesh, [Shard(0)], src_data_rank=None)
     if dist.get_rank() == dist.get_world_size() - 1:
         found.to_local().view(torch.uint8)[-1] ^= 1
