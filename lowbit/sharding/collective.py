@@ -19,6 +19,8 @@ def rank() -> int:
 def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
     """All-reduces tensors in place, with one collective for each process group, operation and dtype.
 
+    Call it with the same groups in the same order on all ranks; a tensor of no elements takes no collective.
+
     Args:
         wanted: (tensor, process group, "sum" or "max") each. Tensors are integers only, so that the result does not
             depend on the order of the ranks.
@@ -27,9 +29,13 @@ def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
 
     together: dict[Any, list[Tensor]] = {}
     for tensor, group, operation in wanted:
+        # Also where nothing is here: what is reduced over two groups is right only if all ranks take them in one order.
+        here = together.setdefault((group, operation, tensor.dtype), [])
         if tensor.numel():
-            together.setdefault((group, operation, tensor.dtype), []).append(tensor)
+            here.append(tensor)
     for (group, operation, _), tensors in together.items():
+        if not tensors:
+            continue
         alone = len(tensors) == 1 and tensors[0].is_contiguous()
         joined = tensors[0] if alone else torch.cat([t.reshape(-1) for t in tensors])
         dist.all_reduce(joined, getattr(dist.ReduceOp, operation.upper()), group)

@@ -19,6 +19,20 @@ def test_hsdp_runs_a_step_again_with_the_same_bits(pool):
     check(pool.run(4, "recover_worker", "run_again", "hsdp"), 16)
 
 
+@pytest.mark.parametrize("kind", ["tp x fsdp", "ep x fsdp"])
+def test_two_kinds_of_parallelism_run_a_step_again_with_the_same_bits(pool, kind):
+    check(pool.run(4, "recover_worker", "run_again", kind, (2,)), 8)
+
+
+@pytest.mark.parametrize("rule", ["LAMB", "Adafactor", "APOLLO", "split8"])
+def test_other_rules_run_a_step_again_with_the_same_bits(pool, rule):
+    check(pool.run(2, "recover_worker", "run_again", f"fsdp2, {rule}", (2,)), 8)
+
+
+def test_rules_that_reduce_run_a_step_again_where_experts_are_sharded(pool):
+    check(pool.run(4, "recover_worker", "run_again", "ep x fsdp, LAMB", (2,)), 8)
+
+
 @pytest.mark.parametrize("kind, count", [("ddp", 4), ("fsdp2", 6)])
 def test_steps_in_backward_go_on(pool, kind, count):
     check(pool.run(2, "recover_worker", "in_backward", kind), count)
@@ -26,6 +40,14 @@ def test_steps_in_backward_go_on(pool, kind, count):
 
 def test_three_ranks_whose_sums_depend_on_the_buckets(pool):
     check(pool.run(3, "recover_worker", "run_again", "ddp"), 16)
+
+
+def test_fsdp1_keeps_what_a_backward_pass_left_under_any_optimizer(pool):
+    """As docs/gradients.md says. If torch mends it, say so there."""
+    for original in (True, False):
+        for ours in (True, False):
+            for found in pool.run(2, "recover_worker", "fsdp1", original, ours):
+                assert found == {"forward": True, "loss": True, "between blocks": False, "inside of a block": False}  # fmt: skip
 
 
 def test_what_torch_cannot_bring_back_is_said(pool):

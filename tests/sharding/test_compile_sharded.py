@@ -3,6 +3,9 @@
 import pytest
 
 
-@pytest.mark.parametrize("name", ["AdamW", "LAMB", "APOLLO"])
-def test_a_compiled_step_of_sharded_parameters(pool, name):
-    assert pool.run(2, "compile_worker", "same", name) == [True, True]
+@pytest.mark.parametrize(
+    "name, backend",
+    [("AdamW", "eager"), ("LAMB", "eager"), ("APOLLO", "eager"), ("AdamW", "inductor")],
+)
+def test_a_compiled_step_of_sharded_parameters(pool, name, backend):
+    assert pool.run(2, "compile_worker", "same", name, backend) == [True, True]

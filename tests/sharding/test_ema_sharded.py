@@ -43,6 +43,31 @@ def test_a_checkpoint_of_three_ranks_loads_on_two_and_on_one(pool, tmp_path):
     assert run("fsdp", 2) == run("ddp", 2) == run("hsdp", 4) == run("single", 1) == saved
 
 
+@pytest.mark.parametrize(
+    "mode, ranks",
+    [
+        ("ep", 2),
+        ("ep x fsdp", 4),
+        ("pipeline", 2),
+        ("pipeline x fsdp", 4),
+        ("zero", 2),
+        ("zero, views", 2),
+        ("zero, views, built first", 2),
+    ],
+)
+def test_ranks_that_have_other_parameters_give_the_same_bits(pool, tmp_path, mode, ranks):
+    """Experts, pipeline stages, and weights that ZeroRedundancyOptimizer steps; a checkpoint goes both ways."""
+    alone = "single zero" if "zero" in mode else "single"
+    want = ema_worker.apart(alone, tmp_path / "alone", "save")
+    for folder, act in ((tmp_path / mode, "save"), (tmp_path / "alone", "load")):
+        found = pool.run(ranks, "ema_worker", "apart", mode, folder, act)
+        for several, whole in zip(zip(*found, strict=True), want, strict=True):
+            together = {name: value for each in several for name, value in each.items()}
+            assert together == whole, act
+            assert all(each[name] == whole[name] for each in several for name in each)
+    assert ema_worker.apart(alone, tmp_path / mode, "load") == want
+
+
 def test_flat_shards_and_lone_dtensors_are_refused(pool):
     for said in pool.run(2, "ema_worker", "refused"):
         assert len(said) == 3

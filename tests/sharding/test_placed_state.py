@@ -2,52 +2,12 @@
 
 import contextlib
 import functools
+import itertools
 
 import pytest
 import torch
+from placed_cases import CASES, dtype_of
 from torch import nn
-
-import lowbit
-from lowbit import ops
-
-PRESETS = [preset["name"] for preset in lowbit.catalog()["presets"]]
-
-
-def formats():
-    """Every state format with every scale, in the moment that fits its sign."""
-    for i, entry in enumerate(ops.catalog()["state"]):
-        slot = "exp_avg" if entry["signed"] else "exp_avg_sq"
-        scales = ["block"] if entry["scaled"] else ["none"]
-        scales += ["row", "column", "tensor", "rank1"] if entry["cross_tile"] else []
-        for scale in scales:
-            block = {"block": 32 << i % 7} if scale == "block" else {}
-            spec = lowbit.scaled(entry["name"], scale=scale, **block) if entry["scaled"] else entry["name"]  # fmt: skip
-            yield f"{entry['name']} {scale}", functools.partial(lowbit.AdamW, state_format={slot: spec})  # fmt: skip
-
-
-def rules():
-    for cls in vars(lowbit).values():
-        if (
-            isinstance(cls, type)
-            and issubclass(cls, lowbit.LowbitOptimizer)
-            and cls is not lowbit.LowbitOptimizer
-        ):
-            yield cls.__name__, cls
-    yield "SGD momentum", functools.partial(lowbit.SGD, momentum=0.9)
-    yield "RMSprop centered", functools.partial(lowbit.RMSprop, centered=True, momentum=0.9)
-    yield "Adafactor momentum", functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False)  # fmt: skip
-    yield "AdamW full precision", functools.partial(lowbit.AdamW, full_precision=True)
-    yield "AdamW amsgrad", functools.partial(lowbit.AdamW, amsgrad=True)
-    yield "APOLLO rank 4", functools.partial(lowbit.APOLLO, rank=4)
-    yield "Fira rank 4", functools.partial(lowbit.Fira, rank=4)
-    for name in PRESETS:
-        yield f"AdamW {name}", functools.partial(lowbit.AdamW, state_format=name)
-    for entry in ops.catalog()["param"]:
-        if entry["dtype"] == "bfloat16":
-            yield f"weights {entry['name']}", functools.partial(lowbit.AdamW, param_format=entry["name"])  # fmt: skip
-
-
-CASES = {**dict(formats()), **dict(rules())}
 
 
 @contextlib.contextmanager
@@ -66,21 +26,21 @@ def rank_of(rank, ranks):
         debug._clear_sharding_prop_cache()
 
 
-def built(make, shape, mesh, placements):
-    """An optimizer of one DTensor of that shape, or why there is none."""
+def built(case, shape, mesh, placements):
+    """A DTensor of that shape and an optimizer of it, or why there is none."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    whole = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    whole = torch.empty(shape, device="meta")
     local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
     p = nn.Parameter(
         DTensor.from_local(
-            torch.zeros(local, dtype=torch.bfloat16), mesh, placements, run_check=False,
+            torch.zeros(local, dtype=dtype_of(case)), mesh, placements, run_check=False,
             shape=whole.shape, stride=whole.stride(),
         )
     )  # fmt: skip
     try:
-        return p, make([("w", p)], min_numel=1)
+        return p, CASES[case]([("w", p)], min_numel=1)
     except ValueError as error:
         return p, str(error)
 
@@ -114,7 +74,7 @@ def check(case, shape, mesh_shape, placements):
     for rank in range(ranks):
         with rank_of(rank, ranks):
             mesh = init_device_mesh("cpu", mesh_shape)
-            p, opt = built(CASES[case], shape, mesh, placements)
+            p, opt = built(case, shape, mesh, placements)
             refused.append(opt if isinstance(opt, str) else None)
             if refused[-1] is None:
                 assert misplaced(p, opt) == [], f"rank {rank}"
@@ -131,7 +91,7 @@ def test_state_lies_where_its_placements_say():
     from torch.distributed.tensor.placement_types import _StridedShard
 
     lengths = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 16, 33, 47, 64, 130])
-    meshes = st.sampled_from([(1,), (2,), (3,), (4,), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 4), (4, 1)])  # fmt: skip
+    meshes = st.sampled_from([(1,), (2,), (3,), (4,), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2, 2)])  # fmt: skip
     served, refused = [], []
 
     @st.composite
@@ -141,12 +101,12 @@ def test_state_lies_where_its_placements_say():
             shape = (*shape[:-1], 1) if shape[-1] > 1 else (1, *shape[1:]) if shape[0] > 1 else shape[1:]  # fmt: skip
         mesh_shape = draw(meshes)
         # quantized state follows dimensions 0 and 1; the others are drawn less often
-        dims = [d for d in (0, 0, 1, 1, 2, 3) if d < len(shape)]
+        dims = [d for d in (0, 0, 1, 1, 2, 3, 4) if d < len(shape)]
         kinds = st.sampled_from([*[Shard(d) for d in dims], Replicate()])
         placements = [draw(kinds) for _ in mesh_shape]
-        twice = len(placements) == 2 and placements[0] == placements[1] != Replicate()
-        if twice and draw(st.booleans()):  # FSDP over tensor parallelism
-            placements[0] = _StridedShard(placements[0].dim, split_factor=mesh_shape[1])
+        for i, (left, right) in enumerate(itertools.pairwise(placements)):
+            if left == right != Replicate() and draw(st.booleans()):  # FSDP over tensor parallelism
+                placements[i] = _StridedShard(left.dim, split_factor=mesh_shape[i + 1])
         return shape, mesh_shape, placements
 
     @hypothesis.settings(max_examples=150)
@@ -215,7 +175,7 @@ def test_a_part_is_the_matrix_of_its_elements(shape, dims):
     for rank in range(2 ** len(dims)):
         with rank_of(rank, 2 ** len(dims)):
             mesh = init_device_mesh("cpu", (2,) * len(dims))
-            p, opt = built(CASES["AdamW full precision"], shape, mesh, [Shard(dim) for dim in dims])
+            p, opt = built("AdamW full precision", shape, mesh, [Shard(dim) for dim in dims])
             part = opt._layouts[p].part
             rows, cols, global_cols, first = part.place
             mine = elements

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import zero_worker
 from torch import nn
 
 import lowbit
@@ -19,6 +20,28 @@ def test_the_bits_of_a_plain_optimizer(pool, ranks, overridden):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_names_are_those_of_the_parameters(pool, ranks):
     assert pool.run(ranks, "zero_worker", "names_said") == [[]] * ranks
+
+
+@pytest.mark.parametrize("rule", zero_worker.RULES)
+def test_the_bits_of_a_plain_optimizer_under_every_rule(pool, rule):
+    assert pool.run(2, "zero_worker", "same_bits_of", rule) == [[]] * 2
+
+
+@pytest.mark.parametrize("rule", ["AdamW 4bit", "AdamW split8", "Adafactor", "Muon"])
+def test_parameters_that_are_views_of_buckets(pool, rule):
+    assert pool.run(2, "zero_worker", "same_bits_of", rule, True) == [[]] * 2
+
+
+@pytest.mark.parametrize("rule", ["AdamW 4bit", "AdamW split8", "Adafactor", "CAME", "APOLLO"])
+def test_a_consolidated_state_dict_goes_on_with_another_number_of_ranks(pool, rule):
+    for save, load in ((3, 2), (2, 3)):
+        pool.run(save, "zero_worker", "saved", rule, pool.folder)
+        assert pool.run(load, "zero_worker", "continued", rule, pool.folder) == [[]] * load
+
+
+def test_overlap_with_ddp_is_refused_by_torch(pool):
+    for said in pool.run(2, "zero_worker", "overlapped"):
+        assert "no supported functional optimizer equivalent" in said and "AdamW" in said
 
 
 def test_a_consolidated_state_dict_goes_on(pool):

@@ -20,14 +20,14 @@ MAKERS: dict[str, Any] = {
 }
 
 
-def weights(name: str, compiled: bool) -> list[torch.Tensor]:
+def weights(name: str, backend: str) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 64)).bfloat16()
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     opt = MAKERS[name](lowbit.param_groups(model), lr=1e-2)
-    step = torch.compile(opt.step, backend="eager") if compiled else opt.step
+    step = torch.compile(opt.step, backend=backend) if backend else opt.step
     for i in range(3):
         x = torch.randn(4, 64, generator=torch.Generator().manual_seed(i)).bfloat16()
         model(x).float().square().sum().backward()
@@ -37,6 +37,6 @@ def weights(name: str, compiled: bool) -> list[torch.Tensor]:
     return [t.full_tensor() if isinstance(t, DTensor) else t.clone() for t in kept]
 
 
-def same(name: str) -> bool:
-    both = zip(weights(name, True), weights(name, False), strict=True)
+def same(name: str, backend: str) -> bool:
+    both = zip(weights(name, backend), weights(name, ""), strict=True)
     return all(torch.equal(a, b) for a, b in both)

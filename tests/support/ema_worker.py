@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed._composable import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lowbit
@@ -144,3 +146,79 @@ def refused() -> list[str]:
     except ValueError as error:
         said.append(str(error))
     return said
+
+
+# Where ranks have different parameters, or others than the model's own step them
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 9, 20, dtype=torch.bfloat16))
+
+
+def units(mode: str) -> nn.Module:
+    """Layers and experts: with experts over ranks, a part of them on each rank, or all of them everywhere."""
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.up = nn.Linear(35, 50, dtype=torch.bfloat16)
+    model.experts = Experts()
+    model.down = nn.Linear(50, 3, dtype=torch.bfloat16)
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if mode in ("ep", "ep x fsdp"):
+        shape = (ranks // 2, 2) if "x" in mode else (1, ranks)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "ep"))
+        local = distribute_tensor(model.experts.w.detach(), mesh["ep"], [Shard(0)], src_data_rank=None)  # fmt: skip
+        model.experts.w = nn.Parameter(local)
+        if "x" in mode:  # experts over two of the ranks, all else over four
+            fully_shard(model.experts, mesh=mesh["dp"])
+            fully_shard(model, mesh=mesh._flatten("all"))
+    if mode.startswith("pipeline"):
+        mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("pp", "dp"))
+        here = mesh["pp"].get_local_rank()
+        for name in ("experts", "down") if here == 0 else ("up",):
+            delattr(model, name)
+        if "x" in mode:
+            fully_shard(model, mesh=mesh["dp"])
+    return model
+
+
+def stepping(model: nn.Module, mode: str):
+    """One step: new weights, or those of an optimizer, from the same gradients everywhere."""
+    if "zero" not in mode:
+        return lambda step: move(model, step)
+    options = {"lr": 1e-2, "param_format": "bfloat16_stochastic"}
+    groups = lowbit.param_groups(model)
+    opt = (
+        lowbit.AdamW(groups, **options)
+        if mode.startswith("single")
+        else ZeroRedundancyOptimizer(groups, lowbit.AdamW, parameters_as_bucket_view="views" in mode, **options)
+    )  # fmt: skip
+
+    def take(step: int) -> None:
+        for p in model.parameters():
+            p.grad = torch.sin(torch.arange(p.numel()) * (step + 1.0)).reshape(p.shape).to(p.dtype)
+        opt.step()
+
+    return take
+
+
+def apart(mode: str, folder: str, act: str) -> list[dict[str, str]]:
+    """Digests of what is here of the averages and of the weights within `average_parameters`, after more updates; `act`: "save" or "load" half-way."""
+    model = units(mode)
+    take = stepping(model, mode) if "built first" not in mode else None
+    ema = lowbit.EMA(model, 0.9, seed=3)
+    take = take or stepping(model, mode)
+    for step in range(2 * STEPS):
+        if step == STEPS:
+            {"save": dcp.save, "load": dcp.load}[act]({"ema": ema}, checkpoint_id=pathlib.Path(folder), no_dist=mode.startswith("single"))  # fmt: skip
+        take(step)
+        if act == "save" or step >= STEPS:
+            ema.update_parameters()
+    assert ema.n_averaged == 2 * STEPS
+    before = digest(dict(model.named_parameters()))
+    with ema.average_parameters():
+        within = digest(dict(model.named_parameters()))
+        assert within != before
+    assert digest(dict(model.named_parameters())) == before, "the weights did not come back"
+    return [digest(ema.averages), within]

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed._functional_collectives import (
+    all_gather_tensor_autograd,
+    reduce_scatter_tensor_autograd,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import lowbit
 
 PLACES = ("forward", "loss", "between blocks", "inside of a block")
 MICRO = 2
+RULES: dict[str, Any] = {
+    "": lowbit.AdamW,
+    "LAMB": lowbit.LAMB,
+    "Adafactor": functools.partial(lowbit.Adafactor, beta1=0.9),
+    "APOLLO": functools.partial(lowbit.APOLLO, rank=4, update_proj_gap=2),
+    "split8": functools.partial(lowbit.AdamW, state_format="4bit", param_format="bfloat16_split8"),
+}
 
 
 class Boom(Exception):
@@ -49,6 +62,25 @@ class Block(nn.Module):
         return x + self.down(Trap.apply(y, "inside of a block") if self.traps else y)
 
 
+class Experts(nn.Module):
+    """Four experts that all see every token, each where its rank has it; in the place of a block."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.group = mesh.get_group()
+        values = torch.randn(4, 32, 32, dtype=torch.bfloat16) / 16
+        self.w = nn.Parameter(distribute_tensor(values, mesh, [Shard(0)], src_data_rank=None))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape, tokens = x.shape, x.reshape(-1, x.shape[-1])
+        everyone = all_gather_tensor_autograd(tokens, 0, self.group)
+        y = Trap.apply(
+            torch.einsum("td,ehd->teh", everyone, self.w.to_local()), "inside of a block"
+        )  # type: ignore[attr-defined]
+        mine = reduce_scatter_tensor_autograd(F.gelu(y).sum(1), "sum", 0, self.group)
+        return x + mine.reshape(shape)
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -69,9 +101,31 @@ class Net(nn.Module):
         return self.head(x).float()
 
 
+def meshed(kind: str) -> nn.Module:
+    """A model on two mesh dimensions of two ranks each."""
+    model, other = Net(), kind[:2].lower()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", other))
+    over = mesh["fsdp"]
+    if kind == "tp x fsdp":
+        model.ranks_of_a_batch = 2
+        for block in model.blocks:
+            parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})  # fmt: skip
+    else:  # experts over two ranks, all else over four
+        model.blocks[1] = Experts(mesh["ep"])
+        fully_shard(model.blocks[1], mesh=mesh["fsdp"])
+        over = mesh._flatten("all")
+    for block in model.blocks:
+        if not isinstance(block, FSDPModule):
+            fully_shard(block, mesh=over)
+    return fully_shard(model, mesh=over)
+
+
 def build(kind: str) -> tuple[nn.Module, Any]:
+    kind, _, rule = kind.partition(", ")
     model: nn.Module = Net()
-    if kind in ("fsdp2", "hsdp"):
+    if kind in ("tp x fsdp", "ep x fsdp"):
+        model = meshed(kind)
+    elif kind in ("fsdp2", "hsdp"):
         ranks = torch.distributed.get_world_size()
         shape = {"fsdp": ranks} if kind == "fsdp2" else {"copies": 2, "fsdp": ranks // 2}
         mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
@@ -86,11 +140,11 @@ def build(kind: str) -> tuple[nn.Module, Any]:
             "ddp static": {"static_graph": True},
         }
         model = DistributedDataParallel(model, **options[kind])
-    return model, lowbit.AdamW(lowbit.param_groups(model), lr=1e-2, min_numel=64)
+    return model, RULES[rule](lowbit.param_groups(model), lr=1e-2, min_numel=64)
 
 
 def loss_of(model: nn.Module, i: int) -> torch.Tensor:
-    seed = 100 * i + torch.distributed.get_rank()
+    seed = 100 * i + torch.distributed.get_rank() // getattr(model, "ranks_of_a_batch", 1)
     tokens = torch.randint(0, 40, (4, 9), generator=torch.Generator().manual_seed(seed))
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     if Trap.armed == "loss":
@@ -144,11 +198,11 @@ def accumulated(kind: str, accident: tuple[int, int, str] | None, steps: int = 4
     return contents(model, opt)
 
 
-def run_again(kind: str) -> dict[str, bool]:
+def run_again(kind: str, steps: tuple[int, ...] = (0, 2)) -> dict[str, bool]:
     want = accumulated(kind, None)
     found = {}
     for place in PLACES:
-        for s in (0, 2):
+        for s in steps:
             for micro in range(MICRO):
                 got = accumulated(kind, (s, micro, place))
                 found[f"{kind}, step {s}, micro-batch {micro}, {place}"] = same(got, want)
@@ -184,6 +238,31 @@ def in_backward(kind: str) -> dict[str, bool]:
         if kind != "fsdp2" or place in ("forward", "loss"):  # what was stepped stays so
             found[name] = same(got, want)
     return found
+
+
+def fsdp1(original: bool, ours: bool) -> dict[str, bool]:
+    """Whether a step under FSDP1 that is run again after a pass that raised has the same bits, by the place; with lowbit's AdamW or torch's."""
+
+    def run(place: str) -> list[torch.Tensor]:
+        model = FullyShardedDataParallel(Net(), use_orig_params=original, device_id=torch.device("cpu"))  # fmt: skip
+        opt: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if ours:
+            opt = lowbit.AdamW(model.named_parameters(), lr=1e-2, min_numel=64)
+            lowbit.fsdp1.bind(model, opt)
+        for s in range(3):
+            if place and s == 1:
+                try:
+                    with armed(place):
+                        loss_of(model, s).backward()
+                except Boom:
+                    opt.zero_grad()
+            loss_of(model, s).backward()
+            opt.step()
+            opt.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    want = run("")
+    return {place: same(run(place), want) for place in PLACES}
 
 
 def first_static_pass() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 from typing import Any
 
 import torch
@@ -14,14 +15,32 @@ import lowbit
 
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "param_format": "bfloat16_stochastic"}
 FEW = lowbit.override("*ond.weight", state_format="4bit")
+# Each with what its parameters are grouped by; a rank has whole parameters, so none of them needs a collective.
+RULES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (lowbit.SGD, {"momentum": 0.9}),
+    "Lion": (lowbit.Lion, {"cautious": True}),
+    "RMSprop": (lowbit.RMSprop, {"centered": True}),
+    "Adagrad": (lowbit.Adagrad, {}),
+    "AdEMAMix": (lowbit.AdEMAMix, {}),
+    "AdamW 4bit": (lowbit.AdamW, {"state_format": "4bit"}),
+    "AdamW lpmm4": (lowbit.AdamW, {"state_format": "lpmm4"}),
+    "AdamW split8": (lowbit.AdamW, {"param_format": "bfloat16_split8"}),
+    "Adafactor": (lowbit.Adafactor, {"beta1": 0.9}),
+    "CAME": (lowbit.CAME, {}),
+    "LAMB": (lowbit.LAMB, {}),
+    "LARS": (lowbit.LARS, {}),
+    "APOLLO": (lowbit.APOLLO, {"rank": 8}),
+    "Fira": (lowbit.Fira, {"rank": 8}),
+    "Muon": (lowbit.MuonWithAdamW, {}),
+}
 
 
 def model() -> torch.nn.Module:
     return Small().bfloat16()
 
 
-def sharded(groups: Any, **options: Any) -> ZeroRedundancyOptimizer:
-    return ZeroRedundancyOptimizer(groups, lowbit.AdamW, **OPTIONS, **options)
+def sharded(groups: Any, cls: Any = lowbit.AdamW, **options: Any) -> ZeroRedundancyOptimizer:
+    return ZeroRedundancyOptimizer(groups, cls, **{**OPTIONS, **options})
 
 
 def train(net: torch.nn.Module, opt: torch.optim.Optimizer, begin: int, end: int) -> None:
@@ -57,6 +76,20 @@ def same_bits(overridden: bool) -> list[str]:
     options = {"overrides": FEW} if overridden else {}
     opt = sharded(lowbit.param_groups(net), **options)
     plain = lowbit.AdamW(lowbit.param_groups(alone), **OPTIONS, **options)
+    train(net, opt, 0, 3)
+    train(alone, plain, 0, 3)
+    return unequal(net, opt, alone, plain)
+
+
+def same_bits_of(rule: str, views: bool = False) -> list[str]:
+    """Under another rule; `views`: parameters are views of buckets, which ZeroRedundancyOptimizer broadcasts whole."""
+    net, alone = model(), model()
+    cls, options = RULES[rule]
+    groups = lowbit.muon_param_groups if cls is lowbit.MuonWithAdamW else lowbit.param_groups
+    opt = sharded(groups(net), cls, **options, parameters_as_bucket_view=views)
+    if views:
+        assert any(p.data_ptr() != p.untyped_storage().data_ptr() for p in net.parameters())
+    plain = cls(groups(alone), **{**OPTIONS, **options})
     train(net, opt, 0, 3)
     train(alone, plain, 0, 3)
     return unequal(net, opt, alone, plain)
@@ -110,6 +143,42 @@ def resumed() -> list[str]:
     train(third, whole, 2, 4)
     pairs = zip(third.named_parameters(), alone.parameters(), strict=True)
     return wrong + [f"plain {name}" for (name, p), q in pairs if not torch.equal(p, q)]
+
+
+def saved(rule: str, folder: str) -> list[str]:
+    """Two steps, and a consolidated state dict in a file."""
+    net = model()
+    cls, options = RULES[rule]
+    opt = sharded(lowbit.param_groups(net), cls, **options)
+    train(net, opt, 0, 2)
+    opt.consolidate_state_dict(to=0)
+    if dist.get_rank() == 0:
+        torch.save([net.state_dict(), opt.state_dict()], pathlib.Path(folder) / f"{rule}.pt")
+    return []
+
+
+def continued(rule: str, folder: str) -> list[str]:
+    """Two more steps of what any number of ranks saved, beside four of one process."""
+    cls, options = RULES[rule]
+    alone, net = model(), model()
+    plain = cls(lowbit.param_groups(alone), **{**OPTIONS, **options})
+    train(alone, plain, 0, 4)
+    weights, state = torch.load(pathlib.Path(folder) / f"{rule}.pt", weights_only=True)
+    net.load_state_dict(weights)
+    opt = sharded(lowbit.param_groups(net), cls, **options)
+    opt.load_state_dict(state)
+    train(net, opt, 2, 4)
+    return unequal(net, opt, alone, plain)
+
+
+def overlapped() -> str:
+    """What torch says of `overlap_with_ddp`, for which it knows functional forms of its own optimizers alone."""
+    net = model()
+    try:
+        sharded(net.parameters(), overlap_with_ddp=True)
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
 
 
 def added() -> list[str]:
