@@ -89,9 +89,8 @@ class Matrix:
 
     def columns_of(self, here: Tensor) -> sharding.Matrices:
         """What travels of a batch whose columns are sharded: gradients to the ranks with the state, and results back."""
-        assert self.lay.spread
-        rows, cols = self.lay.part.shape[-2:]
-        return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners)
+        assert self.lay.home
+        return self.lay.home.matrices(here)
 
     def runs(self) -> Iterator[tuple[int, int, float]]:
         """Local rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio). At least one run, maybe empty."""
@@ -149,7 +148,7 @@ def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
     by_columns: dict[Any, list[Matrix]] = {}
     for one in matrices:
         if one.lay.spread:
-            (by_columns if one.lay.own else together).setdefault(one.lay.group, []).append(one)
+            (by_columns if one.lay.home else together).setdefault(one.lay.group, []).append(one)
     for group, several in by_columns.items():
         _run_by_columns(group, several, bind, skipped)
     if together:
