@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import zlib
 from collections.abc import Mapping
@@ -206,16 +205,20 @@ def lie(
     The first place is taken that splits no codes and scales: the parameter's, then those of `sharding.homes`.
 
     Raises:
-        ValueError: there is none; the message is about the parameter's place.
+        ValueError: there is none.
     """
     try:
         return fitted(rule, slots, p, own, what, name), None
-    except ValueError:
-        for home in sharding.homes(p):
-            with contextlib.suppress(ValueError):
-                part = fitted(rule, slots, home.placed, home.part, what, name)
-                return part, replace(home, part=part)
-        raise
+    except ValueError as error:
+        refused = error
+    for number, home in enumerate(sharding.homes(p)):
+        try:
+            part = fitted(rule, slots, home.placed, home.part, what, name)
+        except ValueError as error:
+            refused = refused if number else error
+        else:
+            return part, replace(home, part=part)
+    raise refused
 
 
 def fitted(
@@ -226,7 +229,7 @@ def fitted(
     Raises:
         ValueError: codes or scales cannot be placed so.
     """
-    check_deep(rule, slots, part, what, name)
+    check_deep(rule, slots, p, part, what, name)
     for slot in slots:
         check_cut(slot, part, what, name)
     blocks = [slot.block for slot in slots if slot.scale == "block"]
@@ -240,24 +243,22 @@ def fitted(
 
 
 def check_deep(
-    rule: str, slots: tuple[Slot, ...], part: sharding.Part, what: str, name: str | None
+    rule: str, slots: tuple[Slot, ...], p: Any, part: sharding.Part, what: str, name: str | None
 ) -> None:
     """Raises ValueError if a dimension beyond the second is split and state cannot follow: codes run over whole rows."""
-    if part.deep is None:
+    dims = sorted({dim for dim, _ in part.cuts})
+    whole_rows = any(slot.coded for slot in slots) or bool(ops.rule(rule)["factors"])
+    if part.deep is None or not (whole_rows or set(dims) - {0, part.deep}):
         return
-    dims = {dim for dim, _ in part.cuts} - {0}
-    said = f"{what} of shape {part.shape} is sharded on dimension {part.deep}; state follows dimensions 0 and 1"
-    if len(dims) > 1:
-        raise ValueError(
-            f"{said}, or one other alone, but this one is cut on dimensions {sorted(dims)}; shard it on one of them"
-        )
-    if ops.rule(rule)["factors"]:
-        raise ValueError(f"{said} only if a moment is factored; shard it on dimension 0 or 1")
-    if any(slot.coded for slot in slots):
+    advice = "shard it on dimensions 0 and 1"
+    if whole_rows and not set(dims) - {0, part.deep}:
         kept = "True" if name is None else f"[{name!r}]"
-        raise ValueError(
-            f"{said} only, where it is quantized: shard it on one of those, or keep its state in full precision with full_precision={kept}"
-        )
+        advice += f", or keep its state in full precision with full_precision={kept}"
+    raise ValueError(
+        f"{what} of shape {part.shape} is sharded on dimensions {dims} by {tuple(p.placements)} over {tuple(p.device_mesh.shape)}, where its state cannot "
+        "lie. It lies elsewhere if one mesh dimension alone cuts dimensions beyond the second, and is in order behind those that cut dimension 0, or all "
+        f"divide dimension 0 evenly; {advice}"
+    )
 
 
 def check_cut(slot: Slot, part: sharding.Part, what: str, name: str | None) -> None:

@@ -75,12 +75,7 @@ class MuonLayout(Layout):
     @functools.cached_property
     def step(self) -> Layout:
         """Of the second rule, which keeps nothing but the parameter's compensation."""
-        part = replace(self.part, cut=sharding.CUT_NONE)  # there are no blocks
-        if self.home:  # as one matrix
-            own = self.param_part
-            (count, rows, cols), (first, _, left) = own.local, own.offset
-            shape = (own.shape[0] * rows, own.shape[-1])
-            part = sharding.Part(shape, (count * rows, cols), (first * rows, left))
+        part = replace(self.param_part, cut=sharding.CUT_NONE)  # there are no blocks
         return Layout(STEP, part, (), self.param_format, self.stream)
 
     @functools.cached_property
@@ -117,7 +112,13 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     muon.check(group)  # a group may have its own values
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
     home = _home(p, what)
-    base = layout.layout_of(MOMENTUM, group, p, name, index, home, movable=False)
+    try:
+        base = layout.layout_of(MOMENTUM, group, p, name, index, home, movable=False)
+    except ValueError:  # codes cannot be cut where rows are
+        home = None if home else _of_whole_matrices(p)
+        if not home:
+            raise
+        base = layout.layout_of(MOMENTUM, group, p, name, index, home, movable=False)
     same = {f.name: getattr(base, f.name) for f in fields(Layout)}
     row_moments = group["normuon_beta2"] is not None
     made: dict[str, Any] = {**same, "pieces": pieces, "row_moments": row_moments}
@@ -127,18 +128,23 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
 
 
 def _home(p: Any, what: str) -> sharding.Home | None:
-    """The home of a batch whose columns are sharded: whole matrices. None of other parameters.
+    """The home of a batch whose columns are sharded. None of other parameters.
 
     Raises:
         ValueError: its rows are sharded as well.
     """
-    cuts = {dim for dim, _ in sharding.part(p, what).cuts}
-    if 2 not in cuts:
+    if all(dim != 2 for dim, _ in sharding.part(p, what).cuts):
         return None
-    for home in sharding.homes(p):
-        if {dim for dim, _ in home.part.cuts} == {0}:
-            return home
-    raise ValueError(
-        f"{what} of shape {tuple(p.shape)} is sharded by {tuple(p.placements)} over {tuple(p.device_mesh.shape)}; Muon takes dimension 2 alone or with "
-        "dimension 0, or dimensions 0 and 1: shard its rows in place of its columns, or use AdamW for it"
+    home = _of_whole_matrices(p)
+    if home is None:
+        raise ValueError(
+            f"{what} of shape {tuple(p.shape)} is sharded by {tuple(p.placements)} over {tuple(p.device_mesh.shape)}; Muon takes dimension 2 alone or "
+            "with dimension 0, or dimensions 0 and 1: shard its rows in place of its columns, or use AdamW for it"
+        )
+    return home
+
+
+def _of_whole_matrices(p: Any) -> sharding.Home | None:
+    return next(
+        (home for home in sharding.homes(p) if all(dim == 0 for dim, _ in home.part.cuts)), None
     )

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from same_bytes import equal
 from torch import nn
@@ -195,16 +194,19 @@ def kept_of(model: Model, opt) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
+def save_alone(folder: str) -> None:
+    """What one process has after 10 and after 12 steps, of every case, to compare with."""
+    for case in CASES:
+        model, opt = built("single", case)
+        take_steps(model, opt, 0, 10)
+        ten = kept_of(model, opt)
+        take_steps(model, opt, 10, 12)
+        torch.save([ten, kept_of(model, opt)], pathlib.Path(folder) / f"alone {case}.pt")
+
+
 @functools.cache
-def alone(case: str, steps: Sequence[int] = (10, 12)) -> list[dict[str, dict[str, torch.Tensor]]]:
-    """What one process has after so many steps."""
-    model, opt = built("single", case)
-    made, begin = [], 0
-    for end in steps:
-        take_steps(model, opt, begin, end)
-        made.append(kept_of(model, opt))
-        begin = end
-    return made
+def alone(folder: str, case: str) -> list[dict[str, dict[str, torch.Tensor]]]:
+    return torch.load(pathlib.Path(folder) / f"alone {case}.pt")
 
 
 def differs(model: Model, opt, want: dict[str, dict[str, torch.Tensor]]) -> list[str]:
@@ -227,7 +229,7 @@ def train(place: str, folder: str, cases: Sequence[str] = tuple(CASES)) -> dict[
             away = {name for name, p in model.named_parameters() if opt._layouts[p].home}
             assert away == set(CUT), away
         take_steps(model, opt, 0, 10)
-        wrong[case] = differs(model, opt, alone(case)[0])
+        wrong[case] = differs(model, opt, alone(folder, case)[0])
         weights, state = get_state_dict(model, opt)
         saved[case] = {"model": weights, "optim": state}
     dcp.save(saved, checkpoint_id=pathlib.Path(folder) / f"home {place}")
@@ -246,16 +248,12 @@ def resume(place: str, source: str, folder: str, cases: Sequence[str] = tuple(CA
     for case, (model, opt) in runs.items():
         found = saved[case]
         set_state_dict(model, opt, model_state_dict=found["model"], optim_state_dict=found["optim"])
-        wrong[case] = [f"{each}, loaded" for each in differs(model, opt, alone(case)[0])]
+        wrong[case] = [f"{each}, loaded" for each in differs(model, opt, alone(folder, case)[0])]
         take_steps(model, opt, 10, 12)
-        wrong[case] += differs(model, opt, alone(case)[1])
+        wrong[case] += differs(model, opt, alone(folder, case)[1])
     return wrong
 
 
-def nothing_loaded() -> list[str]:
+def nothing_loaded(folder: str) -> list[str]:
     """The comparison can fail."""
-    return differs(*built("2", "AdamW"), alone("AdamW")[0])
-
-
-def world() -> int:
-    return dist.get_world_size()
+    return differs(*built("2", "AdamW"), alone(folder, "AdamW")[0])
