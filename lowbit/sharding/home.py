@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -87,9 +87,9 @@ def from_homes(several: Sequence[Sent], at_home: Sequence[Tensor]) -> None:
     for group, numbers in _by_group(several):
         parts = [several[i].home.matrices(several[i].here) for i in numbers]
         whole = {
-            k: Whole(at_home[i].contiguous().view(-1, *parts[k].shape), None)
+            k: Whole(at_home[i].contiguous().view(count, *parts[k].shape), None)
             for k, i in enumerate(numbers)
-            if at_home[i].numel()
+            if (count := several[i].home.part.local[0])  # the matrices that it has
         }
         from_owners(group, parts, whole)()
         for k, i in enumerate(numbers):

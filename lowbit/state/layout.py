@@ -27,7 +27,7 @@ class Layout:
     slots: tuple[Slot, ...]
     param_format: str
     stream: int
-    home: sharding.Home | None = None  # of the state, if it lies elsewhere than the parameter; `part` is there
+    home: sharding.Home | None = None  # of the state, if it lies elsewhere; `part` is there
 
     # Derived, because every step reads them:
     dtype: torch.dtype = torch.float32  # of the parameter
@@ -56,7 +56,7 @@ class Layout:
             return p
         return self.home.placed
 
-    @property
+    @functools.cached_property
     def at_home(self) -> Layout:
         """The layout of a parameter that lies whole where its state does, as a step brings it there."""
         return replace(self, home=None)

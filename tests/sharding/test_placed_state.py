@@ -215,8 +215,12 @@ def test_every_placement_gives_the_bits_of_one_process(pool, ranks):
     for served, wrong, refused in pool.run(ranks, "placed_worker", "compare"):
         assert wrong == []
         assert served > 50
-        assert all(what.endswith(" [1, 2]") for what in refused), "where two mesh dimensions would have to move"
-        assert not any("full precision" in what or what.startswith("Adafactor (") for what in refused)
+        matrices = {what for what in refused if "(40, 33) " in what}
+        assert all(what.startswith("AdamW 4bit") for what in matrices), "bytes that are cut"
+        deep = set(refused) - matrices
+        # Two mesh dimensions would have to move, or one before that of uneven rows.
+        assert all(what.endswith((" [1, 2]", " [1, 0]")) for what in deep), deep
+        assert not any("full precision" in what or "Adafactor" in what for what in deep)
     print(f"{ranks} ranks: {served} cases, {len(refused)} refused")
 
 

@@ -114,7 +114,7 @@ def test_dimension_0_is_cut_where_it_has_an_index_for_each_rank():
         ((4, 47, 64), (2,), [Shard(1)], [Shard(0)]),  # codes would be cut elsewhere
     ):
         assert home_of("AdamW 8bit", shape, mesh, placements) == want, (shape, placements)
-        assert check("AdamW 8bit", shape, mesh, placements) is None  # on every rank, where torch says
+        assert check("AdamW 8bit", shape, mesh, placements) is None  # on every rank
     assert home_of("AdamW 8bit", (4, 24, 32), (2,), [Shard(1)]) is None
     assert home_of("AdamW lpmm4", (4, 24, 32), (2,), [Shard(1)]) == [Shard(0)]  # rank-1 scales
     assert home_of("AdamW lpmm4", (1, 24, 32), (2,), [Shard(2)]) == [Shard(0)]

@@ -8,7 +8,19 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from home_worker import CASES, CUT, SHAPES, Model, built, differs, kept_of, placed, same, set_grads, value_of  # fmt: skip
+from home_worker import (  # fmt: skip
+    CASES,
+    CUT,
+    SHAPES,
+    Model,
+    built,
+    differs,
+    kept_of,
+    placed,
+    same,
+    set_grads,
+    value_of,
+)
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -73,7 +85,7 @@ def lacking(model: Model, opt) -> None:
         if number == 1:
             half = value_of("down", number, SHAPES["down"]).clone()
             if isinstance(p, DTensor):
-                cut = [i for i, each in enumerate(p.placements) if each.dim == 2][0]
+                cut = next(i for i, each in enumerate(p.placements) if each.dim == 2)
                 odd = p.device_mesh.get_local_rank(cut) % 2
                 p.grad = None if odd else p.grad
                 parts = p.device_mesh.size(cut)
