@@ -156,7 +156,8 @@ def _home(p: Any, moving: int, to: int, later: int) -> Home:
     here = mesh.get_coordinate()
     assert here is not None
     group = mesh.get_group(moving)
-    of, number = {}, {}
+    of: dict[int, tuple[int, int]] = {}  # by rank of the group
+    number: dict[int, int] = {}  # the rank of each place on the mesh dimension
     for i in range(ranks):
         at = (*here[:moving], i, *here[moving + 1 :])
         rank = rank_in(group, int(mesh.mesh[at]))
