@@ -79,7 +79,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
         for number, p in params:
             value = sharding.local(p)
             lay: Any = self._layouts[p]
-            if value.dtype != lay.dtype or value.shape != lay.local:
+            if value.dtype != lay.dtype or value.shape != lay.param_part.local:
                 raise self._changed(p, value, lay)
             owners = self._owners_of(p)
             made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
@@ -108,8 +108,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
             together: dict[Any, list[tuple[Any, MuonLayout]]] = {}
             for _, q, lay in self._laid_out():
                 self._owners[q] = ()
-                if isinstance(lay, MuonLayout) and lay.own:
-                    self._owners[q] = lay.owners
+                if isinstance(lay, MuonLayout) and lay.home:
+                    self._owners[q] = lay.home.owners
                 elif isinstance(lay, MuonLayout) and lay.spread:
                     together.setdefault(lay.group, []).append((q, lay))
             for several in together.values():

@@ -22,6 +22,7 @@ from lowbit.state.slot import Slot
 from lowbit.state.weights import float32_weights
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
+from lowbit.step.home import at_home
 from lowbit.step.phases import run_phases
 
 _AT_ONCE = 1 << 20  # values to process at a time
@@ -186,7 +187,11 @@ def _probe(
     value = sharding.local(p).detach()
     if isinstance(p, sharding.FlatShard):
         return _probe_rows(opt, group, p, lay, value, state)
-    grad, cols = sharding.dense_gradient(p), lay.part.cols
+    grad = sharding.dense_gradient(p)
+    if lay.home:
+        value, state, grad = at_home(p, lay, state, grad)
+        lay = lay.at_home
+    cols = lay.part.cols
     if lay.phases or value.numel() <= _AT_ONCE:  # what is measured, is measured of the whole tensor
         return _probe_rows(opt, group, _Given(grad), lay, value, state)
     follow = {entry.key for entry in lay.entries() if entry.dims[:1] == (0,)}

@@ -12,6 +12,7 @@ from lowbit import sharding
 from lowbit.state.layout import Layout
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.stateful import StatefulOptimizer
+from lowbit.step import home
 from lowbit.step.cache import StepCache
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
@@ -201,15 +202,19 @@ class SteppingOptimizer(StatefulOptimizer):
     ) -> list[StepGroup]:
         """Steps these parameters, each with the number of its group."""
         step_groups: dict[Any, StepGroup] = {}
+        visitors: list[home.Visitor] = []
         reducer = self._agreed()
         if reducer:
             reducer.start()
         for number, p in params:
             value, lay = sharding.local(p), self._layouts[p]
             if value.dtype != lay.dtype or not (
-                value.shape == lay.part.local or isinstance(p, sharding.FlatShard)
+                value.shape == lay.param_part.local or isinstance(p, sharding.FlatShard)
             ):
                 raise self._changed(p, value, lay)
+            if lay.home:
+                visitors.append(home.Visitor(number, p, lay, self.state[p]))
+                continue
             if reducer and isinstance(p, sharding.FlatShard):
                 reducer.steps(p)
                 if not value.numel():
@@ -222,6 +227,11 @@ class SteppingOptimizer(StatefulOptimizer):
         for where, step_group in step_groups.items():
             self._bind(step_group, self._plan(where, step_group), grad_scale, found_inf)
         run_phases(list(step_groups.values()), reducer)
+        if visitors:
+            home.run(
+                visitors, self.param_groups,
+                lambda where, some: self._bind(some, self._plan(where, some), grad_scale, found_inf),
+            )  # fmt: skip
         if reducer and (found_inf is None or not bool(sharding.local(found_inf))):
             for p in reducer.stepped_elsewhere():
                 self._state_of(p)["step"] += 1.0
@@ -232,7 +242,7 @@ class SteppingOptimizer(StatefulOptimizer):
         here, before = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, lay.dtype))
         return RuntimeError(
             f"parameter {self._what(p)} is {here} {tuple(value.shape)} now, but its state was laid out for {before} "
-            f"{lay.part.local}: convert the model first, then build the optimizer, and load this one's state dict into that"
+            f"{lay.param_part.local}: convert the model first, then build the optimizer, and load this one's state dict into that"
         )
 
     def _what(self, p: Any) -> str:

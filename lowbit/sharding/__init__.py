@@ -1,12 +1,13 @@
 """The local part of a parameter, and the collectives that join parts. Only this room imports torch.distributed."""
 
-from lowbit.sharding.boxes import Boxes, boxes, by_columns
+from lowbit.sharding.boxes import Boxes, boxes
 from lowbit.sharding.chunks import Spread, complete, to_chunks
 from lowbit.sharding.collective import average_over, host_device, rank, reduce_over
 from lowbit.sharding.exchange import Matrices, Whole, from_owners, owners, to_owners
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.flat_slice import FlatSlice, flat_shards, section, sections
 from lowbit.sharding.fsdp1 import flat_shards_of, flat_slices_of, flattened_weights
+from lowbit.sharding.home import Home, Sent, from_homes, homes, returned, to_homes
 from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
 from lowbit.sharding.placement import (
     follows_columns,
@@ -42,13 +43,14 @@ __all__ = [
     "Flat",
     "FlatShard",
     "FlatSlice",
+    "Home",
     "Matrices",
     "Part",
+    "Sent",
     "Spread",
     "Whole",
     "average_over",
     "boxes",
-    "by_columns",
     "complete",
     "dense_gradient",
     "flat_shards",
@@ -57,8 +59,10 @@ __all__ = [
     "flats",
     "flattened_weights",
     "follows_columns",
+    "from_homes",
     "from_owners",
     "gradient",
+    "homes",
     "host_device",
     "inside_ddp",
     "is_ddp",
@@ -76,12 +80,14 @@ __all__ = [
     "reset_fully_sharded",
     "reset_reducer",
     "reshard",
+    "returned",
     "row_range",
     "row_shards",
     "section",
     "sections",
     "take",
     "to_chunks",
+    "to_homes",
     "to_owners",
     "whole",
 ]

@@ -53,8 +53,9 @@ def convert_state(
     if step is None:
         raise unknown(saved, key, "it has no 'step'")
     step, stream = _number(step), _number(saved.get("stream", lay.stream))
-    jobs = [_slot_job(p, lay, slot, saved, key) for slot in lay.slots]
-    jobs += [_auxiliary_job(p, entry, saved, key) for entry in lay.auxiliary]
+    at = lay.home.placed if lay.home else p
+    jobs = [_slot_job(at, lay, slot, saved, key) for slot in lay.slots]
+    jobs += [_auxiliary_job(at, entry, saved, key) for entry in lay.auxiliary]
     cleared = None
     if lay.compensation:
         jobs.append(_compensation_job(p, lay.compensation, saved, key))
@@ -66,7 +67,7 @@ def convert_state(
         here = None if known is None else sharding.local(known)
         if here is None or here.dtype != entry.dtype or tuple(here.shape) != entry.local:
             here = memory.empty(lay, entry, device, state_memory)
-            known = sharding.like(p, here, entry.shape, entry.follows)
+            known = sharding.like(lay.placed(p, entry), here, entry.shape, entry.follows)
         assert known is not None
         return known, here
 

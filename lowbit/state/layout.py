@@ -27,6 +27,7 @@ class Layout:
     slots: tuple[Slot, ...]
     param_format: str
     stream: int
+    home: sharding.Home | None = None  # of the state, if it lies elsewhere; `part` is there
 
     # Derived, because every step reads them:
     dtype: torch.dtype = torch.float32  # of the parameter
@@ -45,12 +46,28 @@ class Layout:
         object.__setattr__(self, "phases", rounds + bool(measured))
 
     @property
+    def param_part(self) -> sharding.Part:
+        """The parameter's part on this rank; its compensation lies there too."""
+        return self.home.own if self.home else self.part
+
+    def placed(self, p: Tensor, entry: StateTensor) -> Any:
+        """What a state tensor of parameter p is placed like: p, or state at home."""
+        if self.home is None or (self.compensation and entry.key == self.compensation.key):
+            return p
+        return self.home.placed
+
+    @functools.cached_property
+    def at_home(self) -> Layout:
+        """The layout of a parameter that lies whole where its state does, as a step brings it there."""
+        return replace(self, home=None)
+
+    @property
     def compensation(self) -> StateTensor | None:
         """The compensation tensor of the parameter format, or None."""
         info = ops.param_format(self.param_format)
         if not info["compensation"]:
             return None
-        part = self.part
+        part = self.param_part
         key = "param_" + self.param_format.removesuffix("_stochastic")  # the same for any rounding
         dtype = getattr(torch, info["compensation"])
         dims = tuple(range(len(part.shape)))
@@ -149,7 +166,8 @@ def layout_of(
     p: Tensor,
     name: str | None,
     index: int,
-    part: sharding.Part | None = None,
+    home: sharding.Home | None = None,
+    movable: bool = True,
 ) -> Layout:
     """The layout of parameter p of an optimizer group; the rule is `rule`, or its variant if a moment is factored.
 
@@ -159,19 +177,59 @@ def layout_of(
         p: the parameter.
         name: its name, or None.
         index: its number in the optimizer.
-        part: the part of it whose state is here; the local part by default.
+        home: where its state lies; None (default) for where the parameter lies.
+        movable: whether state that cannot lie there may have a home elsewhere; True by default.
 
     Raises:
         ValueError: the options do not fit the parameter, or its placement splits codes or scales.
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
-    part = part or sharding.part(p, what)
+    part = home.part if home else sharding.part(p, what)
     options = effective(group, name, index)
     param_format = choose.param_format_of(p, options["param_format"], what)
     chosen, full_precision = choose.chosen_of(rule, part, options, name, param_format)
     variant = choose.rule_of(rule, chosen, full_precision, len(part.shape))
     slots = choose.slots_of(variant, chosen, full_precision)
-    check_deep(variant, slots, part, what, name)
+    if movable and not home:
+        part, home = lie(variant, slots, p, part, what, name)
+    else:
+        part = fitted(variant, slots, home.placed if home else p, part, what, name)
+    return Layout(variant, part, slots, param_format, stream_of(name, index), home)
+
+
+def lie(
+    rule: str, slots: tuple[Slot, ...], p: Tensor, own: sharding.Part, what: str, name: str | None
+) -> tuple[sharding.Part, sharding.Home | None]:
+    """Where state lies: the part that is here, and its home if that is not where the parameter lies.
+
+    The first place is taken that splits no codes and scales: the parameter's, then those of `sharding.homes`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        return fitted(rule, slots, p, own, what, name), None
+    except ValueError as error:
+        refused = error
+    for number, home in enumerate(sharding.homes(p)):
+        try:
+            part = fitted(rule, slots, home.placed, home.part, what, name)
+        except ValueError as error:
+            refused = refused if number else error
+        else:
+            return part, replace(home, part=part)
+    raise refused
+
+
+def fitted(
+    rule: str, slots: tuple[Slot, ...], p: Any, part: sharding.Part, what: str, name: str | None
+) -> sharding.Part:
+    """The part of state that is placed like p, with the blocks that are split.
+
+    Raises:
+        ValueError: codes or scales cannot be placed so.
+    """
+    check_deep(rule, slots, p, part, what, name)
     for slot in slots:
         check_cut(slot, part, what, name)
     blocks = [slot.block for slot in slots if slot.scale == "block"]
@@ -181,28 +239,26 @@ def layout_of(
         part = replace(part, cut=sharding.CUT_ENDS)
     for slot in slots:
         check_columns(slot, p, part, what, name)
-    return Layout(variant, part, slots, param_format, stream_of(name, index))
+    return part
 
 
 def check_deep(
-    rule: str, slots: tuple[Slot, ...], part: sharding.Part, what: str, name: str | None
+    rule: str, slots: tuple[Slot, ...], p: Any, part: sharding.Part, what: str, name: str | None
 ) -> None:
     """Raises ValueError if a dimension beyond the second is split and state cannot follow: codes run over whole rows."""
-    if part.deep is None:
+    dims = sorted({dim for dim, _ in part.cuts})
+    whole_rows = any(slot.coded for slot in slots) or bool(ops.rule(rule)["factors"])
+    if part.deep is None or not (whole_rows or set(dims) - {0, part.deep}):
         return
-    dims = {dim for dim, _ in part.cuts} - {0}
-    said = f"{what} of shape {part.shape} is sharded on dimension {part.deep}; state follows dimensions 0 and 1"
-    if len(dims) > 1:
-        raise ValueError(
-            f"{said}, or one other alone, but this one is cut on dimensions {sorted(dims)}; shard it on one of them"
-        )
-    if ops.rule(rule)["factors"]:
-        raise ValueError(f"{said} only if a moment is factored; shard it on dimension 0 or 1")
-    if any(slot.coded for slot in slots):
+    advice = "shard it on dimensions 0 and 1"
+    if whole_rows and not set(dims) - {0, part.deep}:
         kept = "True" if name is None else f"[{name!r}]"
-        raise ValueError(
-            f"{said} only, where it is quantized: shard it on one of those, or keep its state in full precision with full_precision={kept}"
-        )
+        advice += f", or keep its state in full precision with full_precision={kept}"
+    raise ValueError(
+        f"{what} of shape {part.shape} is sharded on dimensions {dims} by {tuple(p.placements)} over {tuple(p.device_mesh.shape)}, where its state cannot "
+        "lie. It lies elsewhere if one mesh dimension alone cuts dimensions beyond the second, and is in order behind those that cut dimension 0, or all "
+        f"divide dimension 0 evenly; {advice}"
+    )
 
 
 def check_cut(slot: Slot, part: sharding.Part, what: str, name: str | None) -> None:

@@ -29,19 +29,10 @@ class MuonLayout(Layout):
     pieces: tuple[int, ...] = ()  # rows of the matrices that each of them is made of
     spread: sharding.Boxes | None = None  # if several ranks have parts of each matrix
     row_moments: bool = False  # NorMuon's
-    # Of a batch whose columns are sharded: its local part, whereas `part` is that of the state, and who has which state.
-    own: sharding.Part | None = None
-    owners: tuple[int, ...] = ()
-
-    @property
-    def local(self) -> tuple[int, ...]:
-        """The shape of the parameter's local part."""
-        return (self.own or self.part).local
 
     @functools.cached_property
     def compensation(self) -> StateTensor | None:  # type: ignore[override]
-        own = self.own or self.part
-        return Layout(STEP, own, (), self.param_format, 0).compensation
+        return Layout(STEP, self.param_part, (), self.param_format, 0).compensation
 
     @functools.cached_property
     def momentum_keys(self) -> tuple[str, ...]:
@@ -53,12 +44,11 @@ class MuonLayout(Layout):
         if not self.row_moments:
             return []
         part, dims = self.part, tuple(range(len(self.part.shape) - 1))
-        places = part.follows[:-1] if part.follows else None
         return [
             StateTensor(
-                ROW_MOMENTS, torch.float32, part.shape[:-1], part.local[:-1], part.offset[:-1], dims, places
+                ROW_MOMENTS, torch.float32, part.shape[:-1], part.local[:-1], part.offset[:-1], dims
             )
-        ]  # fmt: skip
+        ]
 
     @property
     def in_passes(self) -> bool:
@@ -85,11 +75,7 @@ class MuonLayout(Layout):
     @functools.cached_property
     def step(self) -> Layout:
         """Of the second rule, which keeps nothing but the parameter's compensation."""
-        part = replace(self.part, cut=sharding.CUT_NONE)  # there are no blocks
-        if self.own:  # as one matrix
-            count, rows, cols = self.own.local
-            shape = (count * rows, self.own.shape[-1])
-            part = sharding.Part(shape, (count * rows, cols), (0, self.own.offset[-1]))
+        part = replace(self.param_part, cut=sharding.CUT_NONE)  # there are no blocks
         return Layout(STEP, part, (), self.param_format, self.stream)
 
     @functools.cached_property
@@ -125,11 +111,40 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
         )
     muon.check(group)  # a group may have its own values
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
-    cut = sharding.by_columns(p, what)
-    base = layout.layout_of(MOMENTUM, group, p, name, index, cut.state if cut else None)
+    home = _home(p, what)
+    try:
+        base = layout.layout_of(MOMENTUM, group, p, name, index, home, movable=False)
+    except ValueError:  # codes cannot be cut where rows are
+        home = None if home else _of_whole_matrices(p)
+        if not home:
+            raise
+        base = layout.layout_of(MOMENTUM, group, p, name, index, home, movable=False)
     same = {f.name: getattr(base, f.name) for f in fields(Layout)}
     row_moments = group["normuon_beta2"] is not None
     made: dict[str, Any] = {**same, "pieces": pieces, "row_moments": row_moments}
-    if cut:
-        return MuonLayout(**made, spread=cut.boxes, own=cut.own, owners=cut.owners)
+    if home:
+        return MuonLayout(**made, spread=home.boxes)
     return MuonLayout(**made, spread=sharding.boxes(p))
+
+
+def _home(p: Any, what: str) -> sharding.Home | None:
+    """The home of a batch whose columns are sharded. None of other parameters.
+
+    Raises:
+        ValueError: its rows are sharded as well.
+    """
+    if all(dim != 2 for dim, _ in sharding.part(p, what).cuts):
+        return None
+    home = _of_whole_matrices(p)
+    if home is None:
+        raise ValueError(
+            f"{what} of shape {tuple(p.shape)} is sharded by {tuple(p.placements)} over {tuple(p.device_mesh.shape)}; Muon takes dimension 2 alone or "
+            "with dimension 0, or dimensions 0 and 1: shard its rows in place of its columns, or use AdamW for it"
+        )
+    return home
+
+
+def _of_whole_matrices(p: Any) -> sharding.Home | None:
+    return next(
+        (home for home in sharding.homes(p) if all(dim == 0 for dim, _ in home.part.cuts)), None
+    )

@@ -267,7 +267,9 @@ class StatefulOptimizer(Optimizer):
         }
         for entry in lay.entries():
             tensor = memory.empty(lay, entry, device, self.state_memory).zero_()
-            state[entry.key] = sharding.like(p, tensor, entry.shape, entry.follows)
+            state[entry.key] = sharding.like(
+                lay.placed(p, entry), tensor, entry.shape, entry.follows
+            )
         for slot in lay.slots:  # the code of zero is not 0 in every format
             value = self.initial(group, slot.name)
             if slot.coded or value:

@@ -20,7 +20,7 @@ def float32_weights(value: Tensor, lay: Layout, state: Mapping[str, Tensor]) -> 
     if not lay.compensation:
         return value.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     extra = sharding.local(state[lay.compensation.key]).cpu().contiguous()
-    if value.shape == lay.part.local:
+    if value.shape == lay.param_part.local:
         return ops.join(value.cpu().contiguous(), extra, lay.param_format).to(value.device)
     rows = lay.part.with_room(value).cpu()  # of a flat shard
     values = ops.join(rows, extra, lay.param_format)
@@ -32,15 +32,16 @@ def store_weights(value: Tensor, lay: Layout, state: Mapping[str, Tensor], weigh
     if not lay.compensation:
         value.copy_(weights.reshape(value.shape))
         return
-    flat = value.shape != lay.part.local
-    rows = lay.part.with_room(weights) if flat else weights.reshape(lay.part.local)
+    part = lay.param_part
+    flat = value.shape != part.local
+    rows = part.with_room(weights) if flat else weights.reshape(part.local)
     stored, extra = ops.split(rows.cpu().contiguous(), lay.param_format.removesuffix("_stochastic"))
-    value.copy_(lay.part.without_room(stored).reshape(value.shape))
+    value.copy_(part.without_room(stored).reshape(value.shape))
     kept = sharding.local(state[lay.compensation.key])
     extra = extra.reshape(kept.shape).to(kept.device)
     if flat:  # what other ranks have of these rows is kept as it is
         size = extra.numel() // max(1, rows.numel())
-        begin, end = lay.part.front * size, extra.numel() - lay.part.back * size
+        begin, end = part.front * size, extra.numel() - part.back * size
         kept.reshape(-1)[begin:end] = extra.reshape(-1)[begin:end]
     else:
         kept.copy_(extra)
@@ -58,6 +59,11 @@ def mix(p: Tensor, lay: Layout, state: Mapping[str, Tensor], slot: Slot, share: 
         share: of the state; negative moves away from it.
     """
     value = sharding.local(p).detach()
+    if lay.home:
+        tensors = [sharding.local(state[entry.key]) for entry in lay.of_slots[slot.name]]
+        other = sharding.returned(lay.home, dequantize_slot(tensors, lay.at_home, slot))
+        _mix(value, lay, state, other, share)
+        return
     whole = slot.cross_tile or value.shape != lay.part.local or lay.part.cut != sharding.CUT_NONE
     cols = max(1, lay.part.cols)
     at_once = lay.part.rows if whole or value.ndim == 0 else max(1, _AT_ONCE // cols)
@@ -71,6 +77,12 @@ def mix(p: Tensor, lay: Layout, state: Mapping[str, Tensor], slot: Slot, share: 
             kept = {k: sharding.local(t)[begin:end] for k, t in state.items() if k in follow}
         tensors = [kept[entry.key] for entry in slot.entries(some.part)]
         other = some.part.without_room(dequantize_slot(tensors, some, slot))
-        own = float32_weights(here, some, kept).reshape(-1)
-        made = own.double() * (1.0 - share) + other.double() * share
-        store_weights(here, some, kept, made.to(torch.float32))
+        _mix(here, some, kept, other, share)
+
+
+def _mix(
+    value: Tensor, lay: Layout, state: Mapping[str, Tensor], other: Tensor, share: float
+) -> None:
+    own = float32_weights(value, lay, state).reshape(-1)
+    made = own.double() * (1.0 - share) + other.reshape(-1).double() * share
+    store_weights(value, lay, state, made.to(torch.float32))

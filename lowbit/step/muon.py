@@ -87,11 +87,10 @@ class Matrix:
             here, moments = here[None], None if moments is None else moments[None]
         return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners, moments)
 
-    def columns_of(self, here: Tensor) -> sharding.Matrices:
-        """What travels of a batch whose columns are sharded: gradients to the ranks with the state, and results back."""
-        assert self.lay.spread
-        rows, cols = self.lay.part.shape[-2:]
-        return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners)
+    def sent(self, here: Tensor) -> sharding.Sent:
+        """What travels of a batch whose state lies elsewhere: gradients to the ranks with the state, and results back."""
+        assert self.lay.home
+        return sharding.Sent(self.lay.home, here)
 
     def runs(self) -> Iterator[tuple[int, int, float]]:
         """Local rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio). At least one run, maybe empty."""
@@ -146,12 +145,12 @@ def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
     for bucket in () if skipped else _buckets(alone):
         _run(bucket, bind, {}, False)
     together: dict[Any, list[Matrix]] = {}
-    by_columns: dict[Any, list[Matrix]] = {}
+    at_home: dict[Any, list[Matrix]] = {}
     for one in matrices:
         if one.lay.spread:
-            (by_columns if one.lay.own else together).setdefault(one.lay.group, []).append(one)
-    for group, several in by_columns.items():
-        _run_by_columns(group, several, bind, skipped)
+            (at_home if one.lay.home else together).setdefault(one.lay.group, []).append(one)
+    for several in at_home.values():
+        _run_at_home(several, bind, skipped)
     if together:
         spread = [one for several in together.values() for one in several]
         _run(spread, bind, together, skipped)
@@ -216,23 +215,20 @@ def _rounds(several: Sequence[Matrix]) -> list[list[Matrix]]:
     return [one for one in rounds if one]
 
 
-def _run_by_columns(group: Any, several: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
-    """Batches whose columns are sharded: the ranks that have the state of a matrix get its whole gradient."""
-    whole = sharding.to_owners(group, [one.columns_of(one.grad) for one in several])()
-    for i, one in enumerate(several):
+def _run_at_home(several: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
+    """Batches whose state lies elsewhere: the ranks that have the state of a matrix get its whole gradient."""
+    whole = sharding.to_homes([one.sent(one.grad) for one in several])
+    for one, grad in zip(several, whole, strict=True):
         one.begin()
-        one.grad = whole[i].matrices if i in whole else one.grad.new_empty(one.lay.part.local)
+        one.grad = grad
     run_phases(_momentum(several, bind))
-    made = {}
-    for i, one in enumerate(several):
-        if i in whole:
-            if not skipped:
-                one.orthogonalize(one.update, one.row_moments)
-            made[i] = sharding.Whole(one.update, None)
-    back = [one.columns_of(one.update.new_empty(one.value.shape)) for one in several]
-    sharding.from_owners(group, back, made)()
-    for one, parts in zip(several, back, strict=True):
-        one.update = parts.here
+    for one in several:
+        if one.update.numel() and not skipped:
+            one.orthogonalize(one.update, one.row_moments)
+    back = [one.sent(one.update.new_empty(one.value.shape)) for one in several]
+    sharding.from_homes(back, [one.update for one in several])
+    for one, (_, here) in zip(several, back, strict=True):
+        one.update = here
     run_phases(_steps(several, bind))
     for one in several:
         one.end()

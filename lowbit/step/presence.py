@@ -94,7 +94,7 @@ class Presence:
 
 def is_cut_batch(p: Any, lay: Layout) -> bool:
     """Whether a parameter is a sharded batch of matrices, such as experts, of which some ranks may lack the gradient."""
-    return bool(_groups(p, lay)) and _is_batch(lay)
+    return bool(_groups(p, lay)) and (_is_batch(lay) or lay.home is not None)
 
 
 def waits_for_others(p: Any, lay: Layout) -> bool:
@@ -127,7 +127,7 @@ def _is_batch(lay: Layout) -> bool:
 
 def _reduces(lay: Layout) -> bool:
     """Whether the step of a sharded parameter reduces anything over the ranks."""
-    if isinstance(lay, LowRankLayout) or (isinstance(lay, MuonLayout) and lay.spread):
+    if lay.home or isinstance(lay, LowRankLayout) or (isinstance(lay, MuonLayout) and lay.spread):
         return True
     dims = {dim for dim, _ in lay.part.cuts}
     scales = {slot.scale for slot in lay.slots if slot.cross_tile}

@@ -128,6 +128,6 @@ def test_tensor_parallel_training_has_the_same_bits(pool, early, micro):
 
 def test_refusals(pool):
     found = pool.run(4, "muon_worker", "refused")[0]
-    assert "on dimension 2 and by other mesh dimensions too" in found["columns of a batch"]
+    assert "Muon takes dimension 2 alone or with dimension 0" in found["columns of a batch"]
     assert "inside a byte of 4-bit codes" in found["bytes"]
     assert found["replicas"] == "nothing was refused"

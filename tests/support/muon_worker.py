@@ -400,7 +400,7 @@ def refused() -> dict[str, str]:
         return "nothing was refused"
 
     return {
-        "columns of a batch": message(deep, Shard(0), Shard(2), shape=(4, 64, 64)),
+        "columns of a batch": message(deep, Shard(1), Shard(2), shape=(4, 64, 64)),
         "bytes": message(flat, Shard(1), shape=(64, 36), state_format="4bit", min_numel=0),
         "replicas": message(deep, Replicate(), Replicate()),
     }

@@ -50,9 +50,6 @@ def refused_placements() -> dict[str, str]:
     return {
         "a byte": message((100, 77), 1, state_format="4bit"),
         "a byte, wide": message((100, 77), 1, state_format="4bit", full_precision=["w"]),
-        "dimension 2": message((8, 16, 64), 2),
-        "dimension 3": message((8, 4, 4, 64), 3, lowbit.SGD, momentum=0.9),
-        "measured": message((64, 64, 8), 1, state_format="lpmm4"),
         "APOLLO": message((64, 256), 1, lowbit.APOLLO, rank=8),
         "Fira": message((64, 256), 1, lowbit.Fira, rank=8),
     }

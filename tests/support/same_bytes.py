@@ -9,9 +9,10 @@ from lowbit import sharding
 
 
 def chunk(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """The part of a whole tensor that a DTensor of its shape holds here: torch.chunk, mesh dimension by mesh dimension, the last (TP) first."""
-    local = whole
-    for i in reversed(range(like.device_mesh.ndim)):
+    """The part of a whole tensor that a DTensor of its shape holds here: torch.chunk, mesh dimension by mesh dimension, under FSDP2 the last (TP) first."""
+    local, order = whole, list(range(like.device_mesh.ndim))
+    strided = any(hasattr(placement, "split_factor") for placement in like.placements)
+    for i in reversed(order) if strided else order:
         dim = getattr(like.placements[i], "dim", None)
         if dim is not None:
             chunks = torch.chunk(local, like.device_mesh.size(i), dim)
