@@ -23,10 +23,9 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from digests import digest
+from digests import digest, part_of
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from lowbit.sharding import whole
 
@@ -101,17 +100,6 @@ def configuration(folder: pathlib.Path, layout: str, full_precision: str) -> Any
         enable=True, interval=HALF, last_save_model_only=False
     )
     return config
-
-
-def part_of(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a whole tensor that is sharded like another."""
-    if isinstance(like, DTensor):
-        mesh = like.device_mesh
-        for dim, placement in enumerate(like.placements):
-            if placement.is_shard():
-                parts, _ = placement._split_tensor(tensor, mesh.size(dim), with_padding=False)  # type: ignore[attr-defined]
-                tensor = parts[mesh.get_local_rank(dim)]
-    return tensor
 
 
 def members(opt: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
