@@ -243,7 +243,7 @@ LAUNCHERS = $(foreach p,axolotl==0.19.0 llamafactory==0.9.5 nemo-automodel==0.7.
 $(VENV)/frameworks: pyproject.toml | $(VENV)/installed
 	@echo "installing transformers, accelerate, lightning, torchtitan, torchtune, deepspeed"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "lowbit[frameworks]"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'" "torchtune==0.6.1"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0; python_version >= '3.11'" torchdata==0.11.0 "torchtune==0.6.1"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps $(LAUNCHERS)
 	@DS_BUILD_OPS=0 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation deepspeed==0.19.8 hjson msgpack py-cpuinfo
 	@touch $@

@@ -14,7 +14,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -117,63 +121,84 @@ class ExpertParallel(ParallelStyle):
         return module
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--ranks", type=int, default=2, help="that share the experts")
-shared = parser.parse_args().ranks
+def build(shared: int, device: str) -> tuple[nn.Module, lowbit.AdamW]:
+    """The model, whose experts `shared` ranks share, and its optimizer."""
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh(device, (ranks // shared, shared), mesh_dim_names=("shard", "expert"))
+    everyone = mesh._flatten("data")  # the ranks of both dimensions have different batches
+    model = make_model()
+    for i in range(len(model.blocks)):
+        model.blocks[i] = MixtureBlock(width=64, heads=4, dtype=torch.bfloat16)
+    model.to(device, torch.bfloat16)
+    for block in model.blocks:
+        experts = block.mixture.experts
+        parallelize_module(experts, mesh["expert"], ExpertParallel())
+        fully_shard(experts, mesh=mesh["shard"])
+        # An expert's gradient is a sum over the tokens of all ranks, as every other one.
+        experts.set_gradient_divide_factor(ranks)
+        experts.set_force_sum_reduction_for_comms(device == "cpu")  # gloo divides by its size only
+        fully_shard(block, mesh=everyone)
+    fully_shard(model, mesh=everyone)
+    groups = lowbit.param_groups(model)
+    return model, lowbit.AdamW(groups, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
-device = "cuda" if torch.cuda.is_available() else "cpu"
-dist.init_process_group("nccl" if device == "cuda" else "gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-if device == "cuda":
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-if ranks % shared or EXPERTS % ranks:
-    raise SystemExit(f"{ranks} ranks: take --ranks that divides them, and ranks that divide {EXPERTS}")  # fmt: skip
 
-mesh = init_device_mesh(device, (ranks // shared, shared), mesh_dim_names=("shard", "expert"))
-everyone = mesh._flatten("data")  # the ranks of both dimensions have different batches
-model = make_model()
-for i in range(len(model.blocks)):
-    model.blocks[i] = MixtureBlock(width=64, heads=4, dtype=torch.bfloat16)
-model.to(device, torch.bfloat16)
-for block in model.blocks:
-    experts = block.mixture.experts
-    parallelize_module(experts, mesh["expert"], ExpertParallel())
-    fully_shard(experts, mesh=mesh["shard"])
-    # An expert's gradient is a sum over the tokens of all ranks, as every other one.
-    experts.set_gradient_divide_factor(ranks)
-    experts.set_force_sum_reduction_for_comms(device == "cpu")  # gloo divides by its own size only
-    fully_shard(block, mesh=everyone)
-fully_shard(model, mesh=everyone)
-opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
-
-begin = 0
-if (PATH / ".metadata").exists():
-    weights, state = get_state_dict(model, opt)
+def load(
+    model: nn.Module, opt: lowbit.AdamW, path: pathlib.Path, options: StateDictOptions | None = None
+) -> int:
+    """Returns the number of steps that the checkpoint has behind it."""
+    weights, state = get_state_dict(model, opt, options=options)
     saved = {"model": weights, "optim": state, "step": torch.tensor(0)}
-    dcp.load(saved, checkpoint_id=PATH)
-    set_state_dict(model, opt, model_state_dict=saved["model"], optim_state_dict=saved["optim"])
-    begin = int(saved["step"])
+    dcp.load(saved, checkpoint_id=path)
+    set_state_dict(
+        model, opt, model_state_dict=saved["model"], optim_state_dict=saved["optim"], options=options
+    )  # fmt: skip
+    return int(saved["step"])
 
-for step in range(begin, begin + STEPS):
-    loss = loss_of(model, batch(step, rank, ranks).to(device))
-    loss.backward()
-    opt.step()
-    opt.zero_grad()
-    mean = loss.detach() / ranks
-    dist.all_reduce(mean)
-    if step % 10 == 0 and rank == 0:
-        print(f"step {step}, loss {mean.item():.3f}", flush=True)
 
-weights, state = get_state_dict(model, opt)
-# A save that is killed leaves the one that this run resumed from.
-dcp.save(
-    {"model": weights, "optim": state, "step": torch.tensor(begin + STEPS)},
-    storage_writer=lowbit.checkpoint.Writer(PATH),
-)
-if rank == 0:
-    print(f"step {begin + STEPS}, loss {mean.item():.3f}")
-    up = model.blocks[0].mixture.experts.up
-    print(f"experts {tuple(up.shape)} by {up.placements}, its codes by {opt.state[up]['exp_avg_dynamic8'].placements}")  # fmt: skip
-del model, opt, weights, state, loss, block, experts
-gc.collect()  # gloo aborts at exit if a sharded tensor outlives it
-dist.destroy_process_group()
+def save(
+    model: nn.Module, opt: lowbit.AdamW, step: int, path: pathlib.Path, options: StateDictOptions | None = None
+) -> None:  # fmt: skip
+    weights, state = get_state_dict(model, opt, options=options)
+    # A save that is killed leaves the one that this run resumed from.
+    dcp.save(
+        {"model": weights, "optim": state, "step": torch.tensor(step)},
+        storage_writer=lowbit.checkpoint.Writer(path),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2, help="that share the experts")
+    shared = parser.parse_args().ranks
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    if ranks % shared or EXPERTS % ranks:
+        raise SystemExit(f"{ranks} ranks: take --ranks that divides them, and ranks that divide {EXPERTS}")  # fmt: skip
+    model, opt = build(shared, device)
+
+    begin = load(model, opt, PATH) if (PATH / ".metadata").exists() else 0
+    for step in range(begin, begin + STEPS):
+        loss = loss_of(model, batch(step, rank, ranks).to(device))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        mean = loss.detach() / ranks
+        dist.all_reduce(mean)
+        if step % 10 == 0 and rank == 0:
+            print(f"step {step}, loss {mean.item():.3f}", flush=True)
+    save(model, opt, begin + STEPS, PATH)
+    if rank == 0:
+        print(f"step {begin + STEPS}, loss {mean.item():.3f}")
+        up = model.blocks[0].mixture.experts.up
+        print(f"experts {tuple(up.shape)} by {up.placements}, its codes by {opt.state[up]['exp_avg_dynamic8'].placements}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # gloo aborts at exit if a sharded tensor outlives it
+    dist.destroy_process_group()

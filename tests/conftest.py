@@ -21,7 +21,7 @@ else:
 
 # Minutes to half a minute each, and the longest first: two workers then end together, neither with one of these. By itself xdist begins with files of many tests.
 LONGEST = (
-    "test_wrappers", "test_recipes", "test_processors", "test_elastic", "test_matrix", "test_world", "test_state", "test_frameworks", "test_cpp_front", "test_kinds_convert",
+    "test_wrappers", "test_recipes", "test_torchtitan_model", "test_processors", "test_elastic", "test_matrix", "test_world", "test_state", "test_frameworks", "test_cpp_front", "test_kinds_convert",
     "test_kinds_tool", "test_bench", "test_convert_torchao", "test_kernel_table", "test_checkpoint_python", "test_memory", "test_sharding", "test_gradients_sharded",
     "test_resume", "test_storage", "test_storage_bench", "test_flat_shards", "test_reshard", "test_placed_state", "test_drawn_placements",
     "test_pipeline", "test_policy", "test_recover", "test_state_home",

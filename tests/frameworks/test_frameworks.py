@@ -86,20 +86,6 @@ def test_resumes_exactly_and_loads_on_another_number_of_ranks(framework, kind, r
     assert one["resumed"]["end"] != two["trained"]["end"], "one rank sees other batches than two"
 
 
-def test_experts_of_torchtitan_resume_exactly_and_load_on_another_number_of_ranks(tmp_path):
-    """Its own model and parallel styles: experts over 2 ranks, and FSDP2 over 2 of 4; then over 1 of 2."""
-    need_package("torchtitan")
-    four, two = (
-        launch(tmp_path, ranks, what, [("torchtitan", "experts")])["torchtitan:experts"]
-        for ranks, what in ((4, "train"), (2, "resume"))
-    )
-    assert "error" not in four, four["error"]
-    assert four["resumed"]["loaded"] == four["trained"]["saved"]
-    assert four["resumed"]["end"] == four["trained"]["end"] != four["trained"]["saved"]
-    assert "error" not in two, two["error"]
-    assert two["resumed"]["loaded"] == four["trained"]["saved"]
-
-
 @pytest.mark.parametrize(
     "framework, kind",
     # Trainer decays all of a parameter that FSDP1 has flattened, norms included.

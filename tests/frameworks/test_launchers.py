@@ -1,8 +1,10 @@
 """lowbit's optimizers by the configuration of launchers, with the real packages: each reaches the weights of Hugging Face's Trainer, bit for bit."""
 
 import importlib.util
+import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -164,10 +166,12 @@ def axolotl():
         sys.modules.pop("lowbit.integrations.axolotl", None)
 
 
-def axolotl_trainer(axolotl, folder, **more):
+def axolotl_trainer(axolotl, folder, seed=0, **more):
     from transformers import Trainer
 
-    made = launchers.trainer(folder, type("AxolotlTrainer", (axolotl.mixin, Trainer), {}))
+    cls = type("AxolotlTrainer", (axolotl.mixin, Trainer), {})
+    args = launchers.arguments(folder, save_strategy="steps", save_steps=2)
+    made = launchers.trainer(folder, cls, args=args, model=launchers.language_model(seed))
     for name in (
         "lr_groups",
         "embedding_lr",
@@ -179,18 +183,19 @@ def axolotl_trainer(axolotl, folder, **more):
     return made
 
 
-def test_axolotl_trains_by_its_plugin(axolotl, reference, tmp_path):
+def test_axolotl_trains_and_resumes_by_its_plugin(axolotl, reference, tmp_path):
     from axolotl.integrations.config import merge_input_args
 
     written = entries("lowbit_optimizer")
     assert written.pop("plugins") == ["lowbit.integrations.axolotl.LowbitPlugin"]
     _, checked = merge_input_args()  # axolotl's own schema, with the plugin's entries
     assert set(written) <= set(checked.model_fields)
-    made = axolotl_trainer(axolotl, tmp_path)
-    default = checked.model_fields["optimizer"].default
-    axolotl.manager.post_trainer_create(axolotl.config({**written, "optimizer": default}), made)
-    made.train()
-    assert launchers.digest(made.model) == reference
+    written["optimizer"] = checked.model_fields["optimizer"].default
+    for seed, checkpoint in enumerate((None, str(tmp_path / "checkpoint-2"))):  # and resumed
+        made = axolotl_trainer(axolotl, tmp_path, seed)
+        axolotl.manager.post_trainer_create(axolotl.config(written), made)
+        made.train(resume_from_checkpoint=checkpoint)
+        assert launchers.digest(made.model) == reference
 
 
 @pytest.mark.parametrize(
@@ -305,18 +310,20 @@ def test_automodel_takes_the_class_itself_but_names_it_does_not_give(automodel, 
 
 
 def patched(package, name, folder):
-    """A copy of a package with a patch, in which all but the patched files are links."""
+    """A copy of a package with a patch, in which all but the patched files are links; and the files of tests that the patch adds. What it changes in files
+    that the installed package has not, such as pages, stays out."""
     need("frameworks", shutil.which("patch") is not None, "the program patch is not installed")
     (found,) = importlib.util.find_spec(package).submodule_search_locations
-    patch, copy = PATCHES / name, folder / package
-    changed = [
-        line.split("/src/", 1)[1].strip()
-        for line in patch.read_text().splitlines()
-        if line.startswith("+++ b/src/")
-    ]
+    copy = folder / "src" / package
+    files = {}
+    for part in re.split(r"^(?=--- )", (PATCHES / name).read_text(), flags=re.MULTILINE)[1:]:
+        before, after = (line[4:] for line in part.splitlines()[:2])
+        if before == "/dev/null" or after.startswith("b/src/"):
+            files[after.removeprefix("b/")] = part
+    changed = [file.removeprefix("src/") for file in files if file.startswith("src/")]
 
     def linked(source, target, inside):
-        target.mkdir()
+        target.mkdir(parents=True)
         for each in source.iterdir():
             path = f"{inside}/{each.name}"
             if path in changed:
@@ -328,58 +335,141 @@ def patched(package, name, folder):
 
     linked(pathlib.Path(found), copy, package)
     done = subprocess.run(
-        ["patch", "--strip=2", "--fuzz=0", "--input", str(patch)], cwd=folder, capture_output=True, text=True
+        ["patch", "--strip=1", "--fuzz=0"], input="".join(files.values()), cwd=folder, capture_output=True, text=True
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert changed and "offset" not in done.stdout, done.stdout
     return copy
 
 
-def test_the_patch_of_transformers_makes_it_a_name_of_optim(reference, tmp_path):
-    need_package("transformers")
-    patched("transformers", "transformers-5.23.0.patch", tmp_path)
-    script = f"""
-        import pathlib, sys
-        import launchers, transformers
-        assert transformers.__file__.startswith({str(tmp_path)!r})
-        folder = pathlib.Path({str(tmp_path)!r}) / "run"
-        args = launchers.arguments(folder, **{entries("optim: lowbit")!r})
-        made = launchers.trainer(folder, args=args)
-        made.train()
-        print(launchers.digest(made.model))
-    """
-    paths = [str(tmp_path), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}  # fmt: skip
+def in_a_copy(folder, *command, **more):
+    """What a program says that imports patched packages."""
+    paths = [str(folder / "src"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", **more,
+    }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, env=environment
+        [sys.executable, *command], capture_output=True, text=True, env=environment, cwd=folder, timeout=900
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split()[-1] == reference
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
 
 
-def test_the_patch_of_llamafactory_selects_it(reference, tmp_path, monkeypatch):
+def passed(said):
+    (count,) = re.findall(r"^(\d+) passed", said, flags=re.MULTILINE)
+    assert "skipped" not in said, said
+    return int(count)
+
+
+@pytest.fixture(scope="module")
+def transformers_patched(tmp_path_factory):
+    need_package("transformers")
+    folder = tmp_path_factory.mktemp("transformers")
+    patched("transformers", "transformers-5.23.0.patch", folder)
+    return folder
+
+
+def test_the_patch_of_transformers_passes_its_own_tests(transformers_patched):
+    said = in_a_copy(
+        transformers_patched, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".",
+        "tests/trainer/test_trainer_lowbit.py",
+    )  # fmt: skip
+    assert passed(said) == 4
+
+
+def test_trainer_resumes_by_its_file(transformers_patched, reference, tmp_path):
+    """Through transformers' own parser of YAML."""
+    options = {**launchers.ARGUMENTS, **entries("optim: lowbit"), "save_strategy": "steps", "save_steps": 2}  # fmt: skip
+    written = {**options, "output_dir": str(tmp_path / "run")}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(written))
+    again = {**written, "resume_from_checkpoint": str(tmp_path / "run" / "checkpoint-2")}
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(again))
+    script = f"""
+        import launchers, transformers
+        assert transformers.__file__.startswith({str(transformers_patched)!r})
+        for seed, name in enumerate(("run", "again")):
+            parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+            (args,) = parser.parse_yaml_file({str(tmp_path)!r} + f"/{{name}}.yaml")
+            made = launchers.trainer(None, args=args, model=launchers.language_model(seed))
+            made.train(resume_from_checkpoint=args.resume_from_checkpoint)
+            print("digest", launchers.digest(made.model))
+    """
+    said = in_a_copy(transformers_patched, "-c", textwrap.dedent(script))
+    assert re.findall(r"digest (\w+)", said) == [reference, reference]
+
+
+def test_trls_script_resumes_by_its_file(transformers_patched, tmp_path):
+    """What `trl sft --config` starts, with a patched transformers."""
+    need_package("trl")
+    from safetensors.torch import load_file
+
+    launchers.language_model().save_pretrained(tmp_path / "model")
+    launchers.tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    rows = [{"text": " ".join(f"w{i}" for i in each["input_ids"])} for each in launchers.examples()]
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = {k: v for k, v in launchers.ARGUMENTS.items() if k != "save_strategy"}
+    written = {
+        **options, **entries("optim: lowbit"), "model_name_or_path": str(tmp_path / "model"), "dtype": "bfloat16",
+        "dataset_name": str(tmp_path / "data"), "gradient_checkpointing": False, "save_steps": 2,
+    }  # fmt: skip
+    found = []
+    for name, more in (("whole", {}), ("resumed", {"resume_from_checkpoint": str(tmp_path / "whole" / "checkpoint-2")})):  # fmt: skip
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump({**written, **more, "output_dir": str(tmp_path / name)}))
+        cache = str(tmp_path / "cache")
+        in_a_copy(transformers_patched, "-m", "trl.scripts.sft", "--config", str(file), HF_DATASETS_CACHE=cache)  # fmt: skip
+        found.append(load_file(tmp_path / name / "model.safetensors"))
+    whole, resumed = found
+    begin = load_file(tmp_path / "model" / "model.safetensors")
+    assert whole.keys() == resumed.keys() == begin.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert not any(torch.equal(whole[name], begin[name]) for name in whole)
+    state = torch.load(tmp_path / "whole" / "checkpoint-2" / "optimizer.pt")["state"]
+    assert any("exp_avg_dynamic4" in each for each in state.values())
+
+
+@pytest.fixture(scope="module")
+def llamafactory_patched(tmp_path_factory):
     for package in ("llamafactory", "omegaconf"):
         need_package(package)
-    root = patched("llamafactory", "llamafactory-0.9.5.patch", tmp_path)
-    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")  # it wants transformers below 5.7
-    with launchers.Forgotten("llamafactory"):
-        launchers.part_of("llamafactory", "train", root=root)
-        model = types.ModuleType("llamafactory.model")  # which needs a TRL of before 2026
-        for name in ("find_all_linear_modules", "load_model", "load_tokenizer", "load_valuehead_params"):  # fmt: skip
-            setattr(model, name, None)
-        sys.modules["llamafactory.model"] = model
-        from llamafactory.hparams.finetuning_args import FinetuningArguments
-        from llamafactory.train.trainer_utils import create_custom_optimizer
+    folder = tmp_path_factory.mktemp("llamafactory")
+    patched("llamafactory", "llamafactory-0.9.5.patch", folder)
+    return folder
 
-        written = entries("use_lowbit")
-        given = launchers.arguments(tmp_path, optim_args=written["optim_args"])
-        chosen = FinetuningArguments(use_lowbit=written["use_lowbit"], finetuning_type="full")
-        net = launchers.language_model()
-        opt = create_custom_optimizer(net, given, chosen)
-        made = launchers.trainer(tmp_path / "run", model=net, args=given, optimizers=(opt, None))
-        made.train()
-        assert launchers.digest(net) == reference
-        off = FinetuningArguments(finetuning_type="full")
-        assert create_custom_optimizer(net, given, off) is None
-        with pytest.raises(ValueError, match="Cannot use lowbit with GaLore"):
-            FinetuningArguments(use_lowbit=True, use_muon=True, finetuning_type="full")
+
+def test_the_patch_of_llamafactory_passes_its_own_tests(llamafactory_patched):
+    """But without its model module, which needs a TRL of before 2026."""
+    said = in_a_copy(
+        llamafactory_patched, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "llamafactory_parts", "-c", os.devnull,
+        "--rootdir", ".", "tests/train/test_lowbit_optimizer.py",
+    )  # fmt: skip
+    assert passed(said) == 5
+
+
+def test_llamafactory_resumes_by_its_file(llamafactory_patched, reference, tmp_path):
+    """Its YAML's entries, by its own function that selects optimizers."""
+    script = f"""
+        import pathlib
+        import launchers, llamafactory_parts
+        from llamafactory.hparams import finetuning_args
+        from llamafactory.train.trainer_utils import create_custom_optimizer
+        assert finetuning_args.__file__.startswith({str(llamafactory_patched)!r})
+        folder, written = pathlib.Path({str(tmp_path)!r}), {entries("use_lowbit")!r}
+        use = finetuning_args.FinetuningArguments(use_lowbit=written.pop("use_lowbit"), finetuning_type="full")
+        for seed, checkpoint in enumerate((None, str(folder / "checkpoint-2"))):
+            args = launchers.arguments(folder, **written, save_strategy="steps", save_steps=2)
+            net = launchers.language_model(seed)
+            opt = create_custom_optimizer(net, args, use)
+            made = launchers.trainer(folder, model=net, args=args, optimizers=(opt, None))
+            made.train(resume_from_checkpoint=checkpoint)
+            print("digest", launchers.digest(net))
+    """
+    said = in_a_copy(llamafactory_patched, "-c", textwrap.dedent(script))
+    assert re.findall(r"digest (\w+)", said) == [reference, reference]
+
+
+def test_the_readme_of_patches_has_all_of_them():
+    text = (PATCHES / "README.md").read_text()
+    assert all(path.name in text for path in PATCHES.glob("*.patch"))

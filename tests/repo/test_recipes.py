@@ -66,6 +66,30 @@ def test_recipe(name, ranks, again, tmp_path):
         assert (tmp_path / "out" / name / "lowbit.json").exists()
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["nested names", "flat names"])
+def test_experts_have_the_same_bits_under_every_layout(pool, flat):
+    """4 ranks of which 2 share the experts, then 4 that share them, then one process; by torch's get_state_dict and set_state_dict."""
+    folders = [f"{pool.folder}/{flat}{i}" for i in range(2)]
+    saved, end = pool.run(4, "experts_worker", "trained", 2, folders[0], flat)[0]
+    assert saved.keys() == end.keys() and all(saved[name] != end[name] for name in saved)
+    for ranks, folder, to in ((4, *folders), (1, folders[1], None)):
+        for loaded, after, experts in pool.run(
+            ranks, "experts_worker", "moved", ranks, folder, flat, to
+        ):
+            assert loaded == saved and after == end and experts == 8 // ranks
+
+
+def test_experts_resume_with_another_number_of_ranks_that_share_them(tmp_path):
+    """As the recipe's first lines say."""
+    losses = []
+    for ranks, options in ((4, ()), (4, ("--ranks", "4")), (1, ("--ranks", "1"))):
+        said = output("expert_parallel", ranks, tmp_path, *options)
+        losses.append([float(x) for x in re.findall(r"loss (\d+\.\d+)", said)])
+    first, second, third = losses
+    assert first[-1] < first[0] - 0.1 and second[0] < first[0] - 1.0 and third[0] < first[0] - 1.0
+    assert third[-1] < first[-1]
+
+
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_weights_in_bfloat16_are_multiplied_in_either(ranks, tmp_path):
     """In float32 where a processor has no instructions for bfloat16; what is learned is the same but for the rounding of products."""

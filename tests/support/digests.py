@@ -6,6 +6,8 @@ import hashlib
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from lowbit import fsdp1, sharding
 from lowbit.config.overrides import clean_name
@@ -40,3 +42,14 @@ def digest(opt, steps: int) -> dict[str, str]:
         if kept and not name.startswith("unused"):
             assert kept["step"] == steps, f"{name} is at step {kept['step']} here, not {steps}"
     return found
+
+
+def part_of(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a whole tensor that is sharded like another one."""
+    if isinstance(like, DTensor):
+        mesh = like.device_mesh
+        for dim, placement in enumerate(like.placements):
+            if isinstance(placement, Shard | _StridedShard):
+                parts, _ = placement._split_tensor(tensor, mesh.size(dim), with_padding=False)
+                tensor = parts[mesh.get_local_rank(dim)]
+    return tensor

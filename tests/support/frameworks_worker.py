@@ -301,10 +301,6 @@ def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str
 
 def through_torchtitan(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
     """Its optimizer container and its checkpoint contract: state by a zero-lr step, flat names, DCP."""
-    if kind == "experts":
-        import titan_experts
-
-        return titan_experts.train(folder, resume)
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

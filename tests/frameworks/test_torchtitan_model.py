@@ -1,0 +1,84 @@
+"""torchtitan's own Trainer with its own mixture of experts and its own `parallelize` function, on 4 ranks of gloo: expert parallelism beside FSDP2, and
+tensor parallelism inside experts beside FSDP2."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from paths import SUPPORT
+from require import need
+
+WORKER = SUPPORT / "titan_model_worker.py"
+STRIDED = "(_StridedShard(dim=0, sf=2), Shard(dim=0))"
+RUNS = {
+    4: ["train:ep:ep", "resume:ep:ep", "train:tp:tp"],
+    2: ["replay:ep:ep", "replay:tp:fsdp"],
+    1: ["replay:ep:fsdp"],
+}
+
+
+def launch(out, ranks):
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+    }  # fmt: skip
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+            str(WORKER), str(out / f"{ranks}.json"), str(out), *RUNS[ranks],
+        ],
+        capture_output=True, text=True, env=environment, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((out / f"{ranks}.json").read_text())
+    for name, run in found.items():
+        assert "error" not in run, f"{name}: {run['error']}"
+    return {(ranks, name): run for name, run in found.items()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    for package in ("torchtitan", "torchdata"):
+        present = importlib.util.find_spec(package) is not None
+        need("frameworks", present, f"{package} is not installed: make frameworks")
+    out = tmp_path_factory.mktemp("titan")
+    yield {name: run for ranks in RUNS for name, run in launch(out, ranks).items()}
+    shutil.rmtree(out)  # half a gigabyte of gradients and checkpoints
+
+
+@pytest.mark.parametrize(
+    "layout, placements, quantized",
+    [
+        ("ep", dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), STRIDED), ["w1_EFD", "w2_EDF", "w3_EFD"]),
+        (
+            "tp",
+            {"w1_EFD": "(Shard(dim=0), Shard(dim=1))", "w2_EDF": "(Shard(dim=0), Shard(dim=2))", "w3_EFD": "(Shard(dim=0), Shard(dim=1))"},
+            ["w1_EFD", "w3_EFD"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_bits_are_those_of_one_process(runs, layout, placements, quantized):
+    """With the gradients of the ranks, since sums of the model itself depend on who adds them up."""
+    run = runs[4, f"train:{layout}:{layout}"]
+    assert run["placements"] == placements and run["quantized"] == quantized
+    assert len(run["losses"]) == 10 and len(set(run["losses"])) == 10
+    assert run["half"] == run["alone half"]
+    assert run["end"] == run["alone end"] != run["half"]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(runs):
+    whole, resumed = runs[4, "train:ep:ep"], runs[4, "resume:ep:ep"]
+    assert resumed["half"] == whole["half"] and resumed["end"] == whole["end"]
+    assert resumed["losses"] == whole["losses"][5:]
+
+
+@pytest.mark.parametrize("ranks, layout, now", [(2, "ep", "ep"), (2, "tp", "fsdp"), (1, "ep", "fsdp")])  # fmt: skip
+def test_other_layouts_go_on_with_the_same_bits(runs, ranks, layout, now):
+    """From torchtitan's checkpoint of 4 ranks, which has state under flat names, with the gradients of those ranks."""
+    run, whole = runs[ranks, f"replay:{layout}:{now}"], runs[4, f"train:{layout}:{layout}"]
+    assert run["half"] == whole["half"] and run["end"] == whole["end"]
+    assert run["losses"] != whole["losses"][5:], "other ranks, other batches"
