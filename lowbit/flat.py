@@ -114,12 +114,12 @@ def get_state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
 
 def _state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
     state: dict[str, Any] = {}
-    names: list[list[str]] = [[] for _ in opt.param_groups]
+    names = _names(opt)
     layouts = {p: lay for _, p, lay in opt._laid_out()}
-    for number, p, name, index in opt._members():
-        own = p.name if isinstance(p, sharding.FlatShard) else name
-        own = str(index) if own is None else clean_name(own)
-        names[number].append(own)
+    # Slices have names though their vectors have none: a checkpoint of theirs is to look like any other one.
+    named = {m.group for m in opt._members() if isinstance(m.p, sharding.FlatShard)}
+    for _, p, name, index in opt._members():
+        own = _name(p, name, index)
         kept = opt._state_of(p)
         if not kept:
             continue
@@ -134,12 +134,25 @@ def _state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
         else:
             state[own] = dict(kept)
     groups = []
-    for group, own_names in zip(opt.param_groups, names, strict=True):
+    for number, (group, own_names) in enumerate(zip(opt.param_groups, names, strict=True)):
         settings = {key: value for key, value in group.items() if key != "params"}
-        if "param_names" in group:
+        if "param_names" in group or number in named:
             settings["param_names"] = own_names
         groups.append({**settings, "params": own_names})
     return {"state": state, "param_groups": groups}
+
+
+def _name(p: Any, name: str | None, index: int) -> str:
+    own = p.name if isinstance(p, sharding.FlatShard) else name
+    return str(index) if own is None else clean_name(own)
+
+
+def _names(opt: LowbitOptimizer) -> list[list[str]]:
+    """The names under which a checkpoint has each group's parameters."""
+    names: list[list[str]] = [[] for _ in opt.param_groups]
+    for number, p, name, index in opt._members():
+        names[number].append(_name(p, name, index))
+    return names
 
 
 @torch.no_grad()
@@ -151,7 +164,8 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
         state_dict: state by the names of the original parameters, as DTensors or whole tensors.
 
     Raises:
-        ValueError: the number of groups differs, a parameter has no state, or state has an unknown layout.
+        ValueError: the number of groups differs, a group's settings are those of other parameters, a parameter has no
+            state, or state has an unknown layout.
     """
     with whole_groups(opt):
         _load_state_dict(opt, state_dict)
@@ -163,10 +177,23 @@ def _load_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> Non
             f"the state dict has {len(state_dict['param_groups'])} parameter groups and the optimizer {len(opt.param_groups)}; build the optimizer with the "
             "groups that were saved"
         )
+    for number, (saved, names) in enumerate(
+        zip(state_dict["param_groups"], _names(opt), strict=True)
+    ):
+        if (
+            names
+            and saved["params"]
+            and not {*names} & {*map(clean_name, map(str, saved["params"]))}
+        ):
+            raise ValueError(
+                f"group {number} of the state dict has the settings of {saved['params'][0]!r} and others, and here it has {names[0]!r}: "
+                "torch.distributed.checkpoint keeps one rank's param_groups where ranks save different parameters, as stages of a pipeline. Load the "
+                "state alone, and pass this optimizer's own groups: get_state_dict(opt)['param_groups']"
+            )
     known = {clean_name(name): value for name, value in state_dict["state"].items()}
     state: dict[int, Any] = {}
     for _, p, name, index in opt._members():
-        own = clean_name(p.name if isinstance(p, sharding.FlatShard) else name or str(index))
+        own = _name(p, name, index)
         if own not in known:
             if p.requires_grad:
                 raise ValueError(
@@ -180,7 +207,11 @@ def _load_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> Non
     groups, at = [], 0
     for group, saved in zip(opt.param_groups, state_dict["param_groups"], strict=True):
         size = len(group["params"])
-        groups.append({**saved, "params": list(range(at, at + size))})
+        # State is in this optimizer's order by now, and so must names be.
+        settings = {key: value for key, value in saved.items() if key != "param_names"}
+        if "param_names" in group:
+            settings["param_names"] = group["param_names"]
+        groups.append({**settings, "params": list(range(at, at + size))})
         at += size
     opt.load_state_dict({"state": state, "param_groups": groups})
 

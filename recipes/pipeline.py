@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 recipes/pipeline.py                                        # 2 stages, 1F1B
 torchrun --nproc-per-node 4 recipes/pipeline.py                                        # resumes with 4 stages
 torchrun --nproc-per-node 2 recipes/pipeline.py --schedule ZBVZeroBubble --stages 4    # resumes with 2 stages on each rank
+torchrun --nproc-per-node 4 recipes/pipeline.py --shards 2                             # resumes with 2 stages, each sharded over 2 ranks by FSDP2
 torchrun --nproc-per-node 1 recipes/pipeline.py --schedule GPipe                       # resumes in one process
 """
 
@@ -25,6 +26,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from toy import batch, make_model
@@ -91,17 +94,29 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-def build(model: nn.Module, name: str, stages: int, device: str) -> tuple[Part, Any]:
+def mesh_of(device: str, shards: int = 1) -> DeviceMesh:
+    """Stages along the first dimension; along the second, the ranks among which each stage is sharded."""
+    shape = (dist.get_world_size() // shards, shards)
+    return init_device_mesh(device, shape, mesh_dim_names=("stages", "shards"))
+
+
+def build(model: nn.Module, name: str, stages: int, device: str, mesh: DeviceMesh) -> tuple[Part, Any]:  # fmt: skip
     """This rank's modules, and the schedule that runs them."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = mesh.get_group("stages")
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     kind = get_schedule_class(name)
     single = issubclass(kind, PipelineScheduleSingle)
     if stages % ranks or single != (stages == ranks) or stages > len(model.blocks):
         raise SystemExit(f"{stages} stages on {ranks} ranks: {name} takes {'one' if single else 'several'} on each, and at most {len(model.blocks)}")  # fmt: skip
     numbers = numbers_of(name, rank, ranks, stages)
     mine = [Stage(model, number, stages) for number in numbers]
+    if mesh["shards"].size() > 1:
+        for stage in mine:
+            for block in stage.blocks.values():
+                fully_shard(block, mesh=mesh["shards"])
+            fully_shard(stage, mesh=mesh["shards"])
     placed = [
-        PipelineStage(stage, number, stages, torch.device(device))
+        PipelineStage(stage, number, stages, torch.device(device), group=group)
         for stage, number in zip(mine, numbers, strict=True)
     ]
     return Part(mine), kind(placed[0] if single else placed, MICRO_BATCHES, loss_fn=loss_of)
@@ -138,28 +153,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schedule", default="1F1B", help="GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble")  # fmt: skip
     parser.add_argument("--stages", type=int, help="as many as ranks by default")
+    parser.add_argument("--shards", type=int, default=1, help="ranks among which FSDP2 shards each stage; 1 by default")  # fmt: skip
     parser.add_argument("--folder", type=pathlib.Path, default="out/pipeline")
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     if device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+    mesh = mesh_of(device, args.shards)
+    shard = mesh["shards"].get_local_rank()
 
     # Of a large model each rank makes its own stages alone.
     model = make_model(depth=DEPTH).to(device)
-    part, schedule = build(model, args.schedule, args.stages or ranks, device)
+    part, schedule = build(model, args.schedule, args.stages or mesh["stages"].size(), device, mesh)
     del model
     opt = lowbit.AdamW(groups_of(part), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
     begin = load(part, opt, args.folder) if (args.folder / ".metadata").exists() else 0
     recent: list[float] = []
     for step in range(begin, begin + STEPS):
-        loss = train_step(schedule, part, batch(step).to(device))
+        loss = train_step(schedule, part, batch(step, shard, args.shards).to(device))
+        # The norm of all stages.
+        lowbit.clip_grad_norm_(part.parameters(), 1.0, group=mesh.get_group("stages"))
         opt.step()
         opt.zero_grad()
-        if loss is not None:
+        if loss is not None and shard == 0:
             recent = [*recent[-9:], loss]
             if step % 10 == 0 or step == begin + STEPS - 1:
                 print(f"step {step}, loss {sum(recent) / len(recent):.3f}", flush=True)

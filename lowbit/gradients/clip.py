@@ -24,6 +24,8 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    *,
+    group: Any = None,
 ) -> Tensor:
     """Clips gradients in place, like torch.nn.utils.clip_grad_norm_, by a norm that no sharding changes.
 
@@ -36,6 +38,10 @@ def clip_grad_norm_(
         norm_type: 2 by default, as in torch; positive, math.inf included.
         error_if_nonfinite: False by default, as in torch.
         foreach: accepted for torch's signature and ignored.
+        group: the process group whose ranks have different parameters of one model, such as the stages of a pipeline.
+            The norm is that of all of them, and every rank of the group must call. None (default) says that this rank's
+            parameters, or its parts of them, are all there are. Parameters that several ranks of the group have, such
+            as tied ones, are counted by each: pass them on one.
 
     Returns:
         The norm of all gradients before clipping: a plain float32 tensor of no dimensions on the first gradient's
@@ -49,7 +55,7 @@ def clip_grad_norm_(
             `lowbit.fsdp1.bind`.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    norm, divisor = clip_scale(parameters, max_norm, norm_type, error_if_nonfinite)
+    norm, divisor = clip_scale(parameters, max_norm, norm_type, error_if_nonfinite, group=group)
     factor = (1.0 / divisor.double()).float()
     scale_grads(parameters, factor)
     return norm
@@ -63,6 +69,7 @@ def clip_scale(
     error_if_nonfinite: bool = False,
     *,
     grad_scale: Tensor | float | None = None,
+    group: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """The norm of all gradients and the divisor that clips them. Gradients do not change; `opt.step` divides them:
 
@@ -72,7 +79,7 @@ def clip_scale(
     For float32 gradients the result has the bits of `clip_grad_norm_` and a step. 16-bit gradients skip one rounding.
 
     Args:
-        parameters, max_norm, norm_type, error_if_nonfinite: as in `clip_grad_norm_`.
+        parameters, max_norm, norm_type, error_if_nonfinite, group: as in `clip_grad_norm_`.
         grad_scale: the factor that the gradients already carry, such as `scaler.get_scale()`; None (default) means 1.
             The norm is that of the gradients divided by it. The result does not include it: `scaler.step(opt,
             grad_scale=scale)` applies both.
@@ -86,7 +93,7 @@ def clip_scale(
     """
     if not float(max_norm) >= 0.0:
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
-    norm = total_norm(parameters, norm_type)
+    norm = total_norm(parameters, norm_type, group)
     if grad_scale is not None:
         norm = norm / (grad_scale.to(norm.device) if isinstance(grad_scale, Tensor) else grad_scale)
     if error_if_nonfinite and not bool(norm.isfinite()):
@@ -102,8 +109,10 @@ def divisor_for(norm: Tensor, max_norm: float) -> Tensor:
     return ((norm + 1e-6) / float(max_norm)).clamp(min=1.0)
 
 
-def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-    """The norm of all gradients, float32, with one collective for each mesh dimension that shards any parameter."""
+def total_norm(
+    parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0, group: Any = None
+) -> Tensor:
+    """The norm of all gradients, float32, with one collective for each mesh dimension that shards any parameter, and one for `group`."""
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     power = float(norm_type)
     if not power > 0.0:
@@ -111,7 +120,7 @@ def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) ->
     sums = Sums(power)
     for p in parameters:
         sums.add(p)
-    return sums.norm()
+    return sums.norm(group)
 
 
 class Sums:
@@ -159,8 +168,8 @@ class Sums:
             return ops.exact_powers([grad.contiguous()], int(self.power))
         return exact_terms(grad, self.power)
 
-    def norm(self) -> Tensor:
-        """The norm over all ranks. It clears the sums."""
+    def norm(self, group: Any = None) -> Tensor:
+        """The norm over all ranks that share a parameter, and over those of a group that have others. It clears the sums."""
         largest = self.power == math.inf
         joined = {}
         for groups, found in self.parts.items():
@@ -175,12 +184,13 @@ class Sums:
             sharding.reduce_over(wanted)
         device = self.device or next(iter(joined.values()), torch.zeros(())).device
         self.parts, self.device = {}, None
-        if not joined:
-            return torch.zeros((), device=device)
-        all_of_them = torch.stack([t.to(device) for t in joined.values()])
-        if largest:
-            return all_of_them.amax(0).view(torch.float32).reshape(())
-        return root(all_of_them.sum(0), self.power)
+        if group is not None and not joined:  # a stage without parameters: the others wait for it
+            device = sharding.device_of(group)
+        all_of_them = torch.stack([t.to(device) for t in joined.values()] or [self._none(device)])
+        total = all_of_them.amax(0) if largest else all_of_them.sum(0)
+        if group is not None:
+            sharding.reduce_over([(total, group, "max" if largest else "sum")])
+        return total.view(torch.float32).reshape(()) if largest else root(total, self.power)
 
 
 # The words of csrc/core/exact_sum.h in torch operators, for every device. They are integers, so any order of addition

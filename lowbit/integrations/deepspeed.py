@@ -1,19 +1,40 @@
 """DeepSpeed: ZeRO's stages 1, 2 and 3 with a lowbit optimizer as the client optimizer.
 
-    engine, *_ = deepspeed.initialize(model=model, optimizer=lowbit.AdamW(lowbit.param_groups(model)), config=config)
-    lowbit.integrations.deepspeed.bind(engine)
+    from lowbit.integrations import deepspeed as lowbit_deepspeed
+    opt = lowbit.AdamW(lowbit.param_groups(model))
+    engine, *_ = lowbit_deepspeed.initialize(model=model, optimizer=opt, config=config)
 
 The configuration needs `"zero_allow_untested_optimizer": true`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lowbit import flat, sharding
 from lowbit.flat import FlatSlice
 from lowbit.optim.optimizer import LowbitOptimizer
+
+
+def initialize(*args: Any, export: str | None = None, **keywords: Any) -> tuple[Any, ...]:
+    """`deepspeed.initialize` and then `bind`, so that what cannot be served raises here and not in the first step.
+
+    Args:
+        args, keywords: those of `deepspeed.initialize`.
+        export: as in `bind`.
+
+    Returns:
+        What `deepspeed.initialize` returns: engine, optimizer, data loader and scheduler.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as in `bind`.
+    """
+    import deepspeed
+
+    made: tuple[Any, ...] = deepspeed.initialize(*args, **keywords)
+    bind(made[0], export=export)
+    return made
 
 
 def bind(engine: Any, *, export: str | None = None) -> None:
@@ -45,6 +66,7 @@ def bind(engine: Any, *, export: str | None = None) -> None:
         return
     if refused := _refused(engine, zero):
         raise ValueError(f"lowbit does not serve DeepSpeed's {refused}")
+    _check_weights(opt)
     held = _groups(zero, opt)
     shown = [group["params"] for group in opt.param_groups]
     names = [group.pop("param_names", None) for group in opt.param_groups]  # slices have them
@@ -63,30 +85,47 @@ def bind(engine: Any, *, export: str | None = None) -> None:
 
 def _slices(zero: Any) -> Iterator[FlatSlice]:
     """The flat slices of ZeRO's partitions, by its own records; none of any other optimizer."""
-    if hasattr(zero, "single_partition_of_fp32_groups"):  # stages 1 and 2
-        partitions = zero.single_partition_of_fp32_groups
-        for i, tensor in enumerate(partitions):
-            group, size = zero.real_dp_process_group[i], int(zero.partition_size[i])
-            members = zip(
-                zero.round_robin_bit16_groups[i], zero.round_robin_bit16_offsets[i], strict=True
-            )
-            for p, begin in members:
-                yield _section(zero, tensor, p, p.shape, begin, size, group)
-    elif hasattr(zero, "fp32_groups_flat_partition"):  # stage 1 of bfloat16 with float32 gradients
-        for i, tensor in enumerate(zero.fp32_groups_flat_partition):
-            begin = 0
-            for p in zero.bf16_groups[i]:
-                group = zero.real_dp_process_group[i]
-                yield _section(zero, tensor, p, p.shape, begin, tensor.numel(), group)
-                begin += p.numel()
-    elif hasattr(zero, "fp32_partitioned_groups_flat"):  # stage 3
-        for i, tensor in enumerate(zero.fp32_partitioned_groups_flat):
-            at = 0
-            for p in zero.fp16_groups[i]:
-                size = p.partition_numel()
-                group = zero.sub_group_process_groups[i]
-                yield _section(zero, tensor, p, p.ds_shape, 0, size, group, at)
-                at += size
+    reader = _reader(zero)
+    return iter(()) if reader is None else reader(zero)
+
+
+def _reader(zero: Any) -> Callable[[Any], Iterator[FlatSlice]] | None:
+    """What reads the records of this class of ZeRO's."""
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        return _of_stages_1_and_2
+    if hasattr(zero, "fp32_groups_flat_partition"):
+        return _of_bf16_optimizer
+    return _of_stage_3 if hasattr(zero, "fp32_partitioned_groups_flat") else None
+
+
+def _of_stages_1_and_2(zero: Any) -> Iterator[FlatSlice]:
+    for i, tensor in enumerate(zero.single_partition_of_fp32_groups):
+        group, size = zero.real_dp_process_group[i], int(zero.partition_size[i])
+        members = zip(
+            zero.round_robin_bit16_groups[i], zero.round_robin_bit16_offsets[i], strict=True
+        )
+        for p, begin in members:
+            yield _section(zero, tensor, p, p.shape, begin, size, group)
+
+
+def _of_bf16_optimizer(zero: Any) -> Iterator[FlatSlice]:
+    """Stage 1 of bfloat16 with float32 gradients, and pipelines of bfloat16 without ZeRO."""
+    for i, tensor in enumerate(zero.fp32_groups_flat_partition):
+        begin = 0
+        for p in zero.bf16_groups[i]:
+            group = zero.real_dp_process_group[i]
+            yield _section(zero, tensor, p, p.shape, begin, tensor.numel(), group)
+            begin += p.numel()
+
+
+def _of_stage_3(zero: Any) -> Iterator[FlatSlice]:
+    for i, tensor in enumerate(zero.fp32_partitioned_groups_flat):
+        at = 0
+        for p in zero.fp16_groups[i]:
+            size = p.partition_numel()
+            group = zero.sub_group_process_groups[i]
+            yield _section(zero, tensor, p, p.ds_shape, 0, size, group, at)
+            at += size
 
 
 def _section(
@@ -103,6 +142,18 @@ def _groups(zero: Any, opt: LowbitOptimizer) -> list[list[Any]]:
     for i, tensor in enumerate(zero.fp32_partitioned_groups_flat):
         held[zero.sub_group_to_group_id[i]].append(tensor)
     return held
+
+
+def _check_weights(opt: LowbitOptimizer) -> None:
+    """Raises ValueError if a group says how weights of 16 bits are stored."""
+    for group in opt.param_groups:
+        options = [group, *(group.get("overrides") or {}).values()]
+        for chosen in (each.get("param_format", "auto") for each in options):
+            if chosen not in ("auto", "nearest", "float32"):
+                raise ValueError(
+                    f"lowbit does not serve param_format={chosen!r} under DeepSpeed: ZeRO keeps float32 weights of its own, and those are stepped. Leave "
+                    "param_format out, or use FSDP2 (fully_shard), which keeps none"
+                )
 
 
 def _refused(engine: Any, zero: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 from lowbit.sharding.boxes import Boxes, boxes
 from lowbit.sharding.chunks import Spread, complete, to_chunks
-from lowbit.sharding.collective import average_over, host_device, rank, reduce_over
+from lowbit.sharding.collective import average_over, device_of, host_device, rank, reduce_over
 from lowbit.sharding.exchange import Matrices, Whole, from_owners, owners, to_owners
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.flat_slice import FlatSlice, flat_shards, section, sections
@@ -53,6 +53,7 @@ __all__ = [
     "boxes",
     "complete",
     "dense_gradient",
+    "device_of",
     "flat_shards",
     "flat_shards_of",
     "flat_slices_of",

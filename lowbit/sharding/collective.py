@@ -57,3 +57,10 @@ def host_device(groups: Sequence[Any], device: torch.device) -> torch.device:
     """Where to reduce numbers for the host: the CPU if all process groups support it, so that no GPU is waited for."""
     cpu = torch.device("cpu")
     return cpu if all(cpu in group._device_types for group in groups) else device
+
+
+def device_of(group: Any) -> torch.device:
+    """Where a rank without tensors takes part in a collective of those that have some: the accelerator if the group serves it."""
+    accelerator = torch.accelerator.current_accelerator()
+    served = {device.type for device in group._device_types}
+    return accelerator if accelerator and accelerator.type in served else torch.device("cpu")

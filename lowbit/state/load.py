@@ -29,6 +29,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         if changed is not None:
             state_dict = changed
     _check_keys(state_dict)
+    _check_settings(state_dict)
     saved = _by_name(opt, deepcopy(state_dict["param_groups"]))
     groups = _groups(opt, saved)
     laid_out, names = _laid_out(opt, groups)
@@ -93,6 +94,22 @@ def _check_keys(state_dict: Mapping[str, Any]) -> None:
     raise ValueError(
         f"this is no state dict of an optimizer: {holds}. Save optimizer.state_dict() and load what was saved"
     )
+
+
+def _check_settings(state_dict: Mapping[str, Any]) -> None:
+    """Raises ValueError if a group has state for its parameters and no settings, not even a learning rate.
+
+    torch leaves them out where the groups of a checkpoint name none of these parameters.
+    """
+    for number, group in enumerate(state_dict["param_groups"]):
+        keys = group.get("params", ())
+        if set(group) == {"params"} and any(state_dict["state"].get(key) for key in keys):
+            raise ValueError(
+                f"group {number} of the state dict has state for {_some(keys)} and no settings: its param_groups were another rank's. "
+                "torch.distributed.checkpoint keeps those of one rank where ranks save different parameters under nested names, as stages of a "
+                "pipeline. Save and load flat names: StateDictOptions(flatten_optimizer_state_dict=True). To load this checkpoint with the settings "
+                "that the optimizer has now, put get_optimizer_state_dict(model, opt)['param_groups'] in the place of its own"
+            )
 
 
 def _check_names(key: Any, value: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -35,11 +35,12 @@ def exact(ps, power):
     return float(flat.max() if power == math.inf else flat.pow(power).sum() ** (1 / power))
 
 
-def test_the_signature_is_torchs():
+def test_the_signature_is_torchs_and_a_group():
     def of(function):
         return {n: p.default for n, p in inspect.signature(function).parameters.items()}
 
-    assert of(lowbit.clip_grad_norm_) == of(nn.utils.clip_grad_norm_)
+    torchs = of(nn.utils.clip_grad_norm_)
+    assert list(of(lowbit.clip_grad_norm_).items()) == [*torchs.items(), ("group", None)]
 
 
 @pytest.mark.parametrize("power", [1, 2.0, 3.0, 0.5, math.inf])

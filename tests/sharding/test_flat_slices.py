@@ -86,6 +86,41 @@ def test_options_go_by_the_names_of_slices():
     assert "exp_avg_dynamic8" in opt.state[vector]["a"] and "exp_avg" in opt.state[vector]["b"]
 
 
+@pytest.mark.parametrize("of_slices", [False, True])
+def test_state_follows_names_in_any_order(of_slices):
+    """Slices have them in a checkpoint though their vector has none."""
+
+    def built(*names):
+        params = {name: torch.zeros(64, 64, requires_grad=True) for name in names}
+        if not of_slices:
+            return lowbit.AdamW(list(params.items()))
+        vector = torch.zeros(4096 * len(names), requires_grad=True)
+        opt = lowbit.AdamW([vector])
+        slices = [FlatSlice(vector, n, (64, 64), 0, 4096, 4096 * i) for i, n in enumerate(names)]
+        lowbit.flat.bind(opt, slices)
+        return opt
+
+    opt = built("a", "b")
+    for state, code in zip(lowbit.flat.get_state_dict(opt)["state"].values(), (100, 200), strict=True):  # fmt: skip
+        state["exp_avg_dynamic8"].fill_(code)  # of one process: the optimizer's own
+    saved = lowbit.flat.get_state_dict(opt)
+    assert [group["param_names"] for group in saved["param_groups"]] == [["a", "b"]]
+    other = built("b", "a")
+    lowbit.flat.set_state_dict(other, saved)
+    state = lowbit.flat.get_state_dict(other)["state"]
+    for name, code in (("a", 100), ("b", 200)):
+        assert (state[name]["exp_avg_dynamic8"] == code).all(), name
+
+
+def test_groups_of_other_parameters_are_refused():
+    """As of another stage of a pipeline, which torch.distributed.checkpoint may keep in the place of this one's."""
+    opt = lowbit.AdamW([("a", torch.zeros(64, 64, requires_grad=True))])
+    saved = lowbit.flat.get_state_dict(opt)
+    saved["param_groups"][0]["params"] = ["c", "d"]
+    with pytest.raises(ValueError, match="group 0 of the state dict has the settings of 'c' and others, and here it has 'a'"):  # fmt: skip
+        lowbit.flat.set_state_dict(opt, saved)
+
+
 def test_an_optimizer_that_was_stepped_is_refused():
     vector = torch.zeros(4096, requires_grad=True)
     opt = lowbit.AdamW([vector])

@@ -65,7 +65,7 @@ class Pool:
     def run(self, ranks: int, module: str, function: str, *arguments):
         """`module.function(*arguments)` on so many ranks; what each returned. AssertionError with every rank's traceback where one failed."""
         self._start(ranks)
-        store = pathlib.Path(self.folder) / f"store{next(self._count)}"
+        store = pathlib.Path(self.folder) / f"store{id(self)}-{next(self._count)}"
         for _, pipe in self._workers[:ranks]:
             pipe.send((str(store), ranks, module, function, arguments))
         answers = []

@@ -1,0 +1,110 @@
+"""What a rank does in test_deepspeed_layouts.py about PipelineModule: its stages, with ZeRO's stage 1 in each, beside one process."""
+
+from __future__ import annotations
+
+import pathlib
+
+import deepspeed_exact  # first: it chooses DeepSpeed's accelerator
+import torch
+import torch.distributed.checkpoint as dcp
+from deepspeed.pipe import PipelineModule
+from digests import digest
+from torch import nn
+
+import lowbit
+from lowbit.integrations import deepspeed as integration
+
+HALF, ALL, MICROS = 5, 10, 4
+# Case: ZeRO's stage, dtype of the model, what else is configured.
+CASES = {
+    "1": (1, "float32", {}),
+    "1 clipped": (1, "float32", {"gradient_clipping": 0.05}),
+    # Without the second, sums are rounded to bfloat16 for their way to the other ranks.
+    "1 float32 sums": (
+        1,
+        "bfloat16",
+        {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"},
+    ),
+    "0": (0, "float32", {}),
+}
+
+
+def layers(dtype: str, seed: int = 0) -> list[nn.Module]:
+    torch.manual_seed(seed)
+    kind = getattr(torch, dtype)
+    sizes = [(64, 96), (96, 80), (80, 72), (72, 48)]
+    made = [m for a, b in sizes for m in (nn.Linear(a, b, dtype=kind), nn.Tanh())]
+    return made[:-1]
+
+
+def batch(step: int, micro: int, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + micro)
+    x, y = torch.randn(4, 64, generator=generator), torch.randn(4, 48, generator=generator)
+    return x.to(getattr(torch, dtype)), y.to(getattr(torch, dtype))
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).float().square().mean()
+
+
+def optimizer(named):
+    return lowbit.AdamW([(n, p) for n, p in named if p.requires_grad], lr=1e-2, seed=3, weight_decay=0.1, min_numel=1024)  # fmt: skip
+
+
+def alone(case: str, norms: list[float]) -> list[dict[str, str]]:
+    """Half way and in the end: float32 weights, of which the model has a copy in its dtype."""
+    _, dtype, config = CASES[case]
+    limit = config.get("gradient_clipping", 0.0)
+    model, masters, made = nn.Sequential(*layers(dtype)), nn.Sequential(*layers(dtype)).float(), []
+    opt = optimizer(masters.named_parameters())
+    for step in range(ALL):
+        sums = [torch.zeros_like(p) for p in masters.parameters()]
+        for micro in range(MICROS):
+            x, y = batch(step, micro, dtype)
+            (loss_of(model(x), y) / MICROS).backward()
+            for p, total in zip(model.parameters(), sums, strict=True):
+                total.add_(p.grad)
+                p.grad = None
+        for p, total in zip(masters.parameters(), sums, strict=True):
+            factor = 1.0 / ((torch.as_tensor(norms[step]) + 1e-6) / limit).clamp(min=1.0) if limit else 1.0  # fmt: skip
+            p.grad = total * factor
+        opt.step()
+        model.load_state_dict(masters.state_dict())
+        if step + 1 in (HALF, ALL):
+            made.append(digest(opt, step + 1))
+    return made
+
+
+def train(case: str, stages: int, folder: str) -> dict:
+    """What is not as in one process, of this rank's stage; the checkpoint of half way goes on in one process elsewhere."""
+    zero, dtype, more = CASES[case]
+    place, norms, found = pathlib.Path(folder) / f"{case} {stages}", [], []
+    with deepspeed_exact.world():
+        config = {
+            "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": MICROS, "zero_optimization": {"stage": zero},
+            "zero_allow_untested_optimizer": True, "bf16": {"enabled": dtype == "bfloat16"}, "gradient_clipping": 0.0, **more,
+        }  # fmt: skip
+
+        def engine_of(seed: int):
+            module = PipelineModule(layers(dtype, seed), num_stages=stages, loss_fn=loss_of, partition_method="uniform")  # fmt: skip
+            opt = optimizer(module.named_parameters())
+            return integration.initialize(model=module, optimizer=opt, config=config)[0], opt
+
+        engine, opt = engine_of(0)
+        for step in range(ALL):
+            if step == HALF:
+                engine.save_checkpoint(str(place), tag="half")
+                state = lowbit.flat.get_state_dict(opt)["state"]
+                dcp.save({"optim": {"state": state}}, checkpoint_id=place / "dcp")
+            engine.train_batch(iter([batch(step, m, dtype) for m in range(MICROS)]))
+            norms.append(engine.get_global_grad_norm() or 0.0)
+            if step + 1 in (HALF, ALL):
+                found.append(digest(opt, step + 1))
+        again, opt = engine_of(1)
+        again.load_checkpoint(str(place), tag="half")
+        loaded = digest(opt, HALF)
+        for step in range(HALF, ALL):
+            again.train_batch(iter([batch(step, m, dtype) for m in range(MICROS)]))
+        ended = digest(opt, ALL)
+        want = [{k: each[k] for k in found[0]} for each in alone(case, norms)]
+        return {"same": found == want, "resumed": [loaded, ended] == want, "names": sorted(found[0]), "class": type(engine.optimizer).__name__}  # fmt: skip
