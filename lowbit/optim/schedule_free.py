@@ -94,7 +94,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         super()._take_names(param_group)
         if self._part_names:
             raise ValueError(
-                "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's ZeroRedundancyOptimizer hands it out, which overwrites "
+                "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's ZeroRedundancyOptimizer hands it out: that one overwrites "
                 "the mode in each step, and train() and eval() would change this part's weights on this rank alone. Use fully_shard, or give a group "
                 "the names of its own parameters"
             )
