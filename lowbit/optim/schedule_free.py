@@ -46,7 +46,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
 
     Raises:
         ValueError: an argument is out of range; betas[0] is 0, from which x cannot be recovered; lr is a tensor on a
-            GPU.
+            GPU; or ZeroRedundancyOptimizer hands out groups of `lowbit.param_groups`, and a mode would be one rank's.
     """
 
     @arguments.lists(Options)
@@ -89,6 +89,15 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         super().add_param_group(param_group)
 
     add_param_group.__doc__ = LowbitOptimizer.add_param_group.__doc__
+
+    def _take_names(self, param_group: dict[str, Any]) -> None:
+        super()._take_names(param_group)
+        if self._part_names:
+            raise ValueError(
+                "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's ZeroRedundancyOptimizer hands it out: that one overwrites "
+                "the mode in each step, and train() and eval() would change this part's weights on this rank alone. Use fully_shard, or give a group "
+                "the names of its own parameters"
+            )
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "schedule_free_adamw"

@@ -11,7 +11,7 @@ import os
 
 import matrix_worker
 import pytest
-from matrix_page import RESULTS, SAME, page_with, write_page
+from matrix_page import RESULTS, SAME, page_with, recorded, write_page
 
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 
@@ -64,7 +64,7 @@ def found(pool):
 def test_every_cell_is_what_was_recorded(found):
     if RECORD:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-        write_page(page_with(found))
+        write_page(page_with(*recorded()))
     assert found == json.loads(RESULTS.read_text())
 
 

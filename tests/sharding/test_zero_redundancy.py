@@ -57,6 +57,13 @@ def test_names_by_hand_are_refused(pool):
         assert "names of 10 parameters for" in said and "lowbit.param_groups(model)" in said
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_modes_are_refused_at_construction(pool, ranks):
+    """torch copies the whole optimizer's group entries, the mode among them, over the part's in each step."""
+    for said in pool.run(ranks, "zero_worker", "modes_refused"):
+        assert "ScheduleFreeAdamW got a part of a group" in said and "Use fully_shard" in said
+
+
 def test_a_pattern_that_nobody_has_is_refused_on_all_ranks(pool):
     said = pool.run(2, "zero_worker", "pattern_of_nothing")
     assert said == ["overrides['*.q_proj'] matches the name of no parameter"] * 2

@@ -1,18 +1,22 @@
-"""The matrix in docs/sharding.md, written from tests/sharding/matrix.json, which test_matrix.py found."""
+"""The matrix in docs/sharding.md, written from tests/sharding/matrix.json, which test_matrix.py found, and matrix_rows.json of test_matrix_rows.py."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
+from collections.abc import Callable, Iterable
 
+from matrix_cases import COLUMNS_OF_FORMATS, COLUMNS_OF_REDUCING, COLUMNS_OF_RULES
 from paths import ROOT
 
+ROWS = ROOT / "tests/sharding/matrix_rows.json"
 RESULTS = ROOT / "tests/sharding/matrix.json"
 PAGE = ROOT / "docs/sharding.md"
 BEGIN, END = "<!-- tests/sharding/test_matrix.py writes this -->", "<!-- end of the matrix -->"
 SAME = "same bits"
 Found = dict[str, dict[str, str]]  # wrapper -> case -> SAME or a refusal
+Rows = dict[str, dict[str, dict[str, str]]]  # the same by wrapper and number of ranks
 
 # The columns of each table: rule families with their cases, and formats.
 TABLES = {
@@ -27,14 +31,34 @@ TABLES = {
 }  # fmt: skip
 
 
+# The columns of more rows: the first case of those that behave alike.
+MORE = {
+    "Rules (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_RULES.values()},
+    "Rules that reduce (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_REDUCING.values()},
+    "Formats (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_FORMATS.values() if cases[0] not in COLUMNS_OF_RULES["Adam, AdamW, Lion, AdEMAMix"]},
+}  # fmt: skip
+
+
 def general(words: str) -> str:
     """A refusal without the parameter's name and numbers, so that those of two parameters are one."""
-    return re.sub(r"(?<=parameter )'[^']+'|(?<=\[)'[^']+'(?=\])", "NAME", words)
+    return re.sub(r"(?<=parameter )('[^']+'|\d+)|(?<=\[)'[^']+'(?=\])", "NAME", words)
 
 
-def matrix(found: Found) -> str:
+def table(
+    title: str, columns: dict[str, tuple[str, ...]], wrappers: Iterable[str], cell: Callable[[str, tuple[str, ...]], str]
+) -> list[str]:  # fmt: skip
+    lines = [f"| {title} | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1)]
+    for wrapper in wrappers:
+        cells = [cell(wrapper, cases) for cases in columns.values()]
+        lines.append(f"| {wrapper} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def matrix(found: Found, more: Rows) -> str:
     """The tables and the refusals that they number."""
     refusals: dict[str, int] = {}
+    rows = {f"{wrapper} ({ranks})": said for wrapper, by in more.items() for ranks, said in by.items()}  # fmt: skip
+    found = {**found, **rows}
 
     def cell(wrapper: str, cases: tuple[str, ...]) -> str:
         said = [found[wrapper][case] for case in cases]
@@ -46,11 +70,9 @@ def matrix(found: Found) -> str:
 
     lines = []
     for title, columns in TABLES.items():
-        lines += [f"| {title} | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1)]  # fmt: skip
-        for wrapper in found:
-            cells = [cell(wrapper, cases) for cases in columns.values()]
-            lines.append(f"| {wrapper} | {' | '.join(cells)} |")
-        lines.append("")
+        lines += table(title, columns, [wrapper for wrapper in found if wrapper not in rows], cell)
+    for title, columns in MORE.items():
+        lines += table(title, columns, rows, cell)
     for words, number in refusals.items():
         lines += textwrap.wrap(f"{number}. {words}", 118, subsequent_indent="   ", break_on_hyphens=False)  # fmt: skip
     return "\n".join(lines).rstrip()
@@ -60,16 +82,16 @@ def read_page() -> str:
     return PAGE.read_text()
 
 
-def page_with(found: Found) -> str:
+def page_with(found: Found, more: Rows) -> str:
     """The page with this matrix in place of the one that it has."""
     before, rest = read_page().split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{matrix(found)}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{matrix(found, more)}\n\n{END}{after}"
 
 
 def write_page(text: str) -> None:
     PAGE.write_text(text)
 
 
-def recorded() -> Found:
-    return json.loads(RESULTS.read_text())
+def recorded() -> tuple[Found, Rows]:
+    return json.loads(RESULTS.read_text()), json.loads(ROWS.read_text())

@@ -18,7 +18,8 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from wrappers_worker import Kept, kept_of, mesh_of, unequal
+from wrap import mesh_of
+from wrappers_worker import Kept, kept_of, unequal
 
 import lowbit
 from lowbit import fsdp1

@@ -10,16 +10,11 @@ import zlib
 
 import torch
 import torch.distributed as dist
+import wrap
 from same_bytes import chunk, equal
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    FullyShardedDataParallel,
-    fully_shard,
-)
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
+from wrap import wrapped
 from wrapped_checkpoint import load, save, spoil
 
 import lowbit
@@ -70,25 +65,9 @@ WRAPPERS = {
 }  # fmt: skip
 
 
-class Unit(nn.Module):
-    def __init__(self, name: str, shapes, dtype: torch.dtype, seed: int) -> None:
-        super().__init__()
-        for key, shape in shapes.items():
-            generator = torch.Generator().manual_seed(zlib.crc32(key.encode()) + seed)
-            value = torch.randn(shape, generator=generator).to(dtype)
-            self.register_parameter(key, nn.Parameter(value, requires_grad=key != "frozen"))
-        if name == "c":
-            self.tied_again = self.tied
-
-
-class Model(nn.Module):
-    def __init__(self, dtype: torch.dtype, seed: int = 0, units=UNITS) -> None:
-        super().__init__()
-        for name, shapes in units.items():
-            self.add_module(name, Unit(name, shapes, dtype, seed))
-
-    def forward(self) -> torch.Tensor:
-        return sum(p.float().square().sum() for p in self.parameters())  # type: ignore[return-value]
+class Model(wrap.Model):
+    def __init__(self, dtype: torch.dtype, seed: int = 0, units: wrap.Units = UNITS) -> None:
+        super().__init__(dtype, seed, units)
 
 
 def build(wrapper: str, name: str, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **binding):
@@ -98,65 +77,6 @@ def build(wrapper: str, name: str, seed: int = 0, dtype: torch.dtype = torch.bfl
     if wrapper.startswith("FSDP1"):
         fsdp1.bind(model, opt, **binding)
     return model, opt
-
-
-BY_COLUMNS = ("square", "wide", "long", "up", "down")  # dimension 1 of these under "row"
-
-
-def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
-    """The model in a wrapper: one of WRAPPERS, or of those of the matrix."""
-    units = [name for name, _ in model.named_children()]
-    if wrapper == "DDP":
-        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-    if wrapper.startswith("FSDP1"):
-        options = {"use_orig_params": wrapper == "FSDP1 orig", "device_id": torch.device("cpu")}
-        for unit in units:
-            setattr(model, unit, FullyShardedDataParallel(getattr(model, unit), **options))
-        return FullyShardedDataParallel(model, **options)
-    if wrapper == "single":
-        return model
-    if wrapper.startswith("pipeline"):  # a rank has every so many-th unit
-        for i, unit in enumerate(units):
-            if i % dist.get_world_size() != dist.get_rank():
-                delattr(model, unit)
-        return model
-    mesh, offload = mesh_of(wrapper), None
-    if wrapper.startswith(("TP", "EP")):
-        for unit in model.children():
-            for key, p in list(unit.named_parameters()):
-                if wrapper.startswith("EP") and key not in ("up", "down"):
-                    continue
-                columns = wrapper.endswith("row") and key in BY_COLUMNS
-                over = mesh["ep" if wrapper.startswith("EP") else "tp"]
-                local = distribute_tensor(p.detach(), over, [Shard(1 if columns else 0)])
-                setattr(unit, key, nn.Parameter(local, requires_grad=p.requires_grad))
-                if key == "tied":
-                    unit.tied_again = unit.tied
-        if wrapper == "EP":  # all else is on every rank
-            return model
-        if wrapper == "EP x FSDP 2x2":  # experts over 2 of the ranks, all else over 4
-            fully_shard(model.experts, mesh=mesh["dp"])
-            mesh = mesh._flatten("all")
-        else:
-            mesh = mesh["dp"]
-    if wrapper == "CPU offload":
-        offload = CPUOffloadPolicy(pin_memory=False)
-    options = {"mesh": mesh, **({"offload_policy": offload} if offload else {})}
-    for unit in model.children():
-        if not isinstance(unit, FSDPModule):
-            fully_shard(unit, **options)
-    return fully_shard(model, **options)
-
-
-def mesh_of(wrapper: str):
-    ranks = dist.get_world_size()
-    if wrapper == "HSDP 2x2":
-        return init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
-    if wrapper.startswith("TP"):
-        return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    if wrapper.startswith("EP"):
-        return init_device_mesh("cpu", (ranks // 2, 2) if "FSDP" in wrapper else (1, ranks), mesh_dim_names=("dp", "ep"))  # fmt: skip
-    return init_device_mesh("cpu", (ranks,))
 
 
 # Gradients

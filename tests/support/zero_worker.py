@@ -205,6 +205,15 @@ def refused() -> str:
     return "nothing was refused"
 
 
+def modes_refused() -> str:
+    """Modes are one rank's there."""
+    try:
+        ZeroRedundancyOptimizer(lowbit.param_groups(model()), lowbit.ScheduleFreeAdamW, lr=1e-2)
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
 def pattern_of_nothing() -> str:
     net = model()
     try:

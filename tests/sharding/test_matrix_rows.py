@@ -1,0 +1,34 @@
+"""More rows of the matrix of docs/sharding.md, on 4 and 8 ranks, and the rules that test_matrix.py leaves out.
+
+A cell is "same bits" if 10 steps give the bytes of one process, and what the row above saved loads, with the bytes of one process, also after 2 more
+steps; the first row loads what one process saved, and one process what each row saved. Else it has the refusal. `tests/sharding/matrix_rows.json` is what
+this test found, and the page is written from it:
+
+    LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix_rows.py    # writes both
+"""
+
+import json
+import os
+
+import matrix_run
+import pytest
+from matrix_page import ROWS, page_with, recorded, write_page
+
+RECORD = os.environ.get("LOWBIT_RECORD") == "1"
+
+
+@pytest.fixture(scope="module")
+def found(pool):
+    """Wrapper -> number of ranks -> case -> "same bits" or the words of the refusal."""
+    return matrix_run.table(pool, "wrappers")
+
+
+def test_every_cell_is_what_was_recorded(found):
+    if RECORD:
+        ROWS.write_text(json.dumps(found, indent=1) + "\n")
+        write_page(page_with(*recorded()))
+    assert found == json.loads(ROWS.read_text())
+
+
+def test_a_difference_is_seen(pool, found):
+    assert pool.run(1, "matrix_rows_worker", "nothing_loaded", pool.folder)[0]
