@@ -79,7 +79,7 @@ def convert(
     block: int = 0, keep: bool = False, full_precision: Sequence[str] = (), weights: str = "", seed: int = 0,
     model: Path = "", from_dialect: str = "", optimizer: str = "", lossy: bool = False, include: Sequence[str] = (),
     exclude: Sequence[str] = (), dry_run: bool = False, world_size: int | None = None, mesh: Mapping[int, int] | None = None,
-    force: bool = False, manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20,
+    part: tuple[int, int] | None = None, force: bool = False, manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20,
     progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Writes a checkpoint in the words of another optimizer.
@@ -96,6 +96,7 @@ def convert(
         from_dialect: whose state the source is, where its names fit two; "" is the one that is surest.
         lossy: leave out what the target cannot keep, with a warning.
         world_size, mesh: of a directory; by default as many ranks as the source has.
+        part: (i, n) writes part i of n of a directory, as for `reshard`. Errors of requantizing are those of what this part wrote.
         target, dry_run, force, manifest, threads, memory_limit: as for `reshard`.
         include, exclude, progress, storage_options: as for `inspect`.
 
@@ -110,6 +111,7 @@ def convert(
             "a Universal Checkpoint is written to a local folder; copy that to the store afterwards"
         )
         raise CheckpointError(f"{os.fsdecode(target)}: {said}", code=2)
+    _check_part(part, target)
     with (
         Shown(progress, "convert") as told,
         opened(storage_options, source, model) as (name, weights_of),
@@ -125,7 +127,7 @@ def convert(
         options = _options(
             to=to, container=container, state_format=state_format, block=block, keep=bool(keep), full_precision=_names(full_precision),
             weights=weights, seed=seed, optimizer=optimizer, lossy=bool(lossy), include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run),
-            **{"from": from_dialect}, **_writing(world_size, {} if world_size is None and mesh is None else mesh, force, manifest, threads, memory_limit),
+            **{"from": from_dialect}, **_writing(world_size, {} if world_size is None and mesh is None else mesh, part, force, manifest, threads, memory_limit),
             **to_write.options,
         )  # fmt: skip
         text = module().convert(name, to_write.path, weights_of, options, told)
@@ -162,10 +164,7 @@ def reshard(
     """
     if world_size is None and mesh is None:
         raise TypeError("reshard needs world_size= or mesh=")
-    if part is not None and is_url(target):
-        raise CheckpointError(
-            f"{os.fsdecode(bytes_of(target))}: parts are written to a file system that the machines share; an object store has none", code=2
-        )  # fmt: skip
+    _check_part(part, target)
     with (
         Shown(progress, "reshard") as told,
         opened(storage_options, source) as (name,),
@@ -175,7 +174,7 @@ def reshard(
     ):
         options = _options(
             include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run), requantize=bool(requantize),
-            part=[] if part is None else _part(part), **_writing(world_size, mesh, force, manifest, threads, memory_limit),
+            **_writing(world_size, mesh, part, force, manifest, threads, memory_limit),
             **to_write.options,
         )  # fmt: skip
         text = module().reshard(name, to_write.path, options, told)
@@ -214,7 +213,16 @@ def _names(names: Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _part(part: tuple[int, int]) -> list[int]:
+def _check_part(part: tuple[int, int] | None, target: Path) -> None:
+    if part is not None and is_url(target):
+        raise CheckpointError(
+            f"{os.fsdecode(bytes_of(target))}: parts are written to a file system that the machines share; an object store has none", code=2
+        )  # fmt: skip
+
+
+def _part(part: tuple[int, int] | None) -> list[int]:
+    if part is None:
+        return []
     number, count = map(operator.index, part)
     if not 0 <= number < count:
         raise ValueError(f"part=(i, n) has i from 0 to n - 1, not {number} and {count}")
@@ -222,7 +230,7 @@ def _part(part: tuple[int, int]) -> list[int]:
 
 
 def _writing(
-    world_size: int | None, mesh: Mapping[int, int] | None, force: bool, manifest: bool, threads: int, memory_limit: int
+    world_size: int | None, mesh: Mapping[int, int] | None, part: tuple[int, int] | None, force: bool, manifest: bool, threads: int, memory_limit: int
 ) -> dict[str, Any]:  # fmt: skip
     if world_size is not None and mesh is not None:
         raise TypeError("give world_size= or mesh=, not both")
@@ -231,5 +239,5 @@ def _writing(
         raise ValueError(f"a tensor is cut into one part or more along each dimension, not {parts}")
     return {
         "replace": bool(force), "manifest": bool(manifest), "threads": threads, "memory": memory_limit,
-        "parts": list(parts.values()), "dims": list(parts),
+        "parts": list(parts.values()), "dims": list(parts), "part": _part(part),
     }  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -59,8 +60,14 @@ class Place(NamedTuple):
 
 def box_of(item: ReadItem) -> Box:
     """What an item of a plan reads."""
-    start = item.storage_index.offset or (0,) * len(item.lengths)
-    offset = tuple(a + b for a, b in zip(start, item.storage_offsets, strict=True))
+    start, inner = item.storage_index.offset, tuple(item.storage_offsets)
+    if not start:
+        start = (0,) * len(item.lengths)
+    if len(start) != len(inner):
+        raise ValueError(
+            f"{item.storage_index.fqn}: {tuple(start)} and {inner} have other dimensions"
+        )
+    offset = tuple(map(operator.add, start, inner)) if any(start) else inner
     return Box(item.storage_index.fqn, offset, tuple(item.lengths))
 
 
@@ -91,6 +98,8 @@ def share(plans: Sequence[LoadPlan], nbytes: Callable[[Box], int]) -> list[Share
     if any(p.ranks != len(plans) for p in places) or sorted(ranks) != list(range(len(plans))):
         return None
     holders, load = _holders(plans, ranks, nbytes)
+    if holders is None:
+        return None
     shared = {box: who for box, who in holders.items() if len(who) > 1 and nbytes(box) > 0}
     if not shared:
         return None
@@ -157,15 +166,37 @@ def _pieces(box: Box, total: int, others: int) -> Iterator[Piece]:
 
 def _holders(
     plans: Sequence[LoadPlan], ranks: Sequence[int], nbytes: Callable[[Box], int]
-) -> tuple[dict[Box, list[int]], dict[int, int]]:
-    """The ranks that need each box, and the bytes that each reads in any case: what it alone needs twice."""
-    holders: dict[Box, list[int]] = {}
+) -> tuple[dict[Box, list[int]] | None, dict[int, int]]:
+    """The ranks that need each box that may be needed twice, and the bytes that each reads in any case. None: nothing is."""
+    seen: set[Hashable] = set()
+    # Tensors of which an item occurs twice: boxes of others are not looked at.
+    twice: set[str] = set()
+    for plan in plans:
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                continue
+            index = item.storage_index
+            key = (index.fqn, index.offset, tuple(item.storage_offsets), tuple(item.lengths))
+            if key in seen:
+                twice.add(index.fqn)
+            seen.add(key)
     load = dict.fromkeys(ranks, 0)
+    if not twice:
+        return None, load
+    holders: dict[Box, list[int]] = {}
+    width: dict[str, int] = {}
     for rank, plan in zip(ranks, plans, strict=True):
         boxes: dict[Box, int] = defaultdict(int)
         for item in plan.items:
-            if item.type != LoadItemType.BYTE_IO:
+            name = item.storage_index.fqn
+            if item.type == LoadItemType.BYTE_IO:
+                continue
+            if name in twice:
                 boxes[box_of(item)] += 1
+                continue
+            if name not in width:
+                width[name] = nbytes(Box(name, (), ()))
+            load[rank] += math.prod(item.lengths) * width[name]
         for box, count in boxes.items():
             if count == 1:
                 holders.setdefault(box, []).append(rank)

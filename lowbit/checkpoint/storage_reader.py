@@ -25,6 +25,7 @@ from torch.futures import Future
 
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import Opened, StorageOptions
+from lowbit.checkpoint.packed_plans import returned, sent
 from lowbit.checkpoint.paths import Path
 from lowbit.checkpoint.progress import Progress, Shown, Steps
 from lowbit.checkpoint.reader import module
@@ -102,6 +103,7 @@ class Reader(Storage, StorageReader):
         self._reader: Any = None
         self._opened: Opened | None = None
         self._metadata: Metadata | None = None
+        self._sent: list[ReadItem] | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id:
@@ -115,18 +117,22 @@ class Reader(Storage, StorageReader):
         self._opened = Opened(self.checkpoint_id, self.storage_options)
         self._reader = module().Reader(self._opened.name)
         said = self._reader.layout()
-        entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+        found: list[tuple[int, str, TensorStorageMetadata | BytesStorageMetadata]] = []
         paths: dict[str, tuple[str | int, ...]] = {}
-        for name, path, dtype, shape, chunks in said["tensors"]:
-            entries[name] = TensorStorageMetadata(
+        for name, path, dtype, shape, chunks, place in said["tensors"]:
+            about = TensorStorageMetadata(
                 properties=TensorProperties(dtype=getattr(torch, dtype)),
                 size=torch.Size(shape),
                 chunks=[ChunkStorageMetadata(torch.Size(o), torch.Size(s)) for o, s in chunks],
             )
+            found.append((place, name, about))
             paths[name] = tuple(path)
-        for name, path in said["values"]:
-            entries[name] = BytesStorageMetadata()
+        for name, path, place in said["values"]:
+            found.append((place, name, BytesStorageMetadata()))
             paths[name] = tuple(path)
+        # In the order of the file, in which a planner builds a state dict that it was not given.
+        found.sort(key=lambda one: one[:2])
+        entries = {name: about for _, name, about in found}
         self._metadata = Metadata(
             state_dict_metadata=entries,
             planner_data=paths if said["has_paths"] else None,
@@ -140,13 +146,17 @@ class Reader(Storage, StorageReader):
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        place = place_in(self.process_group) if self.share_reads else None
-        return dataclasses.replace(plan, storage_data=place)
+        here = place_in(self.process_group)
+        self._sent = sent(plan.items, -1 if here is None else here.rank)
+        place = here if self.share_reads else None
+        return dataclasses.replace(plan, items=self._sent, storage_data=place)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         shares = share(plans, self._nbytes)
         return [
-            dataclasses.replace(plan, storage_data=shares[i] if shares else None)
+            dataclasses.replace(
+                plan, items=returned(plan.items, i), storage_data=shares[i] if shares else None
+            )
             for i, plan in enumerate(plans)
         ]
 
@@ -161,14 +171,15 @@ class Reader(Storage, StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         shared = plan.storage_data if isinstance(plan.storage_data, Share) else Share([])
-        tensors = [box_of(i) for i in plan.items if i.type != LoadItemType.BYTE_IO]
-        total = sum(self._nbytes(box) for box in tensors if box not in shared.received)
+        self._sent = None
+        boxes = [None if i.type == LoadItemType.BYTE_IO else box_of(i) for i in plan.items]
+        total = sum(self._nbytes(box) for box in boxes if box and box not in shared.received)
         self._steps = Steps(None, total)
         failure: BaseException | None = None
         with contextlib.ExitStack() as shown:
             try:
                 self._steps = Steps(shown.enter_context(Shown(self.progress, "load")), total)
-                self._read_own(plan, planner, shared)
+                self._read_own(plan, boxes, planner, shared)
             except BaseException as error:
                 if not shared.rounds:
                     raise
@@ -179,16 +190,17 @@ class Reader(Storage, StorageReader):
         future.set_result(None)
         return future
 
-    def _read_own(self, plan: LoadPlan, planner: LoadPlanner, shared: Share) -> None:
+    def _read_own(
+        self, plan: LoadPlan, boxes: list[Box | None], planner: LoadPlanner, shared: Share
+    ) -> None:
         """What this rank reads for itself alone."""
         batch: list[Transfer] = []
         copied = 0
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
+        for item, box in zip(plan.items, boxes, strict=True):
+            if box is None:
                 value = self._reader.value_item(item.storage_index.fqn, self.verify)
                 planner.load_bytes(item, io.BytesIO(value))
                 continue
-            box = box_of(item)
             if box in shared.read or box in shared.received:
                 continue
             one = self.transfer(item, box, planner)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
 import math
 import os
 import pickle
@@ -14,17 +13,12 @@ import threading
 import uuid
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -32,6 +26,7 @@ from torch.futures import Future
 
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import StorageOptions, is_url
+from lowbit.checkpoint.packed_plans import packed
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.progress import Progress, Shown, Steps
@@ -39,18 +34,11 @@ from lowbit.checkpoint.reader import module
 from lowbit.checkpoint.state_tensors import DTYPES, layout, places, unread
 from lowbit.checkpoint.storage import Storage, named
 from lowbit.checkpoint.upload import StoreFolder, Upload
+from lowbit.checkpoint.written import Written, digests
 
 COPIED = 256 << 20  # bytes of tensors on other devices that are copied to the host at a time
 OPAQUE = "Writer(opaque=True) saves it for torch's reader alone, which unpickles it"
 VERSION = "1.0.0"  # of the directory's metadata, as torch writes it
-
-
-class Written(NamedTuple):
-    """Where an item lies, and its digests: what a rank tells the coordinator."""
-
-    info: _StorageInfo
-    digest: str  # XXH3-128 of a tensor's elements, or of a value's item; "" where there is none
-    tiles: tuple[int, int, str]  # cells down and across, and their digests; "" for a single cell
 
 
 class Staged(dict[str, Any]):
@@ -164,7 +152,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         return copy
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
+        return dataclasses.replace(plan, items=packed(plan.items))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         # Between the plans of all ranks and their first byte, so nobody is in the folder yet.
@@ -175,7 +163,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             self._save.folder = PartialFolder(self._save.path, self.overwrite, self.sync_files)
         # The name of a rank's file travels in torch's own words: a planner may keep plans, also for another writer.
         return [
-            dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{rank}_"))
+            dataclasses.replace(
+                plan, items=packed(plan.items), storage_data=_StoragePrefix(f"__{rank}_")
+            )
             for rank, plan in enumerate(plans)
         ]
 
@@ -313,34 +303,3 @@ def nbytes(item: WriteItem) -> int:
     """Of the values of a tensor's item."""
     data = item.tensor_data
     return 0 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
-
-
-def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
-    """lowbit.json: see docs/ckpt.md."""
-    tensors: dict[str, Any] = {}
-    values: dict[str, str] = {}
-    for index, said in written.items():
-        about = metadata.state_dict_metadata[index.fqn]
-        if not said.digest or not _is_text(index.fqn):
-            continue
-        if not isinstance(about, TensorStorageMetadata):
-            values[index.fqn] = said.digest
-            continue
-        entry = tensors.setdefault(
-            index.fqn,
-            {
-                "dtype": str(about.properties.dtype).removeprefix("torch."),
-                "shape": list(about.size),
-                "chunks": {},
-            },
-        )
-        key = ",".join(map(str, index.offset or ()))
-        entry["chunks"][key] = said.digest
-        if said.tiles[2]:
-            entry.setdefault("tiles", {})[key] = list(said.tiles)
-    whole = {"version": 1, "tool": "lowbit.checkpoint.Writer", "digest": "xxh3-128", "tensors": tensors, "values": values}  # fmt: skip
-    return json.dumps(whole).encode()
-
-
-def _is_text(name: str) -> bool:
-    return not any(0xD800 <= ord(c) < 0xE000 for c in name)  # JSON has no lone surrogates

@@ -216,6 +216,65 @@ def test_from_the_command_line(source, monkeypatch):
         assert ended.returncode == 2 and ("I/N" in ended.stderr), (bad, ended.stderr)
 
 
+ADAM = {"lr": 0.1, "betas": (0.9, 0.95)}
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A file of torch's AdamW; the working folder is beside it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(96, 200), torch.nn.Linear(200, 64))
+    opt = torch.optim.AdamW(model.parameters(), **ADAM)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape)
+    opt.step()
+    torch.save({"model": model.state_dict(), "optim": opt.state_dict()}, tmp_path / "source.pt")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "whole").mkdir()
+    monkeypatch.chdir(tmp_path / "parts")
+    return "../source.pt"
+
+
+def test_convert_in_parts_writes_the_bytes_of_one_process(trained, monkeypatch):
+    options = {"container": "dcp", "to": "lowbit", "state_format": "8bit", "world_size": 5, "weights": "bfloat16_stochastic", "seed": 3}  # fmt: skip
+    with monkeypatch.context() as patched:
+        patched.chdir("../whole")
+        checkpoint.convert(trained, "out", **options)
+        want = content("out")
+    for done, i in enumerate((2, 0, 1), 1):
+        report = checkpoint.convert(trained, "out", part=(i, 3), **options)
+        assert report["part"] == f"{i}/3" and report["published"] == (done == 3)
+        assert any(0 < state.get("relative_error", 0) < 1 for state in report["states"])
+    assert content("out") == want and os.listdir(".") == ["out"]
+    checkpoint.verify("out")
+
+
+def test_parts_of_different_conversions_do_not_mix(trained):
+    options = {"container": "dcp", "to": "lowbit", "state_format": "8bit", "weights": "bfloat16_stochastic"}  # fmt: skip
+    checkpoint.convert(trained, "out", part=(0, 2), **options)
+    for change in ({"seed": 1}, {"full_precision": ["1.weight"]}, {"world_size": 2}):
+        with pytest.raises(checkpoint.CheckpointError, match=r"another plan|fits no parameter"):
+            checkpoint.convert(trained, "out", part=(1, 2), **{**options, **change})
+    assert checkpoint.convert(trained, "out", part=(1, 2), **options)["published"]
+
+
+def test_what_cannot_be_converted_in_parts_is_refused(trained):
+    for target, container in (("out.pt", ""), ("out", "universal")):
+        with pytest.raises(checkpoint.CheckpointError, match=r"--part is of directories.*--container dcp"):  # fmt: skip
+            checkpoint.convert(trained, target, part=(0, 2), container=container)
+    with pytest.raises(checkpoint.CheckpointError, match="leave out --force"):
+        checkpoint.convert(trained, "out", part=(0, 2), container="dcp", force=True)
+    with pytest.raises(checkpoint.CheckpointError, match="object store has none"):
+        checkpoint.convert(trained, "memory://out", part=(0, 2), container="dcp")
+    command = [TOOL, "convert", trained, "out", "--container", "dcp", "--part"]
+    first = subprocess.run([*command, "1/2"], capture_output=True, text=True, check=False)
+    assert first.returncode == 0 and "part 1/2 is written; still to come: 0" in first.stdout
+    last = subprocess.run([*command, "0/2", "--json"], capture_output=True, text=True, check=False)
+    assert json.loads(last.stdout)["published"] and os.listdir(".") == ["out"]
+    wrong = subprocess.run([*command, "2"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "I/N" in wrong.stderr
+
+
 def test_parts_of_an_older_reshard_are_refused(source):
     """A run of an older version that was killed while it removed the folder left parts without their plan."""
     for i in range(3):

@@ -1,43 +1,14 @@
 """Another thread's interpreter runs while Writer's file is written and Reader's tensors are read, as training does."""
 
 import os
-import sys
-import threading
-import time
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from gil import STEPS, steps_during
 
 from lowbit import checkpoint
 from lowbit.checkpoint.reader import module
-
-STEPS = 10
-
-
-def steps_during(work, times):
-    """How often this thread ran while another one did `work`, which would keep the GIL between two calls too."""
-    finished, seen = threading.Event(), 0
-
-    def again():
-        for i in range(times):
-            if seen >= STEPS:
-                break
-            work(i)
-        finished.set()
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000.0)  # no thread is asked to give the GIL up: it must do so itself
-    try:
-        worker = threading.Thread(target=again)
-        worker.start()
-        while not finished.is_set():
-            seen += 1
-            time.sleep(0.0005)
-        worker.join()
-    finally:
-        sys.setswitchinterval(interval)
-    return seen
 
 
 def test_a_write_releases_the_gil(tmp_path):

@@ -5,7 +5,9 @@ import contextlib
 import datetime
 import io
 import pathlib
+import pickle
 import random
+import shutil
 import warnings
 
 import numpy as np
@@ -159,6 +161,59 @@ def test_one_tensor_of_an_odd_dtype_does_not_hide_the_rest(tmp_path, writer):
     checkpoint.verify(path, opaque=True)
     checkpoint.reshard(path, tmp_path / "again", world_size=2)
     checkpoint.convert(path, tmp_path / "x.pt", exclude=["q"])
+
+
+def test_a_sharded_tensor_of_an_odd_dtype_does_not_hide_the_rest(tmp_path):
+    """Several parts of a quantized tensor are one that is refused by name, by whatever would put them together."""
+    path = tmp_path / "run"
+    save({"first": torch.ones(3), "q": torch.arange(12, dtype=torch.uint8)}, tmp_path / "one")
+    checkpoint.reshard(tmp_path / "one", path, world_size=3, manifest=False)
+    metadata = dcp.FileSystemReader(path).read_metadata()
+    metadata.state_dict_metadata["q"].properties.dtype = torch.quint8
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert load({"first": torch.zeros(3)}, path)["first"].sum() == 3
+    said = r"q: is a tensor of torch\.quint8 in 3 parts, which is not read"
+    with pytest.raises(dcp.api.CheckpointException, match=said):
+        load({"q": None}, path)
+    for work in (
+        lambda: checkpoint.verify(path),
+        lambda: checkpoint.reshard(path, tmp_path / "again", world_size=2),
+        lambda: checkpoint.convert(path, tmp_path / "again", container="dcp"),
+        lambda: checkpoint.convert(path, tmp_path / "x.pt"),
+    ):
+        with pytest.raises(checkpoint.CheckpointError, match="q"):
+            work()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "run"]
+    checkpoint.inspect(path)
+    checkpoint.reshard(path, tmp_path / "again", world_size=2, exclude=["q"])
+    assert load({"first": torch.zeros(3)}, tmp_path / "again")["first"].sum() == 3
+    # A part that is cut off is found, though nothing reads its values.
+    other = tmp_path / "other"
+    shutil.copytree(path, other)
+    assert checkpoint.diff(path, other)["same"]
+    last = other / "__2_0.distcp"
+    last.write_bytes(last.read_bytes()[:-100])
+    with pytest.raises(checkpoint.CheckpointError, match="__2_0"):
+        checkpoint.inspect(other)
+
+
+def test_a_state_dict_that_a_planner_builds_has_the_order_of_the_file(tmp_path):
+    state = {
+        "z": torch.ones(2),
+        "m": {"b": 1, "a": torch.ones(3), "c": "x"},
+        "a": [torch.ones(1), 2],
+    }
+    save(state, tmp_path / "run")
+
+    def built(reader):
+        out = {}
+        planner = dcp.default_planner._EmptyStateDictLoadPlanner()
+        dcp.state_dict_loader._load_state_dict(out, storage_reader=reader(tmp_path / "run"), planner=planner, no_dist=True)  # fmt: skip
+        return out
+
+    mine, theirs = built(checkpoint.Reader), built(dcp.FileSystemReader)
+    assert same(mine, theirs)
+    assert [list(mine), list(mine["m"])] == [list(theirs), list(theirs["m"])] != [sorted(mine), sorted(mine["m"])]  # fmt: skip
 
 
 def test_complex32(tmp_path):

@@ -80,10 +80,11 @@ Status run(ConvertArguments& given) {
   const auto text = [&](const char* key) { return report[key].get<std::string>(); };
   const auto number = [&](const char* key) { return report[key].get<uint64_t>(); };
   const std::string way = text("to").empty() ? "" : ", " + text("from") + " to " + text("to");
-  fmt::print("{}{} -> {} ({}{}): {} -> {}, {} tensors, {} values\n",
+  fmt::print("{}{} -> {} ({}{}): {} -> {}, {} tensors, {} values{}\n",
              given.options.dry_run ? "would write " : "", text("source"), text("target"),
              text("container"), way, size_text(number("source_bytes")), size_text(number("bytes")),
-             number("tensors"), number("values"));
+             number("tensors"), number("values"), write.part ? " in the whole target" : "");
+  if (write.part && !given.options.dry_run) print_part(report);
   print_states(report);
   for (const Json& note : report["notes"]) fmt::print("\n  {}\n", note.get<std::string>());
   return fine();

@@ -36,6 +36,20 @@ Result<std::vector<int64_t>> numbers(std::string_view text, char between, const 
   }
 }
 
+/// "3/8": part 3 of 8.
+Result<Part> parse_part(const std::string& text) {
+  Part part;
+  const size_t slash = text.find('/');
+  const char *end = text.data() + text.size(), *middle = text.data() + std::min(slash, text.size());
+  const auto first = std::from_chars(text.data(), middle, part.number);
+  if (slash == std::string::npos || first.ec != std::errc() || first.ptr != middle)
+    return usage(fmt::format("--part takes I/N, such as 0/8, not '{}'", printable(text)));
+  const auto second = std::from_chars(middle + 1, end, part.count);
+  if (second.ec != std::errc() || second.ptr != end)
+    return usage(fmt::format("--part takes I/N, such as 0/8, not '{}'", printable(text)));
+  return part;
+}
+
 }  // namespace
 
 Result<uint64_t> parse_size(const std::string& text) {
@@ -94,20 +108,13 @@ void add_selection(CLI::App& command, Selection& selection) {
       ->allow_extra_args(false);
 }
 
-Result<Part> parse_part(const std::string& text) {
-  Part part;
-  const size_t slash = text.find('/');
-  const char *end = text.data() + text.size(), *middle = text.data() + std::min(slash, text.size());
-  const auto first = std::from_chars(text.data(), middle, part.number);
-  if (slash == std::string::npos || first.ec != std::errc() || first.ptr != middle)
-    return usage(fmt::format("--part takes I/N, such as 0/8, not '{}'", printable(text)));
-  const auto second = std::from_chars(middle + 1, end, part.count);
-  if (second.ec != std::errc() || second.ptr != end)
-    return usage(fmt::format("--part takes I/N, such as 0/8, not '{}'", printable(text)));
-  return part;
-}
-
 void WriteArguments::add(CLI::App& command, WriteOptions& options) {
+  command
+      .add_option("--part", part,
+                  "Write part I of N of a directory, from 0: run all N, in any order, on machines "
+                  "that share a file system; the last one publishes TARGET. Run a part again if it "
+                  "was killed")
+      ->type_name("I/N");
   command.add_option("--threads", threads, "Threads that read and write")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
@@ -123,6 +130,9 @@ Status WriteArguments::apply(WriteOptions& options) const {
   if (bytes < kMin) return usage("--memory-limit must be at least 1M");
   options.threads = threads;
   options.memory = bytes;
+  if (part.empty()) return fine();
+  ASSIGN_OR_RETURN(parsed, parse_part(part));
+  options.part = parsed;
   return fine();
 }
 
@@ -133,6 +143,17 @@ void print_json(const Json& report) {
 void print_warnings(const Json& report) {
   for (const Json& warning : report["warnings"])
     fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+}
+
+void print_part(const Json& report) {
+  const std::string part = report["part"].get<std::string>();
+  if (report["published"].get<bool>())
+    return fmt::print("part {}: all parts are there, and {} is published\n", part,
+                      report["target"].get<std::string>());
+  std::string missing;
+  for (const Json& i : report["missing"])
+    missing += (missing.empty() ? "" : ", ") + std::to_string(i.get<uint64_t>());
+  fmt::print("part {} is written; still to come: {}\n", part, missing);
 }
 
 void ReportArguments::add(CLI::App& command) {

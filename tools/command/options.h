@@ -12,8 +12,6 @@ namespace lowbit::ckpt {
 Result<uint64_t> parse_size(const std::string& text);
 /// "4" or "2x2": ranks along each dimension of a mesh. `dims` is "0" or "0,1"; empty: 0, 1, ...
 Result<Mesh> parse_mesh(const std::string& parts, const std::string& dims);
-/// "3/8": part 3 of 8.
-Result<Part> parse_part(const std::string& text);
 /// "1.5 GiB".
 std::string size_text(uint64_t bytes);
 /// How many threads are used where nobody says: as many as the machine has, at most 8.
@@ -21,10 +19,10 @@ int default_threads();
 
 void add_selection(CLI::App& command, Selection& selection);
 
-/// --threads, --memory-limit and --force.
+/// --part, --threads, --memory-limit and --force.
 struct WriteArguments {
   int threads = default_threads();
-  std::string memory = "64M";
+  std::string memory = "64M", part;
   void add(CLI::App& command, WriteOptions& options);
   Status apply(WriteOptions& options) const;
 };
@@ -33,6 +31,9 @@ struct WriteArguments {
 void print_json(const Json& report);
 /// Its warnings for people, on standard error.
 void print_warnings(const Json& report);
+
+/// What a part did, for people.
+void print_part(const Json& report);
 
 /// --json and --quiet of the commands that write a checkpoint.
 struct ReportArguments {

@@ -10,7 +10,7 @@ namespace lowbit::ckpt {
 namespace {
 
 struct ReshardArguments {
-  std::string source, target, mesh, dims, part;
+  std::string source, target, mesh, dims;
   int64_t ranks = 0;
   WriteArguments write;
   ReportArguments report;
@@ -25,10 +25,6 @@ Status run(ReshardArguments& given) {
       mesh, parse_mesh(given.mesh.empty() ? std::to_string(given.ranks) : given.mesh, given.dims));
   write.mesh = mesh;
   RETURN_IF_ERROR(given.write.apply(write));
-  if (!given.part.empty()) {
-    ASSIGN_OR_RETURN(part, parse_part(given.part));
-    write.part = part;
-  }
   ProgressBar bar("reshard", given.report.quiet);
   write.progress = bar.function();
   const auto done = reshard(given.source, given.target, given.options);
@@ -43,18 +39,7 @@ Status run(ReshardArguments& given) {
       report["target"].get<std::string>(), write.mesh.ranks(), number("tensors"), number("chunks"),
       number("copied"), given.options.dry_run ? "are" : "were", number("values"),
       size_text(number("bytes")), write.part ? " in the whole target" : "");
-  if (write.part && !given.options.dry_run) {
-    std::string missing;
-    for (const Json& i : report["missing"])
-      missing += (missing.empty() ? "" : ", ") + std::to_string(i.get<uint64_t>());
-    if (report["published"].get<bool>()) {
-      fmt::print("part {}: all parts are there, and {} is published\n",
-                 report["part"].get<std::string>(), report["target"].get<std::string>());
-    } else {
-      fmt::print("part {} is written; still to come: {}\n", report["part"].get<std::string>(),
-                 missing);
-    }
-  }
+  if (write.part && !given.options.dry_run) print_part(report);
   if (given.options.dry_run) fmt::print("{} tensors would be cut anew\n", number("recut"));
   return fine();
 }
@@ -79,12 +64,6 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option("--dims", given->dims,
                    "The tensor dimension that each mesh dimension cuts, such as 0,1 (the default)")
       ->type_name("D,E");
-  command
-      ->add_option(
-          "--part", given->part,
-          "Write part I of N, from 0: run all N, in any order, on machines that share a file "
-          "system; the last one publishes TARGET. Run a part again if it was killed")
-      ->type_name("I/N");
   add_selection(*command, given->options.select);
   command->add_flag("--requantize", given->options.requantize,
                     "Where a cut falls inside a block of torchao's quantized state: make new codes "

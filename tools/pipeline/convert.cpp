@@ -21,6 +21,7 @@
 #include "dialect/deepspeed/universal.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
+#include "pipeline/part.h"
 #include "pipeline/select.h"
 #include "pipeline/zero_rank.h"
 
@@ -335,6 +336,31 @@ Result<uint64_t> bytes_of(const Document& document) {
   return sum;
 }
 
+/// An error where the target is written by parts and cannot be.
+Status check_parts(const ConvertOptions& options, const std::string& target, bool directory) {
+  if (!options.write.part) return fine();
+  if (!directory)
+    return usage("--part is of directories of torch.distributed.checkpoint, and " +
+                 printable(target) + " is to be none; leave it out, or take --container dcp");
+  return check_part(options.write);
+}
+
+/// What says which values are written, where names, shapes and dtypes may be the same.
+std::string part_plan(const ConvertOptions& options, const Dialect* from) {
+  const Wanted& wanted = options.wanted;
+  return Json{options.to,
+              from == nullptr ? "" : from->name,
+              wanted.state_format,
+              wanted.block,
+              wanted.keep,
+              wanted.lossy,
+              wanted.full_precision,
+              options.weights,
+              options.seed,
+              options.optimizer}
+      .dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 }  // namespace
 
 std::vector<std::string> dialect_names() {
@@ -373,6 +399,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(open_source(at, options.select, options.optimizer));
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
   const bool directory = kind == ContainerKind::kDcp;
+  RETURN_IF_ERROR(check_parts(options, target, directory));
   if (to != nullptr) RETURN_IF_ERROR(check_no_opaque_state(*at.document));
   ASSIGN_OR_RETURN(left_out, leave_out_opaque(*at.document, directory));
   at.warnings.insert(at.warnings.end(), left_out.begin(), left_out.end());
@@ -381,29 +408,34 @@ Result<Json> convert(const std::string& source, const std::string& target,
   if (!options.write.mesh.parts.empty() && !directory)
     return usage("--world-size is of directories of torch.distributed.checkpoint, and " +
                  printable(target) + " is to be none; leave it out, or take --container dcp");
-  for (std::string& line : warn_of_leftovers(target)) at.warnings.push_back(std::move(line));
+  // Other parts write to the same folder, which is no leftover then.
+  if (!options.write.part)
+    for (std::string& line : warn_of_leftovers(target)) at.warnings.push_back(std::move(line));
   WriteOptions write = options.write;
+  write.part_plan = part_plan(options, at.from);
   if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*at.document->manifest)}, {0}};
   ASSIGN_OR_RETURN(report, write_target(at, kind, target, write, options.dry_run));
   // The writing may stop it too: values are rounded as they are written.
   at.warnings.insert(at.warnings.end(), at.changes.warnings.begin(), at.changes.warnings.end());
   ASSIGN_OR_RETURN(source_bytes, bytes_of(*at.document));
-  return Json{{"source", printable(source)},
-              {"target", printable(target)},
-              {"dry_run", options.dry_run},
-              {"from", to == nullptr ? "" : at.from->name},
-              {"to", to == nullptr ? "" : to->name},
-              {"container", container_name(kind)},
-              {"ranks", directory ? write.mesh.ranks() : 1},
-              {"states", states_of(at.changes, options.dry_run)},
-              {"tensors", report.tensors},
-              {"values", report.values},
-              {"copied", report.copied},
-              {"source_bytes", source_bytes},
-              {"bytes", report.bytes},
-              {"unchecked", report.unchecked},
-              {"notes", notes_of(at.from, to, kind, options.wanted)},
-              {"warnings", at.warnings}};
+  Json out{{"source", printable(source)},
+           {"target", printable(target)},
+           {"dry_run", options.dry_run},
+           {"from", to == nullptr ? "" : at.from->name},
+           {"to", to == nullptr ? "" : to->name},
+           {"container", container_name(kind)},
+           {"ranks", directory ? write.mesh.ranks() : 1},
+           {"states", states_of(at.changes, options.dry_run)},
+           {"tensors", report.tensors},
+           {"values", report.values},
+           {"copied", report.copied},
+           {"source_bytes", source_bytes},
+           {"bytes", report.bytes},
+           {"unchecked", report.unchecked},
+           {"notes", notes_of(at.from, to, kind, options.wanted)},
+           {"warnings", at.warnings}};
+  if (write.part) say_part(report, write, options.dry_run, out);
+  return out;
 }
 
 }  // namespace lowbit::ckpt

@@ -6,6 +6,7 @@
 #include "dialect/torchao/leaf.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
+#include "pipeline/part.h"
 #include "pipeline/select.h"
 #include "pipeline/zero_rank.h"
 
@@ -23,19 +24,6 @@ Status check_mesh(const Document& document, const Mesh& mesh) {
                                      std::to_string(mesh.dims[i]) + ": no tensor has more than " +
                                      std::to_string(limit) + " dimensions, which count from 0"};
   }
-  return fine();
-}
-
-Status check_part(const WriteOptions& options) {
-  constexpr uint64_t kMost = 65536;
-  const Part& part = *options.part;
-  if (part.count < 1 || part.count > kMost || part.number >= part.count)
-    return usage("a part is I/N, with I from 0 to N - 1 and N from 1 to 65536, not " +
-                 std::to_string(part.number) + "/" + std::to_string(part.count));
-  if (options.replace)
-    return usage(
-        "parts replace nothing, since none of them knows when the others begin: remove "
-        "the target first, and leave out --force");
   return fine();
 }
 
@@ -89,13 +77,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
            {"bytes", report.bytes},
            {"unchecked", report.unchecked},
            {"warnings", warnings}};
-  if (options.write.part) {
-    const Part& part = *options.write.part;
-    out["part"] = std::to_string(part.number) + "/" + std::to_string(part.count);
-    out["counted"] = "the whole target";  // by every part alike
-    out["published"] = report.published && !options.dry_run;
-    out["missing"] = report.missing;
-  }
+  if (options.write.part) say_part(report, options.write, options.dry_run, out);
   return out;
 }
 

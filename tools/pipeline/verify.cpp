@@ -214,7 +214,7 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
     // Tensors in a value, arrays of numpy, io.BytesIO: Reader loads them, and runs nothing.
     const Manifest& m = *document.manifest;
     if (m.kind == ContainerKind::kDcp && leaf.blob->extent.length > 0 &&
-        value_archive(m, *leaf.blob).ok())
+        check_value_archive(m, *leaf.blob).ok())
       continue;
     out.opaque.push_back(&leaf);
     if (!options.opaque) {

@@ -95,6 +95,9 @@ class Fields {
     take("memory", out.memory);
     take("parts", out.mesh.parts);
     take("dims", out.mesh.dims);
+    std::vector<uint64_t> part;
+    take("part", part);
+    if (part.size() == 2) out.part = Part{part[0], part[1]};
   }
   void take(Wanted& out) {
     take("state_format", out.state_format);
@@ -159,9 +162,6 @@ ReshardOptions reshard_options(const std::string& json) {
   fields.take("dry_run", out.dry_run);
   fields.take("requantize", out.requantize);
   fields.take(out.write);
-  std::vector<uint64_t> part;
-  fields.take("part", part);
-  if (part.size() == 2) out.write.part = Part{part[0], part[1]};
   fields.end();
   return out;
 }

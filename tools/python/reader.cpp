@@ -182,13 +182,15 @@ Object Reader::layout() const {
     all.push_back(text(t.dtype->name));
     all.push_back(to_python(t.shape));
     all.push_back(std::move(chunks).done());
+    all.push_back(count(t.place));
     tensors.append(tuple(std::move(all)));
   }
   for (const Blob& b : manifest.blobs) {
-    std::vector<Object> pair;
-    pair.push_back(text(b.name));
-    pair.push_back(planner_path(b.path));
-    values.append(tuple(std::move(pair)));
+    std::vector<Object> all;
+    all.push_back(text(b.name));
+    all.push_back(planner_path(b.path));
+    all.push_back(count(b.place));
+    values.append(tuple(std::move(all)));
   }
   Dict out;
   out.set("tensors", std::move(tensors).done());
@@ -239,6 +241,7 @@ Object Reader::value_item(const std::string& name, bool verify) {
     return fine();
   });
   if (archive.ok()) return bytes(archive.value());
+  if (leaf->blob != nullptr && !leaf->blob->more.empty()) raise(archive.error());
   // Of a checksum that is wrong: another reader would load the damage.
   if (archive.error().text.ends_with("the file is damaged"))
     raise(archive.error().at(printable(name)));

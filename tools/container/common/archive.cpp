@@ -43,16 +43,9 @@ Result<std::vector<Record>> Archive::records(const FileExtent& extent, const std
   return out;
 }
 
-Status Archive::take(const std::string& name) {
-  return names_.emplace(name, true).second
-             ? fine()
-             : Status(bad(what_ + ": two of its leaves are called " + printable(name) +
-                          " when their keys are joined by dots"));
-}
-
 Status Archive::add(Manifest& manifest, Tensor tensor, Stored stored) {
   tensor.name = flat_name(tensor.path);
-  RETURN_IF_ERROR(take(tensor.name));
+  RETURN_IF_ERROR(names_.take(tensor.name, what_));
   uint64_t begin = UINT64_MAX, end = 0;
   for (const auto& [name, payload] : stored.parts) {
     begin = std::min(begin, payload.record.offset);
@@ -66,13 +59,7 @@ Status Archive::add(Manifest& manifest, Tensor tensor, Stored stored) {
 }
 
 Status Archive::add(Manifest& manifest, Path path, Value value) {
-  Blob blob;
-  blob.name = flat_name(path);
-  RETURN_IF_ERROR(take(blob.name));
-  blob.path = std::move(path);
-  blob.value = std::move(value);
-  manifest.blobs.push_back(std::move(blob));
-  return fine();
+  return names_.add(manifest, std::move(path), std::move(value), what_);
 }
 
 void Archive::finish(std::shared_ptr<Archive> self, ContainerKind kind, Manifest& manifest) {

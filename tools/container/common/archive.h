@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "container/common/leaf_names.h"
 #include "container/common/manifest.h"
 
 namespace lowbit::ckpt {
@@ -38,12 +39,11 @@ class Archive : public Container {
  private:
   Archive(std::shared_ptr<Directory> folder, std::string path)
       : files_(std::move(folder)), path_(std::move(path)) {}
-  Status take(const std::string& name);
 
   FileSet files_;
   std::string path_, what_;
   std::unordered_map<std::string, Stored> tensors_;
-  std::unordered_map<std::string, bool> names_;
+  LeafNames names_;
   std::vector<Record> records_;
 };
 

@@ -122,14 +122,19 @@ namespace {
 
 /// A blob that is no plain value may be anything that Python pickles, but it must be whole.
 Status check_opaque(const Manifest& manifest, const Blob& blob) {
-  const std::string what =
-      manifest.container->files().name(blob.extent.file) + ": " + printable(blob.name);
-  ASSIGN_OR_RETURN(records, manifest.container->records(blob.extent, what));
+  std::vector<FileExtent> items = {blob.extent};
+  items.insert(items.end(), blob.more.begin(), blob.more.end());
   std::string buffer;
-  for (const Record& r : records) {
-    for (uint64_t at = 0; at < r.size; at += buffer.size()) {
-      buffer.resize(std::min<uint64_t>(1u << 20, r.size - at));
-      RETURN_IF_ERROR(manifest.container->reader().read(r, at, buffer.data(), buffer.size(), what));
+  for (const FileExtent& item : items) {
+    const std::string what =
+        manifest.container->files().name(item.file) + ": " + printable(blob.name);
+    ASSIGN_OR_RETURN(records, manifest.container->records(item, what));
+    for (const Record& r : records) {
+      for (uint64_t at = 0; at < r.size; at += buffer.size()) {
+        buffer.resize(std::min<uint64_t>(1u << 20, r.size - at));
+        RETURN_IF_ERROR(
+            manifest.container->reader().read(r, at, buffer.data(), buffer.size(), what));
+      }
     }
   }
   return fine();

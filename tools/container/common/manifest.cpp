@@ -41,4 +41,12 @@ const char* container_name(ContainerKind kind) {
   }
 }
 
+Status check_single(const Blob& blob) {
+  if (blob.more.empty()) return fine();
+  return bad(printable(blob.name) + ": is a tensor of torch." + printable(blob.dtype) + " in " +
+             std::to_string(1 + blob.more.size()) +
+             " parts, which is not read; leave it out, or load it with torch")
+      .at(printable(blob.name));
+}
+
 }  // namespace lowbit::ckpt

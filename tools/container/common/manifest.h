@@ -56,6 +56,7 @@ struct Tensor {
   std::optional<Alias> alias = {};  // where the container keeps sharing
   Gradient gradient = {};
   std::string part = {};  // not empty: this is that inner tensor of the subclass called `name`
+  uint64_t place = 0;     // of a directory: among the leaves, in the order of its metadata
 
   uint64_t bytes() const { return volume(shape) * static_cast<uint64_t>(dtype->bytes); }
 };
@@ -75,7 +76,13 @@ struct Blob {
   Path path;
   FileExtent extent;  // length 0 where `value` is set
   std::optional<Value> value = {};
+  uint64_t place = 0;  // as a tensor's
+  // Of a tensor whose dtype is not read, in several parts: nothing here puts them together.
+  std::string dtype = {};
+  std::vector<FileExtent> more = {};  // all but the first
 };
+/// An error where a blob is more than one item.
+Status check_single(const Blob& blob);
 
 /// The values of a chunk: element (i, j, ...) is element `first + i * stride[0] + ...` of the
 /// record. No two of them share an element, but for dimensions of stride 0.

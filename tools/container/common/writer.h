@@ -39,6 +39,7 @@ struct WriteOptions {
   uint64_t memory = 64u << 20;    // bytes of buffers, all threads together
   Mesh mesh = {};                 // kDcp only
   std::optional<Part> part = {};  // kDcp only: write that part; the last one publishes all
+  std::string part_plan = {};     // what all parts must be told alike, besides layout and source
   std::string published_as = {};  // kDcp: the path that the metadata says; "": the target's
   uint64_t file_number = 0;       // kDcp: the N of the files __RANK_N.distcp
   bool manifest = true;           // kDcp: leave digests of what was written (lowbit.json)

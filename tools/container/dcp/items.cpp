@@ -143,6 +143,7 @@ Result<ChunkDigest> ItemCopier::tensor(const Tensor& tensor, const Chunk& chunk,
 }
 
 Result<std::string> ItemCopier::value(const Blob& blob, Output& to) {
+  RETURN_IF_ERROR(check_single(blob));
   const std::string what = printable(blob.name);
   ASSIGN_OR_RETURN(extent, from_.container->plain(blob.extent, what));
   Hash hash;

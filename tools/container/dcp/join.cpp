@@ -56,10 +56,16 @@ Status join(Manifest& all, Manifest part, const std::string& what) {
     p.file = files[p.file];
     if (p.transform != 0) p.transform = 1 + transforms[p.transform - 1];
   };
+  const uint64_t place = all.tensors.size() + all.blobs.size();
   for (Tensor& t : part.tensors) {
+    t.place += place;
     for (Chunk& c : t.chunks) move(c.extent);
   }
-  for (Blob& b : part.blobs) move(b.extent);
+  for (Blob& b : part.blobs) {
+    b.place += place;
+    move(b.extent);
+    for (FileExtent& extent : b.more) move(extent);
+  }
 
   RETURN_IF_ERROR(
       merge(all.tensors, std::move(part.tensors), [&](Tensor& t, Tensor& other) -> Status {
@@ -70,8 +76,14 @@ Status join(Manifest& all, Manifest part, const std::string& what) {
                         std::make_move_iterator(other.chunks.end()));
         return fine();
       }));
-  // A value that several ranks have: the first rank's.
-  RETURN_IF_ERROR(merge(all.blobs, std::move(part.blobs), [](Blob&, Blob&) { return fine(); }));
+  // A value that several ranks have: the first rank's. A tensor that is not read is all of theirs.
+  RETURN_IF_ERROR(merge(all.blobs, std::move(part.blobs), [](Blob& one, Blob& other) {
+    if (!one.dtype.empty()) {
+      one.more.push_back(other.extent);
+      one.more.insert(one.more.end(), other.more.begin(), other.more.end());
+    }
+    return fine();
+  }));
   for (size_t t = 0, b = 0; t < all.tensors.size() && b < all.blobs.size();) {
     const int order = all.tensors[t].name.compare(all.blobs[b].name);
     if (order == 0)

@@ -117,9 +117,9 @@ class Parser : MetadataPickle {
         Stored* stored = find_stored(name, nullptr);
         if (stored == nullptr) return no(printable(name) + " is stored nowhere");
         stored->used = true;
-        out_.blobs.push_back({name, {}, stored->extent});
+        out_.blobs.push_back({name, {}, stored->extent, {}, i / 2});
       } else {
-        RETURN_IF_ERROR(read_tensor(name, items[i + 1]));
+        RETURN_IF_ERROR(read_tensor(name, items[i + 1], i / 2));
       }
     }
     const auto by_name = [](const auto& a, const auto& b) { return a.name < b.name; };
@@ -128,9 +128,10 @@ class Parser : MetadataPickle {
     return fine();
   }
 
-  Status read_tensor(const std::string& name, NodeId entry) {
+  Status read_tensor(const std::string& name, NodeId entry, uint64_t place) {
     ASSIGN_OR_RETURN(state, state_of(entry, "TensorStorageMetadata"));
     Tensor tensor{.name = name, .path = {}, .dtype = nullptr, .shape = {}, .chunks = {}};
+    tensor.place = place;
     ASSIGN_OR_RETURN(shape, size(p_.find(state, "size")));
     tensor.shape = std::move(shape);
     RETURN_IF_ERROR(check_size(name, tensor.shape));
@@ -145,7 +146,7 @@ class Parser : MetadataPickle {
     old_properties_ = old_properties_ || p_.global(properties)->module == kMetadataModule2_2;
     if (!p_.is(dtype, Kind::kGlobal)) return no(printable(name) + " has no dtype");
     tensor.dtype = find_dtype(p_.global(dtype)->name);
-    if (tensor.dtype == nullptr) return unread(name, p_.global(dtype)->name, state);
+    if (tensor.dtype == nullptr) return unread(name, p_.global(dtype)->name, place);
     if (!named && p_.items(values).size() != 5 && p_.items(values).size() != 6)
       return no(printable(name) + " has " + std::to_string(p_.items(values).size()) +
                 " properties; torch writes 5 or 6");
@@ -177,15 +178,17 @@ class Parser : MetadataPickle {
   }
 
   /// A tensor of a dtype that is not read, such as a quantized one: an item like that of any value
-  /// that is no plain data, so that the rest of the directory can be read.
-  Status unread(const std::string& name, std::string_view dtype, NodeId entry) {
-    const NodeId chunks = p_.find(entry, "chunks");
+  /// that is no plain data, or several, so that the rest of the directory can be read.
+  Status unread(const std::string& name, std::string_view dtype, uint64_t place) {
     const auto known = stored_.find(name);
-    if (p_.items(chunks).size() != 1 || known == stored_.end() || known->second.size() != 1)
-      return no(printable(name) + " has the dtype " + std::string(dtype) +
-                ", which is not read, in several parts");
-    known->second[0].used = true;
-    out_.blobs.push_back({name, {}, known->second[0].extent});
+    if (known == stored_.end()) return no(printable(name) + " is stored nowhere");
+    Blob blob{name, {}, known->second[0].extent, {}, place, std::string(dtype)};
+    for (Stored& stored : known->second) {
+      if (stored.used) return no("has two entries for " + printable(name));
+      stored.used = true;
+      if (&stored != &known->second[0]) blob.more.push_back(stored.extent);
+    }
+    out_.blobs.push_back(std::move(blob));
     return fine();
   }
 

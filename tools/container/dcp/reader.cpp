@@ -54,6 +54,7 @@ class DcpContainer : public Container {
   }
 
   Result<Value> value(const Blob& blob) override {
+    RETURN_IF_ERROR(check_single(blob));
     const std::string what = files_.name(blob.extent.file) + ": " + printable(blob.name);
     ASSIGN_OR_RETURN(extent, plain(blob.extent, what));
     ASSIGN_OR_RETURN(file, files_.open(extent.file));
@@ -119,7 +120,10 @@ Status check_items(Manifest& m, FileSet& files) {
   for (const Tensor& t : m.tensors) {
     for (const Chunk& c : t.chunks) items.push_back({c.extent, &t.name});
   }
-  for (const Blob& b : m.blobs) items.push_back({b.extent, &b.name});
+  for (const Blob& b : m.blobs) {
+    items.push_back({b.extent, &b.name});
+    for (const FileExtent& extent : b.more) items.push_back({extent, &b.name});
+  }
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return std::pair(a.extent.file, a.extent.offset) < std::pair(b.extent.file, b.extent.offset);
   });

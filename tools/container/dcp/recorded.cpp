@@ -69,14 +69,19 @@ std::optional<Recorded::Entry> entry_of(const nlohmann::json& j) {
 
 Result<std::string> value_digest(const Manifest& manifest, const Blob& blob) {
   constexpr uint64_t kPiece = 1u << 20;
-  ASSIGN_OR_RETURN(file, manifest.container->files().open(blob.extent.file));
   Hash hash;
   std::string buffer;
-  for (uint64_t at = 0; at < blob.extent.length; at += buffer.size()) {
-    buffer.resize(std::min(kPiece, blob.extent.length - at));
-    RETURN_IF_ERROR(file->read(blob.extent.offset + at, buffer.data(), buffer.size()));
-    hash.add(buffer.data(), buffer.size());
-  }
+  const auto add = [&](const FileExtent& extent) -> Status {
+    ASSIGN_OR_RETURN(file, manifest.container->files().open(extent.file));
+    for (uint64_t at = 0; at < extent.length; at += buffer.size()) {
+      buffer.resize(std::min(kPiece, extent.length - at));
+      RETURN_IF_ERROR(file->read(extent.offset + at, buffer.data(), buffer.size()));
+      hash.add(buffer.data(), buffer.size());
+    }
+    return fine();
+  };
+  RETURN_IF_ERROR(add(blob.extent));
+  for (const FileExtent& extent : blob.more) RETURN_IF_ERROR(add(extent));
   return hash.hex();
 }
 

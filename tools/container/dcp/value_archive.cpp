@@ -340,13 +340,38 @@ Result<std::string> value_archive(const File& file, const FileExtent& extent,
   return out;
 }
 
-Result<std::string> value_archive(const Manifest& manifest, const Blob& blob) {
+namespace {
+
+/// A directory's item, its transform undone.
+struct Item {
+  std::string what;
+  FileExtent extent;
+  std::shared_ptr<const File> file;
+};
+
+Result<Item> item_of(const Manifest& manifest, const Blob& blob) {
+  RETURN_IF_ERROR(check_single(blob));
   Container& container = *manifest.container;
   const std::string what =
       container.files().name(blob.extent.file) + ": " + printable(flat_name(blob.path));
   ASSIGN_OR_RETURN(extent, container.plain(blob.extent, what));
   ASSIGN_OR_RETURN(file, container.files().open(extent.file));
-  return value_archive(*file, extent, what);
+  return Item{what, extent, std::move(file)};
+}
+
+}  // namespace
+
+Result<std::string> value_archive(const Manifest& manifest, const Blob& blob) {
+  ASSIGN_OR_RETURN(item, item_of(manifest, blob));
+  return value_archive(*item.file, item.extent, item.what);
+}
+
+Status check_value_archive(const Manifest& manifest, const Blob& blob) {
+  ASSIGN_OR_RETURN(item, item_of(manifest, blob));
+  ASSIGN_OR_RETURN(of, understand(*item.file, item.extent, item.what));
+  for (const std::string& key : of.keys)
+    RETURN_IF_ERROR(check_crc(*item.file, of.index, *of.index.find("data/" + key), item.what));
+  return fine();
 }
 
 }  // namespace lowbit::ckpt

@@ -18,5 +18,7 @@ Result<std::string> value_archive(const File& file, const FileExtent& extent,
 Result<std::string> value_archive(const Manifest& manifest, const Blob& blob);
 /// An error where `value_archive` would refuse the item. Values of tensors are not read.
 Status check_value_archive(const File& file, const FileExtent& extent, const std::string& what);
+/// The same of a directory's item, whose tensors' checksums are verified too: none is held in memory.
+Status check_value_archive(const Manifest& manifest, const Blob& blob);
 
 }  // namespace lowbit::ckpt

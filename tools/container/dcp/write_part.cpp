@@ -63,7 +63,8 @@ Result<std::string> DcpWriter::plan_text() const {
   for (const auto& other : from_.others) add(*other);
   return std::string("lowbit-ckpt " LOWBIT_VERSION "\nparts ") +
          std::to_string(options_.part->count) + "\ndigests " + (options_.manifest ? "yes" : "no") +
-         "\nlayout " + hex_of(metadata_bytes(to_, "")) + "\nsource " + hex_of(files) + "\n";
+         "\nlayout " + hex_of(metadata_bytes(to_, "")) + "\nsource " + hex_of(files) + "\n" +
+         (options_.part_plan.empty() ? "" : "options " + hex_of(options_.part_plan) + "\n");
 }
 
 std::string DcpWriter::said() const {

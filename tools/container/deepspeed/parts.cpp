@@ -138,15 +138,9 @@ Result<std::vector<Record>> Parts::records(const FileExtent& extent, const std::
   return bad(what + ": has no record there");
 }
 
-Status Parts::take(const std::string& name) {
-  return names_.emplace(name, true).second
-             ? fine()
-             : Status(bad(what_ + ": two of its leaves are called " + printable(name)));
-}
-
 Status Parts::add(Manifest& manifest, Tensor tensor, std::vector<Payload> payloads) {
   tensor.name = flat_name(tensor.path);
-  RETURN_IF_ERROR(take(tensor.name));
+  RETURN_IF_ERROR(names_.take(tensor.name, what_));
   auto& held = payloads_[tensor.name];
   for (size_t i = 0; i < payloads.size(); ++i) {
     const Record& r = payloads[i].record;
@@ -215,12 +209,7 @@ Status Parts::add(Manifest& manifest, Path path, const std::vector<Slice>& slice
 }
 
 Status Parts::add(Manifest& manifest, Path path, Value value) {
-  Blob blob;
-  blob.name = flat_name(path);
-  RETURN_IF_ERROR(take(blob.name));
-  blob.path = std::move(path);
-  blob.value = std::move(value);
-  manifest.blobs.push_back(std::move(blob));
+  RETURN_IF_ERROR(names_.add(manifest, std::move(path), std::move(value), what_));
   blobs_.push_back(manifest.order.size());
   manifest.order.push_back(manifest.blobs.size() - 1);
   return fine();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "container/common/leaf_names.h"
 #include "container/common/manifest.h"
 
 namespace lowbit::ckpt {
@@ -82,14 +83,13 @@ class Parts : public Container {
  private:
   Parts(std::shared_ptr<Directory> folder, std::string path)
       : folder_(folder), files_(std::move(folder)), path_(std::move(path)) {}
-  Status take(const std::string& name);
   Status add(Manifest& manifest, Tensor tensor, std::vector<Payload> payloads);
 
   std::shared_ptr<Directory> folder_;
   FileSet files_;
   std::string path_, what_;
   std::map<std::string, std::vector<std::pair<Shape, Payload>>> payloads_;  // by chunks' offsets
-  std::map<std::string, bool> names_;
+  LeafNames names_;
   std::vector<size_t> blobs_;  // in Manifest::order
 };
 

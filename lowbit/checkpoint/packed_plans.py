@@ -1,0 +1,167 @@
+"""Plans and results as ranks send them to each other: as rows of plain values. Pickling each item as an object takes several times as long.
+
+torch gathers the plans of all ranks, and what they wrote, at a coordinator, while everybody waits.
+"""
+
+from __future__ import annotations
+
+import operator
+import uuid
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    ReadItem,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+# What rows hold of torch's classes. With others, of another version, items are pickled as they are.
+_FIELDS = {
+    ReadItem: ("type", "dest_index", "dest_offsets", "storage_index", "storage_offsets", "lengths"),
+    WriteItem: ("index", "type", "bytes_io_data", "tensor_data"),
+    TensorWriteData: ("chunk", "properties", "size"),
+    TensorProperties: ("dtype", "layout", "requires_grad", "memory_format", "pin_memory"),
+    ChunkStorageMetadata: ("offsets", "sizes"),
+    MetadataIndex: ("fqn", "offset", "index"),
+}
+_KNOWN = all(tuple(f.name for f in fields(cls)) == names for cls, names in _FIELDS.items())
+_Rows = list[tuple[Any, ...]]
+_SENT: weakref.WeakValueDictionary[str, Items] = weakref.WeakValueDictionary()
+
+
+class Items(list[Any]):
+    """Items that are pickled as rows.
+
+    `key` names those that a rank has sent, and `rank` that rank: there they come back without their rows.
+    """
+
+    key, rank = "", -1
+    seen: tuple[Any, ...] = ()  # as they came
+    back = False
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if self.back:
+            return _returned, (self.key,)
+        return _received, (self.key, self.rank, *rows_of(self))
+
+
+def packed(items: list[Any]) -> list[Any]:
+    """The same items, to be pickled as rows where they are torch's own."""
+    return Items(items) if _packable(items) else items
+
+
+def sent(items: list[Any], rank: int) -> list[Any]:
+    """A rank's items on their way to the coordinator. They must live until they have come back."""
+    if not _packable(items):
+        return items
+    out = Items(items)
+    out.key, out.rank, out.seen = uuid.uuid4().hex, rank, tuple(items)
+    _SENT[out.key] = out
+    return out
+
+
+def returned(items: list[Any], rank: int) -> list[Any]:
+    """The items that the coordinator has for a rank: only their name, where it is the rank that sent them, and they are as they came."""
+    if not (isinstance(items, Items) and items.key and items.rank == rank):
+        return packed(items)
+    if len(items) != len(items.seen) or not all(map(operator.is_, items, items.seen)):
+        return packed(list(items))
+    out = Items(items)
+    out.key, out.back = items.key, True
+    return out
+
+
+def _packable(items: list[Any]) -> bool:
+    kinds = {type(item) for item in items}
+    return _KNOWN and (kinds == {ReadItem} or (kinds == {WriteItem} and all(map(_plain, items))))
+
+
+def _plain(item: WriteItem) -> bool:
+    data = item.tensor_data
+    return item.bytes_io_data is None and (
+        data is None
+        or (type(data) is TensorWriteData and type(data.properties) is TensorProperties)
+    )
+
+
+def _received(key: str, rank: int, kind: str, rows: _Rows, shared: list[Any]) -> list[Any]:
+    own = _SENT.get(key)
+    if own is not None:
+        return own
+    items = Items(_reads(rows) if kind == "read" else _writes(rows, shared))
+    items.key, items.rank, items.seen = key, rank, tuple(items)
+    return items
+
+
+def _returned(key: str) -> list[Any]:
+    return _SENT[key]
+
+
+def rows_of(items: list[Any]) -> tuple[str, _Rows, list[Any]]:
+    """Rows, and what they refer to by number."""
+    if items and type(items[0]) is WriteItem:
+        return ("write", *_write_rows(items))
+    return "read", [
+        (
+            item.type is LoadItemType.BYTE_IO, *_index(item.dest_index), tuple(item.dest_offsets),
+            *_index(item.storage_index), tuple(item.storage_offsets), tuple(item.lengths),
+        )
+        for item in items
+    ], []  # fmt: skip
+
+
+def _index(index: MetadataIndex) -> tuple[Any, ...]:
+    offset = index.offset
+    return index.fqn, None if offset is None else tuple(offset), index.index
+
+
+def _reads(rows: _Rows) -> Iterable[ReadItem]:
+    size = torch.Size
+    for value, name, at, number, to, source, start, place, begin, lengths in rows:
+        yield ReadItem(
+            LoadItemType.BYTE_IO if value else LoadItemType.TENSOR,
+            MetadataIndex(name, at, number), size(to), MetadataIndex(source, start, place), size(begin), size(lengths),
+        )  # fmt: skip
+
+
+def _write_rows(items: list[WriteItem]) -> tuple[_Rows, list[Any]]:
+    numbers: dict[tuple[Any, ...], int] = {}
+    shared: list[TensorProperties] = []
+    rows: _Rows = []
+    for item in items:
+        data = item.tensor_data
+        row = (*_index(item.index), item.type.value)
+        if data is None:
+            rows.append(row)
+            continue
+        p = data.properties
+        key = (p.dtype, p.layout, p.requires_grad, p.memory_format, p.pin_memory)
+        number = numbers.setdefault(key, len(shared))
+        if number == len(shared):
+            shared.append(p)
+        rows.append((*row, tuple(data.chunk.offsets), tuple(data.chunk.sizes), number, tuple(data.size)))  # fmt: skip
+    return rows, shared
+
+
+def _writes(rows: _Rows, shared: list[TensorProperties]) -> Iterable[WriteItem]:
+    size = torch.Size
+    values = [(p.dtype, p.layout, p.requires_grad, p.memory_format, p.pin_memory) for p in shared]
+    kinds = {kind.value: kind for kind in WriteItemType}
+    for name, at, number, kind, *more in rows:
+        data = None
+        if more:
+            offsets, sizes, properties, whole = more
+            chunk = ChunkStorageMetadata(size(offsets), size(sizes))
+            data = TensorWriteData(chunk, TensorProperties(*values[properties]), size(whole))
+        yield WriteItem(MetadataIndex(name, at, number), kinds[kind], None, data)

@@ -1,0 +1,52 @@
+"""What ranks wrote, and the digests of all of it: lowbit.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+
+class Written(NamedTuple):
+    """Where an item lies, and its digests: what a rank tells the coordinator."""
+
+    info: _StorageInfo
+    digest: str  # XXH3-128 of a tensor's elements, or of a value's item; "" where there is none
+    tiles: tuple[int, int, str]  # cells down and across, and their digests; "" for a single cell
+
+
+def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
+    """lowbit.json: see docs/ckpt.md."""
+    tensors: dict[str, Any] = {}
+    values: dict[str, str] = {}
+    for index, said in written.items():
+        about = metadata.state_dict_metadata[index.fqn]
+        if not said.digest or not _is_text(index.fqn):
+            continue
+        if not isinstance(about, TensorStorageMetadata):
+            values[index.fqn] = said.digest
+            continue
+        entry = tensors.setdefault(
+            index.fqn,
+            {
+                "dtype": str(about.properties.dtype).removeprefix("torch."),
+                "shape": list(about.size),
+                "chunks": {},
+            },
+        )
+        key = ",".join(map(str, index.offset or ()))
+        entry["chunks"][key] = said.digest
+        if said.tiles[2]:
+            entry.setdefault("tiles", {})[key] = list(said.tiles)
+    whole = {"version": 1, "tool": "lowbit.checkpoint.Writer", "digest": "xxh3-128", "tensors": tensors, "values": values}  # fmt: skip
+    return json.dumps(whole).encode()
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()  # JSON has no lone surrogates
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""Plans on their way between ranks: the items that come out are those that went in."""
+
+import dataclasses
+import pickle
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    ReadItem,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from lowbit.checkpoint.packed_plans import Items, packed, returned, sent
+
+
+def size(*n):
+    return torch.Size(n)
+
+
+def writes():
+    chunk = ChunkStorageMetadata(size(2, 0), size(2, 3))
+    odd = TensorProperties(torch.bfloat16, requires_grad=True, memory_format=torch.preserve_format, pin_memory=True)  # fmt: skip
+    return [
+        WriteItem(MetadataIndex("a", size(2, 0)), WriteItemType.SHARD, None, TensorWriteData(chunk, TensorProperties(torch.uint8), size(4, 3))),
+        WriteItem(MetadataIndex("b", size(), 1), WriteItemType.TENSOR, None, TensorWriteData(ChunkStorageMetadata(size(), size()), odd, size())),
+        WriteItem(MetadataIndex("a.b"), WriteItemType.BYTE_IO),
+    ]  # fmt: skip
+
+
+def reads():
+    return [
+        ReadItem(LoadItemType.TENSOR, MetadataIndex("a", size(1), 0), size(0), MetadataIndex("a", size(4), 3), size(2), size(5)),
+        ReadItem(LoadItemType.BYTE_IO, MetadataIndex("b"), size(0), MetadataIndex("b"), size(0), size(0)),
+    ]  # fmt: skip
+
+
+def exactly(a, b):
+    """Also what `==` leaves out: kinds of numbers' holders, and the hints of indices."""
+    return repr(a) == repr(b) and a == b
+
+
+@pytest.mark.parametrize("make", [writes, reads])
+def test_items_come_as_they_were(make):
+    items = make()
+    on_the_way = packed(items)
+    assert isinstance(on_the_way, Items) and on_the_way == items
+    came = pickle.loads(pickle.dumps(on_the_way))
+    assert exactly(list(came), items)
+    assert all(type(a.index if make is writes else a.storage_index) is MetadataIndex for a in came)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(ReadItem):
+    more: int = 0
+
+
+def test_items_of_other_classes_are_left_as_they_are():
+    own = Mine(**{f.name: getattr(reads()[0], f.name) for f in dataclasses.fields(ReadItem)}, more=7)  # fmt: skip
+    for items in ([own], [*reads(), own], [*reads(), *writes()], [], ["x"]):
+        assert packed(items) is items and sent(items, 0) is items and returned(items, 0) is items
+
+
+def across(items, rank=1, change=lambda items: items, to=1):
+    """From a rank to the coordinator and back, as bytes of pickles. Another process has no list of that name."""
+    mine = sent(items, rank)
+    there = pickle.dumps(mine)
+    key, mine.key = mine.key, "of another process"
+    from lowbit.checkpoint import packed_plans
+
+    kept = packed_plans._SENT.pop(key)
+    came = pickle.loads(there)
+    assert came is not mine and exactly(list(came), list(items))
+    back = pickle.dumps(returned(change(came), to))
+    packed_plans._SENT[key] = kept
+    return mine, pickle.loads(back), back
+
+
+def test_a_plan_that_comes_back_as_it_went_travels_once():
+    mine, back, sent_back = across(reads())
+    assert back is mine and len(sent_back) < 200
+
+
+def changed(items):
+    items[0] = dataclasses.replace(items[0], lengths=size(4))
+    return items
+
+
+@pytest.mark.parametrize(
+    "change", [changed, lambda items: items[:1], lambda items: items.append(items[0]) or items]
+)
+def test_a_plan_that_the_coordinator_changed_comes_as_it_is_now(change):
+    want = change(reads())
+    mine, back, _ = across(reads(), change=change)
+    assert back is not mine and exactly(list(back), list(want))
+
+
+def test_a_plan_for_another_rank_travels_whole():
+    mine, back, _ = across(reads(), to=0)
+    assert back is not mine and exactly(list(back), reads())
+
+
+def test_the_coordinators_own_plan_is_not_built_anew():
+    mine = sent(reads(), 0)
+    assert pickle.loads(pickle.dumps(mine)) is mine
+    assert pickle.loads(pickle.dumps(returned(mine, 0))) is mine

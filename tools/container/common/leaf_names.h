@@ -1,0 +1,24 @@
+// The names of a manifest's leaves while its reader adds them.
+#pragma once
+
+#include <string>
+#include <unordered_set>
+
+#include "container/common/manifest.h"
+
+namespace lowbit::ckpt {
+
+class LeafNames {
+ public:
+  /// An error if a leaf has this flat name already. `what` names the checkpoint.
+  Status take(const std::string& name, const std::string& what);
+  /// Adds a value that is no tensor to the manifest's blobs.
+  Status add(Manifest& manifest, Path path, Value value, const std::string& what);
+  /// The last leaf was added.
+  void clear() { names_.clear(); }
+
+ private:
+  std::unordered_set<std::string> names_;
+};
+
+}  // namespace lowbit::ckpt
