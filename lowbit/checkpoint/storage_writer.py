@@ -36,7 +36,7 @@ from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.progress import Progress, Shown, Steps
 from lowbit.checkpoint.reader import module
-from lowbit.checkpoint.state_tensors import DTYPES, layout, places, unread
+from lowbit.checkpoint.state_tensors import DTYPES, check_dense, layout, places, unread
 from lowbit.checkpoint.storage import Storage, named
 from lowbit.checkpoint.upload import StoreFolder, Upload
 
@@ -240,11 +240,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
                 continue
             t = data.detach()
             dtype = str(t.dtype).removeprefix("torch.")
-            if t.layout != torch.strided:
-                raise ValueError(
-                    f"{name} has the layout {t.layout}: a directory of torch.distributed.checkpoint has only dense tensors. Save its "
-                    f"indices and values, or to_dense()"
-                )
+            check_dense(t, name)
             if (kind := unread(t)) and not self.opaque:
                 raise CheckpointError(f"{name} is a {kind}, which Reader does not load. {OPAQUE}", tensor=name)  # fmt: skip
             if kind or t.dtype not in DTYPES:
