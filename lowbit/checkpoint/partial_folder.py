@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -12,6 +13,9 @@ import stat
 import threading
 import weakref
 from collections.abc import Mapping
+
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.reader import module
@@ -42,6 +46,7 @@ class PartialFolder:
 
     def __init__(self, path: str, overwrite: bool, sync: bool = True) -> None:
         self.path, self.overwrite, self.sync = path, overwrite, sync
+        self._number = -1  # of its data files, where it is published between other files
         parent, name = os.path.split(partial_path(path))
         os.makedirs(parent or ".", exist_ok=True)
         self.temporary = os.path.join(os.path.realpath(parent or "."), name)
@@ -115,18 +120,35 @@ class PartialFolder:
             finally:
                 os.close(lock)
 
+    def places(
+        self, written: dict[MetadataIndex, _StorageInfo]
+    ) -> dict[MetadataIndex, _StorageInfo]:
+        """Where everything lies from now on: among other files, the ranks' files get names that none there has."""
+        self._number = module().file_number(os.fsencode(self.path))
+        if self._number < 0:
+            return written
+        old = {info.relative_path for info in written.values()}
+        new = {name: f"{name.rpartition('_')[0]}_{self._number}.distcp" for name in old}
+        for name in old:
+            os.rename(os.path.join(self.temporary, name), os.path.join(self.temporary, new[name]))
+        return {i: dataclasses.replace(at, relative_path=new[at.relative_path]) for i, at in written.items()}  # fmt: skip
+
     def publish(self, data: Mapping[str, int], index: bytes, digests: bytes) -> None:
-        """Writes `.metadata` and `lowbit.json`, and gives the folder its name in one step; an old checkpoint of that name goes then."""
+        """Writes `.metadata` and `lowbit.json`, and gives the folder its name in one step; an old checkpoint of that name goes then.
+
+        Where other files have that folder, they stay, and it gets the files of this one: `.metadata` last, in one step.
+        """
         self._check_owner()
         self._put("lowbit.json", digests)
         self._put(".metadata", index)
         self._check_owner()
         module().publish(
-            os.fsencode(self.temporary), os.fsencode(self.path), self.overwrite, self.sync
-        )
+            os.fsencode(self.temporary), os.fsencode(self.path), self.overwrite, self.sync, self._number
+        )  # fmt: skip
         self._remove.detach()
-        with contextlib.suppress(OSError):  # until now it kept others from the folder
-            os.unlink(os.path.join(self.path, OWNER))
+        if self._number < 0:
+            with contextlib.suppress(OSError):  # until now it kept others from the folder
+                os.unlink(os.path.join(self.path, OWNER))
         _close(self._lock)
 
     def _put(self, name: str, content: bytes) -> None:

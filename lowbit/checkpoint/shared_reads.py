@@ -60,13 +60,10 @@ class Place(NamedTuple):
 
 def box_of(item: ReadItem) -> Box:
     """What an item of a plan reads."""
-    start, inner = item.storage_index.offset, tuple(item.storage_offsets)
-    if not start:
-        start = (0,) * len(item.lengths)
+    inner = tuple(item.storage_offsets)
+    start = tuple(item.storage_index.offset or (0,) * len(item.lengths))
     if len(start) != len(inner):
-        raise ValueError(
-            f"{item.storage_index.fqn}: {tuple(start)} and {inner} have other dimensions"
-        )
+        raise ValueError(f"{item.storage_index.fqn}: {start} and {inner} have other dimensions")
     offset = tuple(map(operator.add, start, inner)) if any(start) else inner
     return Box(item.storage_index.fqn, offset, tuple(item.lengths))
 

@@ -26,14 +26,32 @@ def unread(t: torch.Tensor) -> str:
     return "" if t.dtype in DTYPES or t.dtype in SAVED else f"tensor of {t.dtype}"
 
 
-def layout(value: Any) -> Any:
-    """What must be equal for a copy to take the place of another: names, shapes and dtypes of tensors."""
+def check_dense(t: torch.Tensor, name: str) -> None:
+    """Raises ValueError for a tensor that has no values to be written one after another."""
+    if t.layout != torch.strided:
+        raise ValueError(
+            f"{name} has the layout {t.layout}: a directory of torch.distributed.checkpoint has only dense tensors. Save its "
+            f"indices and values, or to_dense()"
+        )
+    if t.is_meta:
+        raise ValueError(
+            f"{name} lies on the meta device and has no values: give it some, by to_empty() and the model's initialization, or leave it out"
+        )
+
+
+def layout(value: Any, name: str = "") -> Any:
+    """What must be equal for a copy to take the place of another: names, shapes and dtypes of tensors.
+
+    Raises ValueError for a tensor of the meta device, which cannot be copied.
+    """
     if isinstance(value, dict):
-        return {name: layout(v) for name, v in value.items()}
+        return {key: layout(v, f"{name}.{key}" if name else str(key)) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [layout(v) for v in value]
+        return [layout(v, f"{name}.{i}") for i, v in enumerate(value)]
     if not isinstance(value, torch.Tensor):
         return None
+    if value.is_meta:
+        check_dense(value, name)
     return (type(value), value.dtype, value.shape, sharding.local(value).shape)
 
 

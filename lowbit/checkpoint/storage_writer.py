@@ -31,7 +31,7 @@ from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.progress import Progress, Shown, Steps
 from lowbit.checkpoint.reader import module
-from lowbit.checkpoint.state_tensors import DTYPES, layout, places, unread
+from lowbit.checkpoint.state_tensors import DTYPES, check_dense, layout, places, unread
 from lowbit.checkpoint.storage import Storage, named
 from lowbit.checkpoint.upload import StoreFolder, Upload
 from lowbit.checkpoint.written import Written, digests
@@ -69,7 +69,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             URL each rank writes its file to TMPDIR, then uploads it.
         sync_files: wait until everything is on the disk before the folder gets its name; True by default.
         thread_count: threads of this rank that write; 1 by default.
-        overwrite: replace a checkpoint of that name; True by default, as in torch. Any other folder is never replaced.
+        overwrite: replace a checkpoint of that name; True by default, as in torch. What else lies in that folder always stays.
         cache_staged_state_dict: keep the host copy of `dcp.async_save` for the next one, so that memory is allocated once; True by default. A
             save that begins before the last one has written its data gets a copy of its own. Saves may run at the same time, through one
             writer too.
@@ -138,10 +138,10 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy on the host, for `dcp.async_save`; pinned where there is a GPU."""
+        found = layout(state_dict)
         waiting = self._staged is not None and self._staged() is not None
         if not self.cache_staged_state_dict or waiting:
             return BlockingAsyncStager().stage(state_dict)
-        found = layout(state_dict)
         if self._kept is None or self._kept[0] != found:
             self._kept = None  # its memory goes before the next is taken
             pinned = torch.cuda.is_available()
@@ -230,11 +230,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
                 continue
             t = data.detach()
             dtype = str(t.dtype).removeprefix("torch.")
-            if t.layout != torch.strided:
-                raise ValueError(
-                    f"{name} has the layout {t.layout}: a directory of torch.distributed.checkpoint has only dense tensors. Save its "
-                    f"indices and values, or to_dense()"
-                )
+            check_dense(t, name)
             if (kind := unread(t)) and not self.opaque:
                 raise CheckpointError(f"{name} is a {kind}, which Reader does not load. {OPAQUE}", tensor=name)  # fmt: skip
             if kind or t.dtype not in DTYPES:
@@ -277,12 +273,13 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         assert made is not None
         written = {r.index: r.storage_data for rank in results for r in rank}
         metadata.version = VERSION
-        metadata.storage_data = {index: said.info for index, said in written.items()}
+        lies = made.places({index: said.info for index, said in written.items()})
+        metadata.storage_data = lies
         metadata.storage_meta = self._meta(self._save.path)
         data: dict[str, int] = {}
-        for said in written.values():
-            end = said.info.offset + said.info.length
-            data[said.info.relative_path] = max(end, data.get(said.info.relative_path, 0))
+        for place in lies.values():
+            end = place.offset + place.length
+            data[place.relative_path] = max(end, data.get(place.relative_path, 0))
         made.publish(data, pickle.dumps(metadata), digests(metadata, written))
         self._save.folder = None
 

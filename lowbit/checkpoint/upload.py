@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import (
@@ -23,6 +23,10 @@ from lowbit.checkpoint.object_store import (
     local_path,
 )
 from lowbit.checkpoint.paths import Path, bytes_of
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import MetadataIndex
 
 INDEX, DIGESTS = ".metadata", "lowbit.json"
 DATA = re.compile(r"__\d+_(\d+)\.distcp")
@@ -46,8 +50,12 @@ class Upload:
         self.url = url.rstrip("/")
         self.location = connect(self.url, storage_options)
 
-    def check(self, overwrite: bool, folder: bool | None, advice: str = "force=True replaces it") -> None:  # fmt: skip
-        """Whether a checkpoint may be written here, as a folder or an object; None: it is not known yet."""
+    def check(self, overwrite: bool, folder: bool | None, advice: str = "force=True replaces it", fill: bool = False) -> None:  # fmt: skip
+        """Whether a checkpoint may be written here, as a folder or an object; None: it is not known yet.
+
+        Args:
+            fill: also between other objects where there is no checkpoint yet.
+        """
         kind = self.location.info("").kind
         if kind != MISSING and folder is not None and folder != (kind == FOLDER):
             # Every reader looks for the object first, and would go on reading that one.
@@ -58,6 +66,8 @@ class Upload:
             return
         if kind == FOLDER and all(DATA.fullmatch(name) or name == DIGESTS for name in there):
             return  # left by a save that did not finish
+        if fill and kind == FOLDER and INDEX not in there and not any(map(RANK.fullmatch, there)):
+            return
         if not overwrite:
             raise CheckpointError(f"{self.url} exists; {advice}", code=2)
         if not (self._is_file() if kind == OBJECT else INDEX in there or any(map(DATA.fullmatch, there))):  # fmt: skip
@@ -149,7 +159,13 @@ class StoreFolder:
 
     def __init__(self, url: str, overwrite: bool, storage_options: StorageOptions) -> None:
         self.upload = Upload(url, storage_options)
-        self.upload.check(overwrite, True, "overwrite=True replaces it")
+        self.upload.check(overwrite, True, "overwrite=True replaces it", fill=True)
+
+    def places(
+        self, written: dict[MetadataIndex, _StorageInfo]
+    ) -> dict[MetadataIndex, _StorageInfo]:
+        """As they are: each rank asked the store for names that are free."""
+        return written
 
     def publish(self, data: Mapping[str, int], index: bytes, digests: bytes) -> None:
         self.upload.publish(data, index, digests)

@@ -14,12 +14,12 @@ from test_storage import _holds, save
 WORKER = pathlib.Path(storage_worker.__file__)
 
 
-@pytest.mark.parametrize(("ranks", "who"), [(2, 0), (2, 1), (4, 2)])
-def test_the_others_raise_and_the_last_checkpoint_is_whole(tmp_path, ranks, who):
+@pytest.mark.parametrize(("way", "ranks", "who"), [("save", 2, 0), ("save", 2, 1), ("save", 4, 2), ("async_save", 2, 0), ("async_save", 2, 1)])  # fmt: skip
+def test_the_others_raise_and_the_last_checkpoint_is_whole(tmp_path, way, ranks, who):
     path = tmp_path / "run"
     started = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), "one_dies", str(tmp_path / "store"), str(path), str(rank), str(ranks), str(who)],
+            [sys.executable, str(WORKER), "one_dies", str(tmp_path / "store"), str(path), str(rank), str(ranks), str(who), way],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(ranks)

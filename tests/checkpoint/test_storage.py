@@ -415,13 +415,11 @@ def test_a_save_goes_on_after_one_that_failed(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["run"] and _holds(tmp_path / "run", 1) and kept
 
 
-def test_what_is_no_checkpoint_is_never_replaced(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.txt").write_text("years of work")
-    with pytest.raises(dcp.api.CheckpointException, match="something else than a checkpoint"):
+def test_a_file_is_never_replaced_by_a_folder(tmp_path):
+    (tmp_path / "run").write_text("years of work")
+    with pytest.raises(dcp.api.CheckpointException, match="exists and is not a folder"):
         save(storage_worker.state(0), tmp_path / "run")
-    assert (tmp_path / "run" / "thesis.txt").read_text() == "years of work"
-    assert os.listdir(tmp_path) == ["run"]
+    assert (tmp_path / "run").read_text() == "years of work" and os.listdir(tmp_path) == ["run"]
     save(storage_worker.state(0), tmp_path / "deep" / "er" / "run")
     save(storage_worker.state(0, 1), tmp_path / "deep" / "er" / "run")
     assert _holds(tmp_path / "deep" / "er" / "run", 1)

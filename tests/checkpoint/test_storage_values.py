@@ -216,6 +216,18 @@ def test_a_state_dict_that_a_planner_builds_has_the_order_of_the_file(tmp_path):
     assert [list(mine), list(mine["m"])] == [list(theirs), list(theirs["m"])] != [sorted(mine), sorted(mine["m"])]  # fmt: skip
 
 
+def test_a_tensor_without_values_is_named(tmp_path):
+    """In a save, and in the copy that an async one begins with."""
+    state = {"first": torch.ones(3), "deep": {"w": torch.ones(3, device="meta")}}
+    with pytest.raises(dcp.api.CheckpointException, match=r"deep\.w lies on the meta device"):
+        save(state, tmp_path / "run")
+    for keep in (True, False):
+        writer = checkpoint.Writer(tmp_path / "run", cache_staged_state_dict=keep)
+        with pytest.raises(ValueError, match=r"deep\.w lies on the meta device"):
+            writer.stage(state)
+    assert not (tmp_path / "run").exists()
+
+
 def test_complex32(tmp_path):
     path = tmp_path / "run"
     t = torch.complex(torch.randn(4, 3), torch.randn(4, 3)).to(torch.complex32)

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from deepspeed_files import small_run, write_universal, write_zero
 from require import need
 from torch import nn
 
@@ -211,8 +212,10 @@ def test_what_a_killed_first_save_left_is_replaced_without_force(saved, fs):
         fs.pipe_file(f"{path}/{'.metadata' if path == '/bucket/run' else 'notes.txt'}", b"x")
         with pytest.raises(checkpoint.CheckpointError, match="exists; force=True"):
             checkpoint.reshard(saved / "run", f"memory:/{path}", world_size=2)
-        with pytest.raises(BaseException, match="exists; overwrite=True"):
-            save(f"memory:/{path}", overwrite=False)
+    with pytest.raises(BaseException, match="exists; overwrite=True"):
+        save("memory://bucket/run", overwrite=False)
+    save("memory://bucket/more", overwrite=False)  # no checkpoint yet, as torch has it
+    assert fs.cat_file("/bucket/more/notes.txt") == b"x" and checkpoint.verify("memory://bucket/more")["ok"]  # fmt: skip
 
 
 def test_force_replaces_no_archive(saved, fs, tmp_path):
@@ -228,3 +231,29 @@ def test_force_replaces_no_archive(saved, fs, tmp_path):
     for target in ("memory://bucket/a.safetensors", tmp_path / "a.safetensors"):
         for _ in range(2):
             checkpoint.convert(saved / "run.pt", target, force=True)
+
+
+@pytest.mark.parametrize("kind", ["zero 1", "zero 2", "zero 3", "universal 2"])
+def test_folders_of_deepspeed_are_sources_in_a_store(fs, tmp_path, kind):
+    """Of several files of which none is an index: all commands say and write what they do on a disk."""
+    name, stage = kind.split()
+    write = write_zero if name == "zero" else write_universal
+    local = write(tmp_path / "global_step3", small_run(), int(stage), 2)
+    for file in local.rglob("*"):
+        if file.is_file():
+            fs.pipe_file(f"/z/global_step3/{file.relative_to(local)}", file.read_bytes())
+    url = "memory://z/global_step3"
+    for command in (checkpoint.inspect, checkpoint.verify):
+        here, there = command(local), command(url)
+        assert {**here, "path": ""} == {**there, "path": ""}
+    assert checkpoint.diff(local, url)["same"]
+    for target, options in (("out", {"container": "dcp", "to": "lowbit", "world_size": 2}), ("out.pt", {})):  # fmt: skip
+        checkpoint.convert(local, tmp_path / target, **options)
+        checkpoint.convert(url, f"memory://z/{target}", **options)
+        checkpoint.convert(url, tmp_path / f"of-store-{target}", **options)
+        for made in (f"memory://z/{target}", tmp_path / f"of-store-{target}"):
+            assert checkpoint.diff(tmp_path / target, made, bytes=True)["same"]
+    fs.rm_file(next(f for f in fs.find("/z/global_step3") if "optim_states" in f or "exp_avg" in f))
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.convert(url, tmp_path / "damaged.pt")
+    assert not (tmp_path / "damaged.pt").exists()

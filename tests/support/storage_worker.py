@@ -178,14 +178,18 @@ class Dying(dcp.DefaultSavePlanner):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def one_dies(store, path, rank, ranks, who):
+def one_dies(store, path, rank, ranks, who, way):
     """A save during which one rank is killed, in a program of its own; what the others are told, and how long that takes."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     save("lowbit", path, 0)
     begin = time.monotonic()
     try:
         planner = Dying() if rank == who else None
-        dcp.save(state(0, 1), storage_writer=checkpoint.Writer(path), planner=planner)
+        saving = {"save": dcp.save, "async_save": dcp.async_save}[way](
+            state(0, 1), storage_writer=checkpoint.Writer(path), planner=planner
+        )
+        if way == "async_save":
+            saving.result()
     except BaseException as error:  # torch's CheckpointException is no Exception
         print(json.dumps([type(error).__name__, time.monotonic() - begin]), flush=True)
     os._exit(0)  # nobody answers any more: a process group cannot be closed
@@ -204,6 +208,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "until_killed":
         until_killed(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
     elif sys.argv[1] == "one_dies":
-        one_dies(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
+        one_dies(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]), sys.argv[7])
     else:
-        sys.exit("until_killed STORE PATH RANK RANKS, or one_dies STORE PATH RANK RANKS WHO")
+        sys.exit(
+            "until_killed STORE PATH RANK RANKS, or one_dies STORE PATH RANK RANKS WHO save|async_save"
+        )

@@ -11,28 +11,13 @@
 #include <cstring>
 #include <filesystem>
 
+#include "io/checkpoint_folder.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
-
-/// Whether a folder may be replaced: it is empty, or a checkpoint or what is left of one.
-bool replaceable_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::directory_iterator entries(path, error);
-  if (error) return false;
-  bool any = false;
-  for (const auto& entry : entries) {
-    const std::string name = entry.path().filename();
-    if (name.ends_with(".metadata") || name.ends_with(".distcp")) return true;
-    if (name == "zero" && std::filesystem::exists(entry.path() / "optimizer_state.pt", error))
-      return true;  // a Universal Checkpoint of DeepSpeed
-    any = true;
-  }
-  return !any;
-}
 
 std::string without_slashes(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -60,40 +45,67 @@ Status sync_inner(const std::string& path) {
   return error ? Status(failed("cannot list " + printable(path) + ": " + error.message())) : fine();
 }
 
-}  // namespace
-
-Status NewDirectory::check(const std::string& given, bool replace,
-                           const std::vector<std::string>& sources) {
-  RETURN_IF_ERROR(check_no_url(given));
-  const std::string path = without_slashes(given);
-  const std::string parent = parent_of(path), name = path.substr(parent.size());
-  if (name.empty() || name == "." || name == "..")
-    return Error{Exit::kUsage, "'" + printable(given) + "' does not name a folder to write"};
-  struct stat info;
-  const bool exists = ::lstat(path.c_str(), &info) == 0;
-  if (exists && !replace)
-    return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
-  if (exists && !S_ISDIR(info.st_mode))
-    return Error{Exit::kUsage, printable(path) + " exists and is not a folder"};
-  if (exists && !replaceable_folder(path))
-    return Error{Exit::kUsage, printable(path) +
-                                   " exists and holds something else than a checkpoint, which "
-                                   "--force does not replace"};
-  for (const std::string& source : sources) {
-    if (exists && inside(source, path))
-      return Error{Exit::kUsage, printable(path) + " cannot be replaced: the source " +
-                                     printable(source) + " is or lies in it"};
-  }
-  if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
-    return failed("cannot write " + printable(path) + ": there is no folder " + printable(parent));
+/// An error if the files that lie in a folder besides a checkpoint do not let a new one in.
+Status check_others(const FolderContent& there, NewDirectory::Kind kind, const std::string& shown) {
+  if (there.others.empty()) return fine();
+  const std::string holds = shown + " holds " + there.names();
+  if (kind != NewDirectory::Kind::kSave && !there.dcp && !there.data && !there.universal)
+    return usage(holds + ", something else than a checkpoint: choose another name");
+  if (kind == NewDirectory::Kind::kFolder || there.universal)
+    return usage(holds +
+                 " beside a checkpoint, and a folder of DeepSpeed neither is written nor replaced "
+                 "where other files lie: move them away, or choose another name");
   return fine();
 }
 
+}  // namespace
+
+Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
+                           const std::vector<std::string>& sources) {
+  RETURN_IF_ERROR(check_no_url(given));
+  const std::string path = without_slashes(given), shown = printable(path);
+  const std::string parent = parent_of(path), name = path.substr(parent.size());
+  if (name.empty() || name == "." || name == "..")
+    return usage("'" + printable(given) + "' does not name a folder to write");
+  struct stat info;
+  const bool exists = ::lstat(path.c_str(), &info) == 0;
+  if (exists && !replace && kind != Kind::kSave)
+    return usage(shown + " exists; --force replaces it");
+  if (exists && !S_ISDIR(info.st_mode)) return usage(shown + " exists and is not a folder");
+  if (exists) {
+    ASSIGN_OR_RETURN(there, folder_content(path));
+    if (!replace && (there.dcp || there.universal))
+      return usage(shown + " exists; overwrite=True replaces it");
+    RETURN_IF_ERROR(check_others(there, kind, shown));
+  }
+  for (const std::string& source : sources) {
+    if (exists && inside(source, path))
+      return usage(shown + " cannot be replaced: the source " + printable(source) +
+                   " is or lies in it");
+    const bool dcp = ::lstat((source + "/.metadata").c_str(), &info) == 0;
+    if (dcp && &source == &sources.front() && inside(path, source))
+      return usage(shown + " lies in the source " + printable(source) +
+                   ", of which it would be a part: choose a place beside it");
+  }
+  if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
+    return failed("cannot write " + shown + ": there is no folder " + printable(parent));
+  return fine();
+}
+
+Result<std::optional<uint64_t>> NewDirectory::file_number(const std::string& given) {
+  const std::string path = without_slashes(given);
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0) return std::optional<uint64_t>();
+  ASSIGN_OR_RETURN(there, folder_content(path));
+  return there.others.empty() ? std::nullopt : std::optional<uint64_t>(there.next_number);
+}
+
 Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
-    const std::string& given, bool replace, const std::vector<std::string>& sources) {
-  RETURN_IF_ERROR(check(given, replace, sources));
+    const std::string& given, bool replace, Kind kind, const std::vector<std::string>& sources) {
+  RETURN_IF_ERROR(check(given, replace, kind, sources));
   const std::string path = without_slashes(given);
   const std::string parent = parent_of(path), name = path.substr(parent.size());
+  ASSIGN_OR_RETURN(number, file_number(path));
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
   std::string temporary = parent + partial_name(name);
@@ -107,17 +119,18 @@ Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
   ::umask(mask);
   if (::chmod(temporary.c_str(), 0777 & ~mask & mode_of(sources)) != 0)
     return failed("cannot set the mode of " + printable(temporary) + ": " + reason());
-  return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists));
+  return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists, number));
 }
 
 Result<std::shared_ptr<NewDirectory>> NewDirectory::adopt(const std::string& given,
                                                           const std::string& temporary,
-                                                          bool replace) {
-  RETURN_IF_ERROR(check(given, replace));
+                                                          bool replace,
+                                                          std::optional<uint64_t> number) {
+  RETURN_IF_ERROR(check(given, replace, Kind::kSave));
   const std::string path = without_slashes(given);
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
-  return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists));
+  return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists, number));
 }
 
 Result<std::shared_ptr<OutputFile>> NewDirectory::part_of(const std::string& temporary,
@@ -172,8 +185,7 @@ Status NewDirectory::take_place() {
     old_ = temporary_ + ".old";
     // What a kill left of one that this one's predecessor had replaced, where the name is a fixed one.
     struct stat info;
-    std::error_code ignored;
-    if (::lstat(path_.c_str(), &info) == 0) std::filesystem::remove_all(old_, ignored);
+    if (::lstat(path_.c_str(), &info) == 0) remove_replaced(old_, path_);
     if (::rename(path_.c_str(), old_.c_str()) != 0) {
       const std::string why = reason();
       old_.clear();
@@ -191,14 +203,15 @@ Status NewDirectory::take_place() {
 Status NewDirectory::commit(bool sync) {
   if (sync) RETURN_IF_ERROR(sync_inner(temporary_));
   if (sync) RETURN_IF_ERROR(sync_folder(temporary_));
+  if (replace_ && number_) {
+    RETURN_IF_ERROR(publish_into(temporary_, path_, sync));
+    committed_ = true;
+    return fine();
+  }
   RETURN_IF_ERROR(take_place());
   committed_ = true;
   if (sync) RETURN_IF_ERROR(sync_folder(parent_of(path_)));
-  if (old_.empty()) return fine();
-  // First of all, so that what a kill leaves of it is never taken for a whole one.
-  ::unlink((old_ + "/.metadata").c_str());
-  std::error_code ignored;
-  std::filesystem::remove_all(old_, ignored);
+  if (!old_.empty()) remove_replaced(old_, path_);
   return fine();
 }
 

@@ -69,7 +69,7 @@ Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
         printable(path) +
         " exists: if all parts of this reshard have run, it is complete (lowbit-ckpt verify "
         "tells). Parts replace nothing: to write it anew, remove it first");
-  RETURN_IF_ERROR(NewDirectory::check(path, false, sources));
+  RETURN_IF_ERROR(NewDirectory::check(path, false, NewDirectory::Kind::kDcp, sources));
   RETURN_IF_ERROR(out->begin(plan, sources));
   return out;
 }

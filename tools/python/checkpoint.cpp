@@ -107,22 +107,37 @@ PyObject* call_check_target(PyObject*, PyObject* given) {
     PyObject* path = nullptr;
     int replace = 0;
     if (PyArg_ParseTuple(given, "Sp:check_target", &path, &replace) == 0) throw Raised();
-    if (const Status s = NewDirectory::check(bytes_of(path), replace != 0); !s.ok())
+    const auto kind = NewDirectory::Kind::kSave;
+    if (const Status s = NewDirectory::check(bytes_of(path), replace != 0, kind); !s.ok())
       raise(s.error());
     return none();
   });
 }
 
-/// (temporary, path, replace, sync): gives a complete folder its final name, in one step.
+/// (path): the N that files __RANK_N.distcp must have between the other files of that folder; -1 where
+/// they will have a folder of their own.
+PyObject* call_file_number(PyObject*, PyObject* given) {
+  return guarded([&] {
+    PyObject* path = nullptr;
+    if (PyArg_ParseTuple(given, "S:file_number", &path) == 0) throw Raised();
+    const auto number = NewDirectory::file_number(bytes_of(path));
+    if (!number.ok()) raise(number.error());
+    return integer(number.value() ? static_cast<long long>(*number.value()) : -1);
+  });
+}
+
+/// (temporary, path, replace, sync, number): publishes a complete folder; number: as file_number said.
 PyObject* call_publish(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject *temporary = nullptr, *path = nullptr;
     int replace = 0, sync = 1;
-    if (PyArg_ParseTuple(given, "SSpp:publish", &temporary, &path, &replace, &sync) == 0)
+    long long number = -1;
+    if (PyArg_ParseTuple(given, "SSppL:publish", &temporary, &path, &replace, &sync, &number) == 0)
       throw Raised();
+    const auto named = number < 0 ? std::nullopt : std::optional<uint64_t>(number);
     const std::string from = bytes_of(temporary), to = bytes_of(path);
     without_gil([&]() -> Status {
-      ASSIGN_OR_RETURN(folder, NewDirectory::adopt(to, from, replace != 0));
+      ASSIGN_OR_RETURN(folder, NewDirectory::adopt(to, from, replace != 0, named));
       return folder->commit(sync != 0);
     });
     return none();
@@ -176,7 +191,8 @@ PyMethodDef kFunctions[] = {
     {"reshard", call_reshard, METH_VARARGS, "reshard(source, target, options, progress)"},
     {"diff", call_diff, METH_VARARGS, "diff(a, b, options, progress)"},
     {"check_target", call_check_target, METH_VARARGS, "check_target(path, replace)"},
-    {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync)"},
+    {"file_number", call_file_number, METH_VARARGS, "file_number(path)"},
+    {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync, number)"},
     {"check_value", call_check_value, METH_VARARGS, "check_value(name, archive)"},
     {"partial_stem", call_partial_stem, METH_VARARGS, "partial_stem(name)"},
     {nullptr, nullptr, 0, nullptr},

@@ -9,6 +9,13 @@ struct Kept {
 // Plain pointers: a thread that ends without the GIL frees no object.
 thread_local Kept kept_raised = {nullptr, nullptr, nullptr};
 
+/// The words of the command line are not those of its functions.
+std::string in_python(std::string text) {
+  constexpr std::string_view kShell = "--force replaces it", kHere = "force=True replaces it";
+  if (text.ends_with(kShell)) text.replace(text.size() - kShell.size(), kShell.size(), kHere);
+  return text;
+}
+
 }  // namespace
 
 void keep_raised() {
@@ -34,7 +41,7 @@ void raise(const Error& error) {
   const Object module(PyImport_ImportModule("lowbit.checkpoint"));
   const Object type(PyObject_GetAttrString(module.get(), "CheckpointError"));
   std::vector<Object> said;
-  said.push_back(message(error.text));
+  said.push_back(message(in_python(error.text)));
   said.push_back(integer(static_cast<int>(error.code)));
   for (const std::string* place : {&error.file, &error.item, &error.tensor})
     said.push_back(message(*place));

@@ -33,7 +33,7 @@ std::string written(const Write& write) {
                            ("lowbit-test-" + std::to_string(std::random_device{}()));
   std::string bytes;
   {
-    auto folder = NewDirectory::create(path, false);
+    auto folder = NewDirectory::create(path, false, NewDirectory::Kind::kDcp);
     auto file = folder.value()->file("x");
     write(*file.value());
     check(file.value()->close().ok(), "a file is written");

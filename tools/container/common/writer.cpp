@@ -7,9 +7,11 @@ namespace lowbit::ckpt {
 
 Status check_target(ContainerKind kind, const Document& document, const std::string& path,
                     const WriteOptions& options) {
-  return kind == ContainerKind::kDcp || kind == ContainerKind::kUniversal
-             ? NewDirectory::check(path, options.replace, document.sources())
-             : NewFile::check(path, options.replace, document.sources());
+  if (kind != ContainerKind::kDcp && kind != ContainerKind::kUniversal)
+    return NewFile::check(path, options.replace, document.sources());
+  const auto folder =
+      kind == ContainerKind::kDcp ? NewDirectory::Kind::kDcp : NewDirectory::Kind::kFolder;
+  return NewDirectory::check(path, options.replace, folder, document.sources());
 }
 
 Result<WriteReport> write_container(ContainerKind kind, const Document& document,

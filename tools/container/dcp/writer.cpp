@@ -164,10 +164,17 @@ Result<WriteReport> plan_dcp(const Document& document, const WriteOptions& optio
 
 Result<WriteReport> write_dcp(const Document& document, const std::string& path,
                               const WriteOptions& options) {
-  DcpWriter writer(document, options);
+  if (options.part) {
+    DcpWriter writer(document, options);
+    RETURN_IF_ERROR(writer.plan());
+    return writer.write_part(path);
+  }
+  ASSIGN_OR_RETURN(folder, NewDirectory::create(path, options.replace, NewDirectory::Kind::kDcp,
+                                                document.sources()));
+  WriteOptions named = options;
+  named.file_number = folder->number().value_or(options.file_number);
+  DcpWriter writer(document, named);
   RETURN_IF_ERROR(writer.plan());
-  if (options.part) return writer.write_part(path);
-  ASSIGN_OR_RETURN(folder, NewDirectory::create(path, options.replace, document.sources()));
   ASSIGN_OR_RETURN(report, writer.write(*folder, path));
   RETURN_IF_ERROR(folder->commit());
   return report;

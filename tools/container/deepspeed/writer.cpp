@@ -35,7 +35,8 @@ Result<WriteReport> plan_files(const std::vector<FolderFile>& files) {
 Result<WriteReport> write_files(const std::vector<FolderFile>& files, const Document& source,
                                 const std::string& path, const WriteOptions& options) {
   ASSIGN_OR_RETURN(planned, plan_files(files));
-  ASSIGN_OR_RETURN(folder, NewDirectory::create(path, options.replace, source.sources()));
+  ASSIGN_OR_RETURN(folder, NewDirectory::create(path, options.replace, NewDirectory::Kind::kFolder,
+                                                source.sources()));
   const uint64_t piece = std::clamp<uint64_t>(options.memory, 4096, 4u << 20);
   WriteReport report;
   for (const FolderFile& file : files) {
