@@ -140,7 +140,7 @@ class LowbitOptimizer(SteppingOptimizer):
         Args:
             probe: also runs the next step on copies, with the current gradients, and compares the values that it would
                 store with those that it computed; False by default. A collective if parameters are sharded and their
-                rule or scales reduce anything.
+                rule or scales reduce anything, or their state lies elsewhere.
 
         Returns:
             {"parameters": {name: entry}, "total": entry}, of the local shards. An entry has:

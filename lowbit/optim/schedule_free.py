@@ -114,6 +114,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
 
         Weights are rounded to the nearest. They do not wander off: after the first rounding any number of calls of
         `eval()` and `train()` leaves the same bits, but for a few of weights with correction bits, which come to rest.
+        A collective, as `eval()` is, if the state of a sharded parameter lies elsewhere: then call it on all ranks.
         """
         self._set_mode(True)
 

@@ -37,7 +37,7 @@ def collect(opt: SteppingOptimizer, probe: bool) -> Stats:
     try:
         made = _collect(opt, probe)
     finally:
-        for p in lacking:
+        for p, _ in lacking:
             p.grad = None
         if probe:
             opt._forget_step()  # the next step asks anew: its gradients need not be those of the probe

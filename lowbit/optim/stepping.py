@@ -170,8 +170,8 @@ class SteppingOptimizer(StatefulOptimizer):
             self._step_cache.discard()
             self._step_cache = None
 
-    def _lacking(self) -> list[Any]:
-        """The sharded parameters without a gradient here of which another rank has one.
+    def _lacking(self) -> list[tuple[Any, torch.dtype]]:
+        """The sharded parameters without a gradient here of which another rank has one, and its dtype.
 
         It is a collective if the step of any of them reduces anything, or if experts are among them.
         """
@@ -183,9 +183,11 @@ class SteppingOptimizer(StatefulOptimizer):
         return self._presence.lacking(same=False, stepped=self._stepped_early)
 
     @staticmethod
-    def _give_zeros(params: Iterable[Any]) -> None:
-        for p in params:
-            p.grad = torch.zeros_like(p)
+    def _give_zeros(lacking: Iterable[tuple[Any, torch.dtype]]) -> None:
+        for p, dtype in lacking:
+            if getattr(p, "grad_dtype", None) not in (None, dtype):
+                p.grad_dtype = None  # as on the ranks that have a gradient of another dtype
+            p.grad = torch.zeros_like(p, dtype=dtype)
 
     def _prepare(self) -> bool:
         """Brings state up to the groups' options. Returns False if the step is only there to create it."""

@@ -70,24 +70,32 @@ def run(
         bind: binds a step group to its operator call: (where its plan is kept, step group).
     """
     for bucket in _buckets(visitors):
-        leaving = [each for one in bucket for each in sent_home(one.home, one.kept)]
-        gradients = [sharding.Sent(one.home, sharding.dense_gradient(one.p)) for one in bucket]
-        arrived = sharding.to_homes([*leaving, *gradients])
-        kept, at = arrived[: len(leaving)], iter(arrived)
-        counts = [len(one.kept) for one in bucket]
-        of_each = [[next(at) for _ in range(count)] for count in counts]
-        made: dict[Any, StepGroup] = {}
-        for one, mine, grad in zip(bucket, of_each, at, strict=True):
-            lay = one.lay
-            where = (one.number, one.value.device, lay.rule, lay.phases, reduce_groups(lay), "home")
-            if where not in made:
-                made[where] = StepGroup(groups[one.number], lay)
-            one.add(made[where], mine, grad)
-        del arrived
-        for where, step_group in made.items():
-            bind(where, step_group)
-        run_phases(list(made.values()))
-        sharding.from_homes(leaving, kept)
+        _run(bucket, groups, bind)
+
+
+def _run(
+    bucket: Sequence[Visitor],
+    groups: Sequence[dict[str, Any]],
+    bind: Callable[[Any, StepGroup], None],
+) -> None:
+    """One bucket's step; its copies at home are gone when it returns."""
+    leaving = [each for one in bucket for each in sent_home(one.home, one.kept)]
+    gradients = [sharding.Sent(one.home, sharding.dense_gradient(one.p)) for one in bucket]
+    arrived = sharding.to_homes([*leaving, *gradients])
+    kept, at = arrived[: len(leaving)], iter(arrived)
+    counts = [len(one.kept) for one in bucket]
+    of_each = [[next(at) for _ in range(count)] for count in counts]
+    made: dict[Any, StepGroup] = {}
+    for one, mine, grad in zip(bucket, of_each, at, strict=True):
+        lay = one.lay
+        where = (one.number, one.value.device, lay.rule, lay.phases, reduce_groups(lay), "home")
+        if where not in made:
+            made[where] = StepGroup(groups[one.number], lay)
+        one.add(made[where], mine, grad)
+    for where, step_group in made.items():
+        bind(where, step_group)
+    run_phases(list(made.values()))
+    sharding.from_homes(leaving, kept)
 
 
 def _buckets(visitors: Sequence[Visitor]) -> Iterator[list[Visitor]]:

@@ -14,6 +14,10 @@ from lowbit.state.lowrank_layout import LowRankLayout
 from lowbit.state.muon_layout import MuonLayout
 from lowbit.step.numbers import capturing
 
+# What a rank tells of a parameter: 0 if it has no gradient, else 1 + the place of its dtype here. Ranks that give zeros give this dtype, since what
+# travels home is counted in bytes.
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 class Presence:
     """The sharded parameters of every mesh over which any step reduces or that cuts experts, and this rank's gradients when last asked.
@@ -50,8 +54,8 @@ class Presence:
             p is q for p, q in zip(params, self._params, strict=True)
         )
 
-    def lacking(self, same: bool, stepped: Collection[Any] = ()) -> list[Any]:
-        """The parameters without a gradient here of which another rank has one, or had one in the backward pass.
+    def lacking(self, same: bool, stepped: Collection[Any] = ()) -> list[tuple[Any, torch.dtype]]:
+        """The parameters without a gradient here of which another rank has one, or had one in the backward pass, and its dtype.
 
         It takes one collective for each process group, or none if no step reduces and no batch of matrices is cut.
 
@@ -66,7 +70,7 @@ class Presence:
         if not same or not self._mine or stepped:
             self._mine = [
                 torch.tensor(
-                    [p.grad is not None or p in stepped for p in params],
+                    [_told(p, stepped) for p in params],
                     dtype=torch.int32,
                     device=sharding.host_device(groups, sharding.local(params[0]).device),
                 )
@@ -81,7 +85,7 @@ class Presence:
             ]
         )
         found = [
-            p
+            (p, _DTYPES[there - 1])
             for (_, params), mine, flags in zip(self._together, self._mine, anyone, strict=True)
             if not torch.equal(mine, flags)
             for p, here, there in zip(params, mine.tolist(), flags.tolist(), strict=True)
@@ -90,6 +94,12 @@ class Presence:
         if found or stepped:
             self._mine = []  # a repeated step has gradients where this one lacked them, which were given zeros
         return found
+
+
+def _told(p: Any, stepped: Collection[Any]) -> int:
+    if p.grad is None and p not in stepped:
+        return 0
+    return 1 + _DTYPES.index(p.dtype if p.grad is None else p.grad.dtype)
 
 
 def is_cut_batch(p: Any, lay: Layout) -> bool:

@@ -77,13 +77,18 @@ def overflowed(model: Model, opt) -> None:
     step(model, opt, 3)
 
 
-def lacking(model: Model, opt) -> None:
+def lacking(model: Model, opt, dtype: torch.dtype = torch.bfloat16) -> None:
     """Odd ranks have no gradient of experts in one step, and no rank has one in another."""
     for number in range(4):
         set_grads(model, number)
         p = model.down
+        if dtype != p.dtype:
+            wide = p.grad.to(dtype)
+            p.grad, p.grad_dtype = None, None
+            p.grad = wide
         if number == 1:
             half = value_of("down", number, SHAPES["down"]).clone()
+            half = half.to(dtype)
             if isinstance(p, DTensor):
                 cut = next(i for i, each in enumerate(p.placements) if each.dim == 2)
                 odd = p.device_mesh.get_local_rank(cut) % 2
@@ -98,6 +103,11 @@ def lacking(model: Model, opt) -> None:
             p.grad = None
         opt.step()
         opt.zero_grad()
+
+
+def lacking_wide(model: Model, opt) -> None:
+    """The same where gradients are wider than weights: ranks that give zeros send as many bytes."""
+    lacking(model, opt, torch.float32)
 
 
 PARTS = 2  # into which dimension 2 is cut, for the process that is alone
@@ -188,7 +198,7 @@ def averaged(model: Model, opt) -> None:
 
 
 AROUND = {
-    "AdamW": (clipped, overflowed, lacking, raised, probed, loaded, in_backward, accumulated, averaged),
+    "AdamW": (clipped, overflowed, lacking, lacking_wide, raised, probed, loaded, in_backward, accumulated, averaged),
     "LAMB": (clipped, overflowed, lacking, raised, in_backward),
     "lpmm4": (lacking, loaded),
     "split8": (clipped, raised, probed, loaded, averaged),
