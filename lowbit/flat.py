@@ -17,6 +17,7 @@ from lowbit.config.overrides import clean_name
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.sharding import FlatSlice
 from lowbit.state.layout import Layout
+from lowbit.state.load import settings_by_name
 from lowbit.state.parts import whole_groups
 from lowbit.state.quantize import dequantize_slot, quantize_decoded
 from lowbit.state.slot import StateTensor
@@ -97,27 +98,40 @@ def _foreign(opt: LowbitOptimizer, slices: list[FlatSlice]) -> str | None:
 # Checkpoints
 
 
-def get_state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
+def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> dict[str, Any]:
     """The optimizer's state by original parameter name, as DTensors sharded on dimension 0, like FSDP2's. A collective.
 
-    `torch.distributed.checkpoint.save` writes it to files that load under any wrapper.
+    `torch.distributed.checkpoint.save` writes it to files that load under any wrapper. Stages of a pipeline need
+    optimizers with names: the state of all others has the same keys, and only one rank's is saved.
+
+    Args:
+        opt: the optimizer.
+        param_names: whether groups have that key, which `torch.distributed.checkpoint.load` wants in the file if it is
+            here. None (default) has it where the optimizer was built with names. Save with True what slices without it
+            save for optimizers with names; load with False, into those, a file without it.
 
     Returns:
         {"state": {name: {key: tensor}}, "param_groups": [...]}; the groups list names. State of flat shards is a
         copy. All other state (of plain and DTensor parameters, and of parameters that one rank has whole) is the
         optimizer's own, which the next step changes.
+
+    Raises:
+        ValueError: `param_names` is True and a parameter has no name.
     """
     opt._check_saving()
     with whole_groups(opt):
-        return _state_dict(opt)
+        for _, p, name, index in opt._members():
+            if param_names and not _has_name(p, name):
+                raise ValueError(
+                    f"param_names=True: parameter {index} of the optimizer has no name; build it from model.named_parameters()"
+                )
+        return _state_dict(opt, param_names)
 
 
-def _state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
+def _state_dict(opt: LowbitOptimizer, param_names: bool | None) -> dict[str, Any]:
     state: dict[str, Any] = {}
     names = _names(opt)
     layouts = {p: lay for _, p, lay in opt._laid_out()}
-    # Slices have names though their vectors have none: a checkpoint of theirs is to look like any other one.
-    named = {m.group for m in opt._members() if isinstance(m.p, sharding.FlatShard)}
     for _, p, name, index in opt._members():
         own = _name(p, name, index)
         kept = opt._state_of(p)
@@ -134,9 +148,9 @@ def _state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
         else:
             state[own] = dict(kept)
     groups = []
-    for number, (group, own_names) in enumerate(zip(opt.param_groups, names, strict=True)):
-        settings = {key: value for key, value in group.items() if key != "params"}
-        if "param_names" in group or number in named:
+    for group, own_names in zip(opt.param_groups, names, strict=True):
+        settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        if "param_names" in group if param_names is None else param_names:
             settings["param_names"] = own_names
         groups.append({**settings, "params": own_names})
     return {"state": state, "param_groups": groups}
@@ -145,6 +159,10 @@ def _state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
 def _name(p: Any, name: str | None, index: int) -> str:
     own = p.name if isinstance(p, sharding.FlatShard) else name
     return str(index) if own is None else clean_name(own)
+
+
+def _has_name(p: Any, name: str | None) -> bool:
+    return isinstance(p, sharding.FlatShard) or name is not None
 
 
 def _names(opt: LowbitOptimizer) -> list[list[str]]:
@@ -164,8 +182,8 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
         state_dict: state by the names of the original parameters, as DTensors or whole tensors.
 
     Raises:
-        ValueError: the number of groups differs, a group's settings are those of other parameters, a parameter has no
-            state, or state has an unknown layout.
+        ValueError: the number of groups differs, no group has a parameter, the parameters of a group had different
+            settings, a parameter has no state, or state has an unknown layout.
     """
     with whole_groups(opt):
         _load_state_dict(opt, state_dict)
@@ -177,22 +195,13 @@ def _load_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> Non
             f"the state dict has {len(state_dict['param_groups'])} parameter groups and the optimizer {len(opt.param_groups)}; build the optimizer with the "
             "groups that were saved"
         )
-    for number, (saved, names) in enumerate(
-        zip(state_dict["param_groups"], _names(opt), strict=True)
-    ):
-        if (
-            names
-            and saved["params"]
-            and not {*names} & {*map(clean_name, map(str, saved["params"]))}
-        ):
-            raise ValueError(
-                f"group {number} of the state dict has the settings of {saved['params'][0]!r} and others, and here it has {names[0]!r}: "
-                "torch.distributed.checkpoint keeps one rank's param_groups where ranks save different parameters, as stages of a pipeline. Load the "
-                "state alone, and pass this optimizer's own groups: get_state_dict(opt)['param_groups']"
-            )
+    members = list(opt._members())
+    frozen = {_name(p, name, index) for _, p, name, index in members if not p.requires_grad}
+    named = any(_has_name(p, name) for _, p, name, _ in members)
+    settings_of = settings_by_name(state_dict["param_groups"], _names(opt), frozen, named)
     known = {clean_name(name): value for name, value in state_dict["state"].items()}
     state: dict[int, Any] = {}
-    for _, p, name, index in opt._members():
+    for _, p, name, index in members:
         own = _name(p, name, index)
         if own not in known:
             if p.requires_grad:
@@ -205,10 +214,9 @@ def _load_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> Non
         else:
             state[index] = known[own]
     groups, at = [], 0
-    for group, saved in zip(opt.param_groups, state_dict["param_groups"], strict=True):
+    for group, settings in zip(opt.param_groups, settings_of, strict=True):
         size = len(group["params"])
         # State is in this optimizer's order by now, and so must names be.
-        settings = {key: value for key, value in saved.items() if key != "param_names"}
         if "param_names" in group:
             settings["param_names"] = group["param_names"]
         groups.append({**settings, "params": list(range(at, at + size))})

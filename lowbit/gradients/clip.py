@@ -40,8 +40,9 @@ def clip_grad_norm_(
         foreach: accepted for torch's signature and ignored.
         group: the process group whose ranks have different parameters of one model, such as the stages of a pipeline.
             The norm is that of all of them, and every rank of the group must call. None (default) says that this rank's
-            parameters, or its parts of them, are all there are. Parameters that several ranks of the group have, such
-            as tied ones, are counted by each: pass them on one.
+            parameters, or its parts of them, are all there are. Not the ranks that shard one stage, of which it has to
+            have one each. Parameters that several ranks of the group have, such as tied ones, are counted by each: pass
+            them on one. A group that serves the CPU adds there, which waits for a GPU.
 
     Returns:
         The norm of all gradients before clipping: a plain float32 tensor of no dimensions on the first gradient's
@@ -51,8 +52,8 @@ def clip_grad_norm_(
     Raises:
         RuntimeError: error_if_nonfinite is set and the norm is not finite; the message is torch's. Only this check
             waits for the device.
-        ValueError: norm_type or max_norm is out of range, or a flat shard of FSDP1 was not bound by
-            `lowbit.fsdp1.bind`.
+        ValueError: norm_type or max_norm is out of range, `group` has several ranks that shard one parameter, or a flat
+            shard of FSDP1 was not bound by `lowbit.fsdp1.bind`.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     norm, divisor = clip_scale(parameters, max_norm, norm_type, error_if_nonfinite, group=group)
@@ -170,6 +171,8 @@ class Sums:
 
     def norm(self, group: Any = None) -> Tensor:
         """The norm over all ranks that share a parameter, and over those of a group that have others. It clears the sums."""
+        if group is not None:
+            _check_group(group, self.parts)
         largest = self.power == math.inf
         joined = {}
         for groups, found in self.parts.items():
@@ -184,13 +187,31 @@ class Sums:
             sharding.reduce_over(wanted)
         device = self.device or next(iter(joined.values()), torch.zeros(())).device
         self.parts, self.device = {}, None
-        if group is not None and not joined:  # a stage without parameters: the others wait for it
-            device = sharding.device_of(group)
+        home = device
+        if group is not None:
+            # By the group alone: parameters may lie elsewhere on another rank, or it has none, and all meet on one backend.
+            there = sharding.host_device([group], sharding.device_of(group))
+            device = device if device.type == there.type else there
+            home = home if joined else device
         all_of_them = torch.stack([t.to(device) for t in joined.values()] or [self._none(device)])
         total = all_of_them.amax(0) if largest else all_of_them.sum(0)
         if group is not None:
             sharding.reduce_over([(total, group, "max" if largest else "sum")])
+            total = total.to(home)
         return total.view(torch.float32).reshape(()) if largest else root(total, self.power)
+
+
+def _check_group(group: Any, parts: Iterable[tuple[Any, ...]]) -> None:
+    """Raises ValueError if two ranks of a group shard a parameter: both have its whole sum by then, and it would count twice."""
+    import torch.distributed as dist
+
+    ranks = {*dist.get_process_group_ranks(group)}
+    for shards in (each for groups in parts for each in groups):
+        if len(both := sorted(ranks.intersection(dist.get_process_group_ranks(shards)))) > 1:
+            raise ValueError(
+                f"group= has ranks {both[0]} and {both[1]}, which shard one parameter: each has the sum of all its parts, and the norm would count it "
+                'twice. Pass a group with one rank of each stage, such as mesh.get_group("stages")'
+            )
 
 
 # The words of csrc/core/exact_sum.h in torch operators, for every device. They are integers, so any order of addition

@@ -246,6 +246,51 @@ def agreed(
     return made
 
 
+def settings_by_name(
+    saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]], optional: set[str], named: bool
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The saved settings of each group: those of the saved groups that have its parameters, which the names decide alike on every rank.
+
+    Args:
+        saved: groups, whose `params` are names.
+        names: of the parameters of each group here.
+        optional: names that need not be in a saved group.
+        named: False if the names here are only numbers.
+    """
+    source = {clean_name(str(name)): group for group in saved for name in group["params"]}
+    made = []
+    for number, (own, at) in enumerate(zip(names, saved, strict=True)):
+        if not named and [*own] != [*map(str, at["params"])]:
+            raise ValueError(
+                f"group {number} of the state dict has {_some(at['params'])} and here {_some(own)}: the parameters here have no names, and those of "
+                "stages of a pipeline have the same numbers; build both optimizers from model.named_parameters(), and save anew"
+            )
+        if lacking := [name for name in own if name not in source and name not in optional]:
+            raise ValueError(
+                f"no group of the state dict has {lacking[0]!r}, of group {number} here; they have {_some(source)}. torch.distributed.checkpoint "
+                "keeps one rank's param_groups where ranks save different parameters, as stages of a pipeline. Load the state alone, and pass this "
+                "optimizer's own groups: get_state_dict(opt)['param_groups']"
+            )
+        of = {name: source[name] for name in own if name in source}
+        distinct = list({id(group): group for group in of.values()}.values())
+        if not own:
+            distinct = [at]
+        settings = agreed(number, {}, distinct) if len(distinct) > 1 else dict(*distinct[:1])
+        for key in sorted({key for group in distinct for key in group} - settings.keys()):
+            if key not in STRUCTURE and key not in ("params", "param_names"):
+                said: dict[str, str] = {}
+                for name, group in of.items():
+                    said.setdefault(repr(group.get(key)), name)
+                raise ValueError(
+                    f"group {number} has parameters of {len(distinct)} groups of the state dict, which differ in {key} "
+                    f"({', '.join(f'{value} for {name!r}' for value, name in said.items())}): build the groups that were saved, or pass this "
+                    "optimizer's own: get_state_dict(opt)['param_groups']"
+                )
+        settings.pop("param_names", None)
+        made.append(settings)
+    return made
+
+
 def _same(a: Any, b: Any) -> bool:
     return bool(torch.as_tensor(a == b).all())
 

@@ -1,5 +1,6 @@
 """Clipping: torch's arguments, an accurate norm, the same bits however gradients are cut, and the same folded into the step."""
 
+import contextlib
 import inspect
 import math
 from unittest import mock
@@ -279,3 +280,36 @@ def test_a_number_that_the_host_knows_is_not_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"number on the CPU \(3.0\).*every replay"):
         on_device(torch.tensor(3.0), torch.device("cuda"))
+
+
+class Group:
+    """A process group as far as the choice of a device goes."""
+
+    def __init__(self, *types):
+        self._device_types = [torch.device(each) for each in types]
+
+
+@pytest.mark.parametrize(
+    "types, has, where",
+    [
+        (["cpu"], "nothing", "cpu"),
+        (["cpu", "meta"], "nothing", "cpu"),
+        (["cpu", "meta"], "cpu", "cpu"),
+        (["meta"], "nothing", "meta"),
+        (["meta"], "cpu", "meta"),
+        (["meta"], "meta", "meta"),
+    ],
+)
+def test_ranks_meet_on_a_device_that_their_group_alone_decides(monkeypatch, types, has, where):
+    """A rank with its parameters elsewhere, or with none, would wait on another backend than the others."""
+    accelerator = torch.device("meta")  # stands for one
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: accelerator)
+    found = []
+    monkeypatch.setattr(clip.sharding, "reduce_over", lambda wanted: found.extend(t.device.type for t, *_ in wanted))  # fmt: skip
+    sums = clip.Sums(math.inf)
+    if has != "nothing":
+        sums.parts[()] = [sums._none(torch.device(has))]
+    monkeypatch.setattr(clip, "_check_group", lambda *_: None, raising=False)
+    with contextlib.suppress(NotImplementedError):  # "meta" has no numbers to bring home
+        sums.norm(Group(*types))
+    assert found == [where]

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from flat_slices_worker import MAKE
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import lowbit
 from lowbit.flat import FlatSlice
@@ -86,39 +88,141 @@ def test_options_go_by_the_names_of_slices():
     assert "exp_avg_dynamic8" in opt.state[vector]["a"] and "exp_avg" in opt.state[vector]["b"]
 
 
+def built(*groups, of_slices=False, named=True, **settings):
+    """An optimizer of 64x64 parameters in groups: names, or names with the group's settings."""
+    made, slices = [], []
+    for group in groups:
+        names, own = group if isinstance(group, tuple) else (group, {})
+        params = [(n, torch.zeros(64, 64, requires_grad=True)) for n in names]
+        if of_slices:
+            vector = torch.zeros(4096 * len(names), requires_grad=True)
+            slices += [FlatSlice(vector, n, (64, 64), 0, 4096, 4096 * i) for i, n in enumerate(names)]  # fmt: skip
+            params = [vector]
+        made.append({"params": params if of_slices or named else [p for _, p in params], **own})
+    opt = lowbit.AdamW(made, **settings)
+    if of_slices:
+        lowbit.flat.bind(opt, slices)
+    return opt
+
+
+def marked(opt):
+    """The state dict, with the codes of each parameter its place."""
+    state = lowbit.flat.get_state_dict(opt)["state"]  # of one process: the optimizer's own
+    for i, each in enumerate(state.values()):
+        each["exp_avg_dynamic8"].fill_(100 + i)
+
+
+def codes(opt):
+    state = lowbit.flat.get_state_dict(opt)["state"]
+    return {n: int(each["exp_avg_dynamic8"].unique()) for n, each in state.items()}
+
+
 @pytest.mark.parametrize("of_slices", [False, True])
 def test_state_follows_names_in_any_order(of_slices):
-    """Slices have them in a checkpoint though their vector has none."""
-
-    def built(*names):
-        params = {name: torch.zeros(64, 64, requires_grad=True) for name in names}
-        if not of_slices:
-            return lowbit.AdamW(list(params.items()))
-        vector = torch.zeros(4096 * len(names), requires_grad=True)
-        opt = lowbit.AdamW([vector])
-        slices = [FlatSlice(vector, n, (64, 64), 0, 4096, 4096 * i) for i, n in enumerate(names)]
-        lowbit.flat.bind(opt, slices)
-        return opt
-
-    opt = built("a", "b")
-    for state, code in zip(lowbit.flat.get_state_dict(opt)["state"].values(), (100, 200), strict=True):  # fmt: skip
-        state["exp_avg_dynamic8"].fill_(code)  # of one process: the optimizer's own
-    saved = lowbit.flat.get_state_dict(opt)
+    opt = built("ab", of_slices=of_slices)
+    marked(opt)
+    saved = lowbit.flat.get_state_dict(opt, param_names=True)
     assert [group["param_names"] for group in saved["param_groups"]] == [["a", "b"]]
-    other = built("b", "a")
+    other = built("ba", of_slices=of_slices)
     lowbit.flat.set_state_dict(other, saved)
-    state = lowbit.flat.get_state_dict(other)["state"]
-    for name, code in (("a", 100), ("b", 200)):
-        assert (state[name]["exp_avg_dynamic8"] == code).all(), name
+    assert codes(other) == {"b": 101, "a": 100}
 
 
-def test_groups_of_other_parameters_are_refused():
-    """As of another stage of a pipeline, which torch.distributed.checkpoint may keep in the place of this one's."""
-    opt = lowbit.AdamW([("a", torch.zeros(64, 64, requires_grad=True))])
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.zeros(64, 64)) for _ in range(2))
+
+
+@pytest.mark.parametrize("source", ["torch", "torch named", "one process", "slices"])
+@pytest.mark.parametrize("target", ["slices", "named"])
+def test_a_checkpoint_loads_with_and_without_param_names(source, target, tmp_path):
+    """By torch.distributed.checkpoint, which misses a key of the template that the checkpoint has not."""
+    if source.startswith("torch"):
+        model = Two()
+        opt = lowbit.AdamW(model.named_parameters() if "named" in source else model.parameters())
+        saved = get_optimizer_state_dict(model, opt)
+    else:
+        opt = built("ab", of_slices=source == "slices")
+        saved = lowbit.flat.get_state_dict(opt)
+    for i, each in enumerate(saved["state"].values()):
+        each["exp_avg_dynamic8"].fill_(100 + i)
+    dcp.save({"optim": saved}, checkpoint_id=tmp_path)
+    other = built("ab", of_slices=target == "slices")
+    named = any("param_names" in group for group in saved["param_groups"])
+    wanted = {} if target == "slices" or named else {"param_names": False}
+    loaded = {"optim": lowbit.flat.get_state_dict(other, **wanted)}
+    dcp.load(loaded, checkpoint_id=tmp_path)
+    lowbit.flat.set_state_dict(other, loaded["optim"])
+    assert codes(other) == {"a": 100, "b": 101}
+
+
+def test_slices_saved_with_names_load_into_a_template_with_names(tmp_path):
+    opt = built("ab", of_slices=True)
+    marked(opt)
+    saved = lowbit.flat.get_state_dict(opt, param_names=True)
+    dcp.save({"optim": saved}, checkpoint_id=tmp_path)
+    for other in (built("ba"), built("ba", of_slices=True)):
+        loaded = {"optim": lowbit.flat.get_state_dict(other)}
+        dcp.load(loaded, checkpoint_id=tmp_path)
+        lowbit.flat.set_state_dict(other, loaded["optim"])
+        assert codes(other) == {"b": 101, "a": 100}
+
+
+def test_param_names_need_names():
+    with pytest.raises(ValueError, match="param_names=True: parameter 0 of the optimizer has no name; build it from model.named_parameters()"):  # fmt: skip
+        lowbit.flat.get_state_dict(built("ab", named=False), param_names=True)
+
+
+FAST, SLOW = {"lr": 0.1, "weight_decay": 0.0}, {"lr": 0.01, "weight_decay": 0.5}
+
+
+@pytest.mark.parametrize("of_slices", [False, True])
+def test_settings_follow_names(of_slices):
+    opt = built(("ab", FAST), ("cd", SLOW))
+    marked(opt)
     saved = lowbit.flat.get_state_dict(opt)
-    saved["param_groups"][0]["params"] = ["c", "d"]
-    with pytest.raises(ValueError, match="group 0 of the state dict has the settings of 'c' and others, and here it has 'a'"):  # fmt: skip
+    for groups in (("dc", "ba"), ("cd", "a"), ("d", "ab")):
+        other = built(*groups, of_slices=of_slices)
+        lowbit.flat.set_state_dict(other, saved)
+        found = [(g["lr"], g["weight_decay"]) for g in other.param_groups]
+        assert found == [(0.01, 0.5), (0.1, 0.0)], groups
+        assert codes(other) == {n: 100 + "abcd".index(n) for names in groups for n in names}
+
+
+@pytest.mark.parametrize("of_slices", [False, True])
+def test_settings_of_parameters_that_had_others_are_refused(of_slices):
+    saved = lowbit.flat.get_state_dict(built(("ab", FAST), ("cd", SLOW)))
+    other = built("ca", "db", of_slices=of_slices)
+    with pytest.raises(ValueError, match=r"group 0 has parameters of 2 groups of the state dict, which differ in lr \(0.01 for 'c', 0.1 for 'a'\)"):  # fmt: skip
+        lowbit.flat.set_state_dict(other, saved)
+    assert {g["lr"] for g in other.param_groups} == {1e-3}
+    own = lowbit.flat.get_state_dict(other)["param_groups"]
+    lowbit.flat.set_state_dict(other, {**saved, "param_groups": own})  # as it says
+    alike = lowbit.flat.get_state_dict(built(("ab", FAST), ("cd", FAST)))
+    lowbit.flat.set_state_dict(other, alike)
+    assert {g["lr"] for g in other.param_groups} == {0.1}
+
+
+@pytest.mark.parametrize("there", [["c", "d"], ["a", "c"]])
+def test_groups_of_other_parameters_are_refused(there):
+    """As of another stage of a pipeline, which torch.distributed.checkpoint may keep in the place of this one's; one name may be tied."""
+    opt = built("ab")
+    saved = lowbit.flat.get_state_dict(opt)
+    saved["param_groups"][0]["params"] = there
+    lacking = "b" if "a" in there else "a"
+    with pytest.raises(
+        ValueError, match=f"no group of the state dict has {lacking!r}, of group 0 here"
+    ):
         lowbit.flat.set_state_dict(opt, saved)
+
+
+def test_numbers_of_other_groups_are_refused():
+    """As of another stage of a pipeline whose optimizer has no names either."""
+    saved = lowbit.flat.get_state_dict(built("abc", named=False))
+    with pytest.raises(ValueError, match=r"group 0 of the state dict has '0', '1', '2' and here '0', '1'.*have no names"):  # fmt: skip
+        lowbit.flat.set_state_dict(built("ab", named=False), saved)
+    lowbit.flat.set_state_dict(built("abc", named=False), saved)
 
 
 def test_an_optimizer_that_was_stepped_is_refused():

@@ -86,6 +86,11 @@ def test_the_norm_of_a_group_is_that_of_all_its_parameters(pool):
     assert pool.run(2, "pipeline_worker", "norms") == [[], []]
 
 
+def test_a_group_of_ranks_that_shard_a_parameter_is_refused(pool):
+    for said in pool.run(2, "pipeline_worker", "counted_twice"):
+        assert "group= has ranks 0 and 1, which shard one parameter" in said
+
+
 def test_groups_of_another_stage_are_refused(pool):
     """torch.distributed.checkpoint keeps one rank's groups where stages save nested names."""
     said = pool.run(2, "pipeline_worker", "nested", pool.folder)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from paths import RECIPES
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
@@ -132,6 +133,19 @@ def nested(folder: str) -> dict[str, str]:
         lambda saved: lowbit.flat.set_state_dict(run.opt, saved),
     )  # fmt: skip
     return said
+
+
+def counted_twice() -> str:
+    """What is said where `group` has the ranks that shard a stage."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    p = nn.Parameter(distribute_tensor(torch.ones(8, 4), mesh, [Shard(0)]))
+    p.grad = torch.ones_like(p)
+    clip.total_norm(p, 2.0)
+    try:
+        clip.total_norm(p, 2.0, dist.group.WORLD)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
 
 
 def norms() -> list[str]:
