@@ -103,6 +103,9 @@ def test_stages_of_a_pipeline_have_the_bits_of_one_process(pool, case, ranks, ki
     assert len({*names}) == 8 and len(names) == 8 * ranks // 2
     for found in several:
         assert found["same"] and found["resumed"] and found["class"] == kind
+    if case in ("1", "0"):
+        for ranks, stages in ((1, None), (4, 4), (4, 2)) if case == "1" else ((1, None),):
+            assert all(pool.run(ranks, "deepspeed_pipeline", "moved", case, 2, stages, pool.folder))
 
 
 def test_offloaded_state_takes_a_quarter_of_deepspeed_cpu_adams(pool):

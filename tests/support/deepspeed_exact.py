@@ -275,7 +275,8 @@ def refused() -> dict[str, str]:
 
 
 def save(opt, weights: dict[str, torch.Tensor], folder: pathlib.Path) -> None:
-    dcp.save({"optim": lowbit.flat.get_state_dict(opt), "model": weights}, checkpoint_id=folder)
+    optim = lowbit.flat.get_state_dict(opt, param_names=True)
+    dcp.save({"optim": optim, "model": weights}, checkpoint_id=folder)
 
 
 def save_sharded(folder: str) -> None:

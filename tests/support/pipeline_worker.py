@@ -13,11 +13,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from paths import RECIPES
 from torch import nn
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import lowbit
 from lowbit.gradients import clip
