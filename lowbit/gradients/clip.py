@@ -203,11 +203,8 @@ class Sums:
 
 def _check_group(group: Any, parts: Iterable[tuple[Any, ...]]) -> None:
     """Raises ValueError if two ranks of a group shard a parameter: both have its whole sum by then, and it would count twice."""
-    import torch.distributed as dist
-
-    ranks = {*dist.get_process_group_ranks(group)}
     for shards in (each for groups in parts for each in groups):
-        if len(both := sorted(ranks.intersection(dist.get_process_group_ranks(shards)))) > 1:
+        if len(both := sharding.ranks_in_both(group, shards)) > 1:
             raise ValueError(
                 f"group= has ranks {both[0]} and {both[1]}, which shard one parameter: each has the sum of all its parts, and the norm would count it "
                 'twice. Pass a group with one rank of each stage, such as mesh.get_group("stages")'

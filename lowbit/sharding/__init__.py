@@ -2,7 +2,14 @@
 
 from lowbit.sharding.boxes import Boxes, boxes
 from lowbit.sharding.chunks import Spread, complete, to_chunks
-from lowbit.sharding.collective import average_over, device_of, host_device, rank, reduce_over
+from lowbit.sharding.collective import (
+    average_over,
+    device_of,
+    host_device,
+    rank,
+    ranks_in_both,
+    reduce_over,
+)
 from lowbit.sharding.exchange import Matrices, Whole, from_owners, owners, to_owners
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.flat_slice import FlatSlice, flat_shards, section, sections
@@ -77,6 +84,7 @@ __all__ = [
     "plain_gradients",
     "process_groups",
     "rank",
+    "ranks_in_both",
     "reduce_over",
     "reset_fully_sharded",
     "reset_reducer",

@@ -64,3 +64,10 @@ def device_of(group: Any) -> torch.device:
     accelerator = torch.accelerator.current_accelerator()
     served = {device.type for device in group._device_types}
     return accelerator if accelerator and accelerator.type in served else torch.device("cpu")
+
+
+def ranks_in_both(group: Any, other: Any) -> list[int]:
+    """The global ranks that two process groups share, in order."""
+    import torch.distributed as dist
+
+    return sorted({*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(other)})
