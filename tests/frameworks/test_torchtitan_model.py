@@ -57,7 +57,7 @@ def runs(tmp_path_factory):
         (
             "tp",
             {"w1_EFD": "(Shard(dim=0), Shard(dim=1))", "w2_EDF": "(Shard(dim=0), Shard(dim=2))", "w3_EFD": "(Shard(dim=0), Shard(dim=1))"},
-            ["w1_EFD", "w3_EFD"],
+            ["w1_EFD", "w2_EDF", "w3_EFD"],
         ),
     ],
 )  # fmt: skip
