@@ -32,10 +32,12 @@ from lowbit.sharding import whole
 HALF, ALL = 5, 10  # steps
 SEQUENCES, LENGTH = 4, 32  # of all ranks in a step; tokens
 # FSDP2 takes the ranks that tensor parallelism leaves; "ep" shards experts over two of them first, and "tp" the inside of every expert.
+# With both, torchtitan cuts no expert inside: experts lie over all 4 ranks, and the rest has tensor parallelism beside FSDP2.
 LAYOUTS = {
     "fsdp": {},
     "ep": {"expert_parallel_degree": 2},
     "tp": {"tensor_parallel_degree": 2},
+    "both": {"expert_parallel_degree": 2, "tensor_parallel_degree": 2},
 }
 
 
@@ -141,7 +143,9 @@ def trained(run: str, layout: str, folder: pathlib.Path) -> dict[str, Any]:
     params, out = members(opt), {"losses": []}
     experts = {n.rsplit(".", 1)[1]: p for n, p in params.items() if "inner_experts" in n}
     out["placements"] = {n: str(p.placements) for n, p in experts.items()}
-    out["quantized"] = sorted(n for n, p in experts.items() if "exp_avg_dynamic8" in opt.state[p])
+    kept = {n: opt.state[p].get("exp_avg_dynamic8") for n, p in experts.items()}
+    out["state"] = {n: str(t.placements) for n, t in kept.items() if t is not None}
+    out["meshes"] = sorted({p.device_mesh.mesh_dim_names for p in params.values()})
     alone: list[Alone] = []
 
     def before_the_optimizer(*_: Any) -> None:
