@@ -106,10 +106,22 @@ def get_state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
         {"state": {name: {key: tensor}}, "param_groups": [...]}; the groups list names. State of flat shards is a
         copy. All other state (of plain and DTensor parameters, and of parameters that one rank has whole) is the
         optimizer's own, which the next step changes.
+
+    Raises:
+        TypeError: `opt` is no optimizer of lowbit.
     """
+    _check_own(opt)
     opt._check_saving()
     with whole_groups(opt):
         return _state_dict(opt)
+
+
+def _check_own(opt: LowbitOptimizer) -> None:
+    if not isinstance(opt, LowbitOptimizer):
+        raise TypeError(
+            f"this takes one of lowbit's optimizers, not {type(opt).__name__}: pass the one that it wraps. Of torch's ZeroRedundancyOptimizer, which has a "
+            "part on each rank, save the state_dict() after consolidate_state_dict()"
+        )
 
 
 def _state_dict(opt: LowbitOptimizer) -> dict[str, Any]:
@@ -164,9 +176,11 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
         state_dict: state by the names of the original parameters, as DTensors or whole tensors.
 
     Raises:
+        TypeError: `opt` is no optimizer of lowbit.
         ValueError: the number of groups differs, a group's settings are those of other parameters, a parameter has no
             state, or state has an unknown layout.
     """
+    _check_own(opt)
     with whole_groups(opt):
         _load_state_dict(opt, state_dict)
 
