@@ -115,5 +115,5 @@ def test_the_functions_by_name_say_which_optimizer_they_need():
         lambda: lowbit.fsdp1.get_state_dict(other),
         lambda: lowbit.fsdp1.set_state_dict(other, {"state": {}, "param_groups": []}),
     ):
-        with pytest.raises(TypeError, match="one of lowbit's optimizers, not SGD.*consolidate"):
+        with pytest.raises(TypeError, match=r"one of lowbit's optimizers, not SGD.*consolidate"):
             call()
