@@ -20,10 +20,11 @@ from lowbit.state.layout import Layout
 from lowbit.state.parts import whole_groups
 from lowbit.state.quantize import dequantize_slot, quantize_decoded
 from lowbit.state.slot import StateTensor
+from lowbit.state.torch_functions import refuse_torch_functions
 
 __all__ = ["FlatSlice", "bind", "get_state_dict", "set_state_dict"]
 
-# Optimizer -> the hooks of its float32 view.
+# Optimizer -> the hooks of its float32 view, or the one that refuses torch's functions.
 _views: weakref.WeakKeyDictionary[LowbitOptimizer, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
@@ -78,6 +79,8 @@ def bind(
             opt.register_state_dict_post_hook(_exported),
             opt.register_load_state_dict_pre_hook(_imported),
         )
+    elif any(several[0].flat.ranks > 1 for several in flat_shards.values()):
+        _views[opt] = (opt.register_state_dict_pre_hook(refuse_torch_functions),)
 
 
 def _foreign(opt: LowbitOptimizer, slices: list[FlatSlice]) -> str | None:
