@@ -21,10 +21,11 @@ from lowbit.state.load import settings_by_name
 from lowbit.state.parts import whole_groups
 from lowbit.state.quantize import dequantize_slot, quantize_decoded
 from lowbit.state.slot import StateTensor
+from lowbit.state.torch_functions import refuse_torch_functions
 
 __all__ = ["FlatSlice", "bind", "get_state_dict", "set_state_dict"]
 
-# Optimizer -> the hooks of its float32 view.
+# Optimizer -> the hooks of its float32 view, or the one that refuses torch's functions.
 _views: weakref.WeakKeyDictionary[LowbitOptimizer, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
@@ -79,6 +80,8 @@ def bind(
             opt.register_state_dict_post_hook(_exported),
             opt.register_load_state_dict_pre_hook(_imported),
         )
+    elif any(several[0].flat.ranks > 1 for several in flat_shards.values()):
+        _views[opt] = (opt.register_state_dict_pre_hook(refuse_torch_functions),)
 
 
 def _foreign(opt: LowbitOptimizer, slices: list[FlatSlice]) -> str | None:
@@ -116,8 +119,10 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
         optimizer's own, which the next step changes.
 
     Raises:
+        TypeError: `opt` is no optimizer of lowbit.
         ValueError: `param_names` is True and a parameter has no name.
     """
+    _check_own(opt)
     opt._check_saving()
     with whole_groups(opt):
         for _, p, name, index in opt._members():
@@ -126,6 +131,14 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
                     f"param_names=True: parameter {index} of the optimizer has no name; build it from model.named_parameters()"
                 )
         return _state_dict(opt, param_names)
+
+
+def _check_own(opt: LowbitOptimizer) -> None:
+    if not isinstance(opt, LowbitOptimizer):
+        raise TypeError(
+            f"this takes one of lowbit's optimizers, not {type(opt).__name__}: pass the one that it wraps. Of torch's ZeroRedundancyOptimizer, which has a "
+            "part on each rank, save the state_dict() after consolidate_state_dict()"
+        )
 
 
 def _state_dict(opt: LowbitOptimizer, param_names: bool | None) -> dict[str, Any]:
@@ -182,9 +195,11 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
         state_dict: state by the names of the original parameters, as DTensors or whole tensors.
 
     Raises:
+        TypeError: `opt` is no optimizer of lowbit.
         ValueError: the number of groups differs, no group has a parameter, the parameters of a group had different
             settings, a parameter has no state, or state has an unknown layout.
     """
+    _check_own(opt)
     with whole_groups(opt):
         _load_state_dict(opt, state_dict)
 

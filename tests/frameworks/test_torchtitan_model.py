@@ -1,5 +1,5 @@
-"""torchtitan's own Trainer with its own mixture of experts and its own `parallelize` function, on 4 ranks of gloo: expert parallelism beside FSDP2, and
-tensor parallelism inside experts beside FSDP2."""
+"""torchtitan's own Trainer with its own mixture of experts and its own `parallelize` function, on 4 ranks of gloo: expert parallelism beside FSDP2,
+tensor parallelism inside experts beside FSDP2, and both kinds at once."""
 
 import importlib.util
 import json
@@ -13,10 +13,23 @@ from paths import SUPPORT
 from require import need
 
 WORKER = SUPPORT / "titan_model_worker.py"
-STRIDED = "(_StridedShard(dim=0, sf=2), Shard(dim=0))"
+EXPERTS = ("w1_EFD", "w2_EDF", "w3_EFD")
+STRIDED = dict.fromkeys(EXPERTS, "(_StridedShard(dim=0, sf=2), Shard(dim=0))")
+ROWS, COLUMNS = "(Shard(dim=0), Shard(dim=1))", "(Shard(dim=0), Shard(dim=2))"
+HOME = "(Shard(dim=0), Shard(dim=0))"
+# What 4 ranks must have: where expert weights lie, where their codes lie, and the meshes of all parameters.
+LAYOUTS = {
+    "ep": {"placements": STRIDED, "state": STRIDED, "meshes": [["efsdp", "ep"], ["fsdp"]]},
+    "tp": {
+        "placements": {"w1_EFD": ROWS, "w2_EDF": COLUMNS, "w3_EFD": ROWS},
+        "state": {"w1_EFD": ROWS, "w2_EDF": HOME, "w3_EFD": ROWS},
+        "meshes": [["fsdp", "tp"]],
+    },
+    "both": {"placements": STRIDED, "state": STRIDED, "meshes": [["efsdp", "ep"], ["fsdp", "tp"]]},
+}
 RUNS = {
-    4: ["train:ep:ep", "resume:ep:ep", "train:tp:tp"],
-    2: ["replay:ep:ep", "replay:tp:fsdp"],
+    4: ["train:ep:ep", "resume:ep:ep", "train:tp:tp", "train:both:both"],
+    2: ["replay:ep:ep", "replay:tp:fsdp", "replay:both:fsdp"],
     1: ["replay:ep:fsdp"],
 }
 
@@ -50,21 +63,12 @@ def runs(tmp_path_factory):
     shutil.rmtree(out)  # half a gigabyte of gradients and checkpoints
 
 
-@pytest.mark.parametrize(
-    "layout, placements, quantized",
-    [
-        ("ep", dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), STRIDED), ["w1_EFD", "w2_EDF", "w3_EFD"]),
-        (
-            "tp",
-            {"w1_EFD": "(Shard(dim=0), Shard(dim=1))", "w2_EDF": "(Shard(dim=0), Shard(dim=2))", "w3_EFD": "(Shard(dim=0), Shard(dim=1))"},
-            ["w1_EFD", "w3_EFD"],
-        ),
-    ],
-)  # fmt: skip
-def test_the_bits_are_those_of_one_process(runs, layout, placements, quantized):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_bits_are_those_of_one_process(runs, layout):
     """With the gradients of the ranks, since sums of the model itself depend on who adds them up."""
     run = runs[4, f"train:{layout}:{layout}"]
-    assert run["placements"] == placements and run["quantized"] == quantized
+    for what, expected in LAYOUTS[layout].items():
+        assert run[what] == expected, what
     assert len(run["losses"]) == 10 and len(set(run["losses"])) == 10
     assert run["half"] == run["alone half"]
     assert run["end"] == run["alone end"] != run["half"]
@@ -76,7 +80,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs):
     assert resumed["losses"] == whole["losses"][5:]
 
 
-@pytest.mark.parametrize("ranks, layout, now", [(2, "ep", "ep"), (2, "tp", "fsdp"), (1, "ep", "fsdp")])  # fmt: skip
+@pytest.mark.parametrize("ranks, layout, now", [(2, "ep", "ep"), (2, "tp", "fsdp"), (2, "both", "fsdp"), (1, "ep", "fsdp")])  # fmt: skip
 def test_other_layouts_go_on_with_the_same_bits(runs, ranks, layout, now):
     """From torchtitan's checkpoint of 4 ranks, which has state under flat names, with the gradients of those ranks."""
     run, whole = runs[ranks, f"replay:{layout}:{now}"], runs[4, f"train:{layout}:{layout}"]

@@ -6,12 +6,12 @@ after 2 more steps; the first line loads what one process saved, and one process
     LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix.py    # writes both
 """
 
-import json
 import os
 
 import matrix_worker
 import pytest
-from matrix_page import RESULTS, SAME, page_with, recorded, write_page
+from matrix_page import same_as_recorded
+from matrix_run import SAME
 
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 
@@ -62,10 +62,7 @@ def found(pool):
 
 
 def test_every_cell_is_what_was_recorded(found):
-    if RECORD:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-        write_page(page_with(*recorded()))
-    assert found == json.loads(RESULTS.read_text())
+    same_as_recorded("first", found, RECORD)
 
 
 def test_a_difference_is_seen(pool):

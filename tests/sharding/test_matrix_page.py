@@ -1,40 +1,48 @@
-"""The matrix in docs/sharding.md is what test_matrix.py found."""
+"""The matrix in docs/sharding.md is what test_matrix.py, test_matrix_rows.py and test_matrix_products.py found."""
+
+import copy
 
 import matrix_page
 import pytest
-from matrix_cases import TABLES
-from matrix_page import SAME
+from matrix_cases import TABLES, cases_on
+from matrix_checkpoints import KINDS
+from matrix_page import COLUMNS_OF_KINDS
+from matrix_run import SAME
 
 
 def test_the_page_has_the_recorded_matrix():
-    assert matrix_page.page_with(*matrix_page.recorded()) == matrix_page.read_page(), (
-        "write it: LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix.py tests/sharding/test_matrix_rows.py"
+    assert matrix_page.page_with(matrix_page.recorded()) == matrix_page.read_page(), (
+        "write it: LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix*.py"
     )
 
 
 def test_a_cell_that_changed_is_seen_and_equal_refusals_are_one():
-    found, more = matrix_page.recorded()
-    first, second = list(found)[:2]
+    found = matrix_page.recorded()
+    changed = copy.deepcopy(found)
     words = "parameter 'a.b' is refused"
-    changed = {wrapper: {**cells, "LAMB": SAME} for wrapper, cells in found.items()}
-    changed[first] = {**changed[first], "LAMB": words}
-    changed[second] = {**changed[second], "LAMB": words.replace("a.b", "c.d")}
-    text = matrix_page.matrix(changed, more)
-    assert text != matrix_page.matrix(found, more)
+    changed["first"]["DDP"]["LAMB"] = words
+    changed["first"]["FSDP2"]["LAMB"] = words.replace("a.b", "c.d")
+    text = matrix_page.matrix(changed)
+    assert text != matrix_page.matrix(found)
     assert text.count("parameter NAME is refused") == 1
 
 
 def test_cases_of_one_column_agree():
-    found, more = matrix_page.recorded()
-    first = next(iter(found))
-    assert found[first]["Adafactor"] == SAME
+    found = copy.deepcopy(matrix_page.recorded())
+    assert found["first"]["DDP"]["Adafactor"] == SAME
+    found["first"]["DDP"]["Adafactor"] = "is refused"
     with pytest.raises(AssertionError, match="some of"):
-        matrix_page.matrix({**found, first: {**found[first], "Adafactor": "is refused"}}, more)
+        matrix_page.matrix(found)
 
 
 def test_every_row_has_every_case():
-    _, more = matrix_page.recorded()
-    for which, (cases, wrappers) in TABLES.items():
-        assert which == "wrappers" and [*more] == [*wrappers]
-        assert all([*by] == [str(n) for n in wrappers[wrapper]] for wrapper, by in more.items())
-        assert all(said.keys() == cases.keys() for by in more.values() for said in by.values())
+    found = matrix_page.recorded()
+    for which, (_, wrappers) in TABLES.items():
+        if which == "kinds":
+            assert [*found[which]] == [*wrappers]
+            assert all(said.keys() == KINDS.keys() for said in found[which].values())
+            continue
+        assert {w: [*map(int, by)] for w, by in found[which].items()} == {w: [*n] for w, n in wrappers.items()}  # fmt: skip
+        for wrapper, by in found[which].items():
+            assert all([*said] == [*cases_on(which, wrapper, int(ranks))] for ranks, said in by.items())  # fmt: skip
+    assert sorted(k for kinds in COLUMNS_OF_KINDS.values() for k in kinds) == sorted(KINDS)

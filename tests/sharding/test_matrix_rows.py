@@ -7,12 +7,11 @@ this test found, and the page is written from it:
     LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix_rows.py    # writes both
 """
 
-import json
 import os
 
 import matrix_run
 import pytest
-from matrix_page import ROWS, page_with, recorded, write_page
+from matrix_page import same_as_recorded
 
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 
@@ -24,10 +23,7 @@ def found(pool):
 
 
 def test_every_cell_is_what_was_recorded(found):
-    if RECORD:
-        ROWS.write_text(json.dumps(found, indent=1) + "\n")
-        write_page(page_with(*recorded()))
-    assert found == json.loads(ROWS.read_text())
+    same_as_recorded("wrappers", found, RECORD)
 
 
 def test_a_difference_is_seen(pool, found):

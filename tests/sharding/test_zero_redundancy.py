@@ -106,3 +106,14 @@ def test_as_many_names_by_hand_are_taken_as_they_stand():
     lowbit.param_groups(net)
     opt = lowbit.AdamW([{"params": [net.bias, net.weight], "param_names": ["b", "w"]}])
     assert [name for *_, name, _ in opt._members()] == ["b", "w"]
+
+
+def test_the_functions_by_name_say_which_optimizer_they_need():
+    """ZeroRedundancyOptimizer around lowbit's, say, of which each rank has a part."""
+    other = torch.optim.SGD(nn.Linear(64, 80).parameters())
+    for call in (
+        lambda: lowbit.fsdp1.get_state_dict(other),
+        lambda: lowbit.fsdp1.set_state_dict(other, {"state": {}, "param_groups": []}),
+    ):
+        with pytest.raises(TypeError, match=r"one of lowbit's optimizers, not SGD.*consolidate"):
+            call()

@@ -88,9 +88,32 @@ COLUMNS_OF_FORMATS = {
     "Kahan, split8": ("Kahan", "split8"),
 }
 FIRST = {cases[0] for columns in (COLUMNS_OF_RULES, COLUMNS_OF_REDUCING, COLUMNS_OF_FORMATS) for cases in columns.values()}  # fmt: skip
+# Every one of these rules in every one of these formats.
+OF_PRODUCTS = ("AdamW", "Lion", "Adafactor", "CAME", "LAMB", "Schedule-Free", "Muon", "APOLLO")
+IN_PRODUCTS: dict[str, dict[str, Any]] = {
+    "8bit": {},
+    **{name: {"state_format": name} for name in ("4bit", "fp8", "factored8")},
+    "Kahan": {"param_format": "bfloat16_kahan"},
+    "split8": {"param_format": "bfloat16_split8"},
+}
+PRODUCTS: dict[str, Case] = {
+    f"{rule}, {name}": (RULES[rule][0], {**RULES[rule][1], **options})
+    for rule in OF_PRODUCTS
+    for name, options in IN_PRODUCTS.items()
+}
+# The kinds of checkpoints: of 8-bit state, and of a factored one beside it.
+OF_KINDS = {name: RULES[name] for name in ("AdamW", "Adafactor")}
+OVER_KINDS = {
+    name: (4,)
+    for name in (
+        "DDP", ZERO, "FSDP1 orig", "FSDP1 flat", SLICES, "FSDP2", "CPU offload", "HSDP 2x2", "TP x FSDP 2x2 row", "EP x FSDP 2x2", "pipeline",
+    )
+}  # fmt: skip
 # By the name of the table: its cases and its wrappers.
 TABLES: dict[str, tuple[dict[str, Case], dict[str, tuple[int, ...]]]] = {
     "wrappers": ({name: case for name, case in {**RULES, **FORMATS}.items() if name in FIRST}, WRAPPERS),
+    "products": (PRODUCTS, {"FSDP2": (4,), "EP x FSDP 2x2": (4,)}),
+    "kinds": (OF_KINDS, OVER_KINDS),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The matrix in docs/sharding.md, written from tests/sharding/matrix.json, which test_matrix.py found, and matrix_rows.json of test_matrix_rows.py."""
+"""The matrix in docs/sharding.md, written from what test_matrix.py, test_matrix_rows.py and test_matrix_products.py found: matrix*.json beside them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from matrix_cases import COLUMNS_OF_FORMATS, COLUMNS_OF_REDUCING, COLUMNS_OF_RULES
+from matrix_cases import (
+    COLUMNS_OF_FORMATS,
+    COLUMNS_OF_REDUCING,
+    COLUMNS_OF_RULES,
+    IN_PRODUCTS,
+    OF_PRODUCTS,
+    OVER_KINDS,
+)
+from matrix_run import SAME
 from paths import ROOT
 
-ROWS = ROOT / "tests/sharding/matrix_rows.json"
-RESULTS = ROOT / "tests/sharding/matrix.json"
+# By the name of the table. "first" is wrapper -> case -> SAME or a refusal; the others are as matrix_run gives them.
+FILES = {
+    "first": ROOT / "tests/sharding/matrix.json",
+    "wrappers": ROOT / "tests/sharding/matrix_rows.json",
+    "products": ROOT / "tests/sharding/matrix_products.json",
+    "kinds": ROOT / "tests/sharding/matrix_kinds.json",
+}
 PAGE = ROOT / "docs/sharding.md"
 BEGIN, END = "<!-- tests/sharding/test_matrix.py writes this -->", "<!-- end of the matrix -->"
-SAME = "same bits"
-Found = dict[str, dict[str, str]]  # wrapper -> case -> SAME or a refusal
-Rows = dict[str, dict[str, dict[str, str]]]  # the same by wrapper and number of ranks
+Found = dict[str, Any]
+Columns = dict[str, tuple[str, ...]]  # title -> the cases that are one column
 
 # The columns of each table: rule families with their cases, and formats.
-TABLES = {
+FIRST: dict[str, Columns] = {
     "Rules": {
         "AdamW, Lion": ("AdamW", "Lion"), "Schedule-Free": ("Schedule-Free",), "Adafactor, CAME": ("Adafactor", "CAME"), "LAMB": ("LAMB",),
         "APOLLO, Fira": ("APOLLO", "Fira"), "Muon": ("Muon",),
@@ -29,69 +42,113 @@ TABLES = {
         "column scales": ("column scales",), "Kahan, split8": ("Kahan", "split8"),
     },
 }  # fmt: skip
-
-
 # The columns of more rows: the first case of those that behave alike.
-MORE = {
+MORE: dict[str, Columns] = {
     "Rules (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_RULES.values()},
     "Rules that reduce (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_REDUCING.values()},
     "Formats (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_FORMATS.values() if cases[0] not in COLUMNS_OF_RULES["Adam, AdamW, Lion, AdEMAMix"]},
+}  # fmt: skip
+# Of the kinds of checkpoints: a column's title, and its kinds.
+COLUMNS_OF_KINDS: Columns = {
+    "nested": ("nested, torch's files", "nested, Writer"),
+    "flat names": ("flat names, torch's files", "flat names, Writer"),
+    "lowbit's": ("lowbit, torch's files", "lowbit, Writer"),
+    "lowbit's, resharded": ("lowbit, resharded",),
+    "torch.save": ("torch.save",),
+}
+# What is longer than what it means.
+SHORTER = {
+    r"^RuntimeError: Optimizer state has not been consolidated.*": "torch: Optimizer state has not been consolidated on this rank",
+    r"^at loading what pipeline saved: ValueError: group 0 of the state dict has .*":
+        "ValueError on a stage that loads it: torch.distributed.checkpoint keeps one rank's param_groups. "
+        "Save flat names, or load the state alone: [pipeline.md](pipeline.md)",
 }  # fmt: skip
 
 
 def general(words: str) -> str:
     """A refusal without the parameter's name and numbers, so that those of two parameters are one."""
+    for pattern, meant in SHORTER.items():
+        words = re.sub(pattern, meant, words)
     return re.sub(r"(?<=parameter )('[^']+'|\d+)|(?<=\[)'[^']+'(?=\])", "NAME", words)
 
 
-def table(
-    title: str, columns: dict[str, tuple[str, ...]], wrappers: Iterable[str], cell: Callable[[str, tuple[str, ...]], str]
-) -> list[str]:  # fmt: skip
+class Refusals:
+    """Numbers them in the order in which the tables name them."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def cell(self, said: Iterable[str], where: str) -> str:
+        said = list(said)
+        refused = sorted({self.numbers.setdefault(general(words), len(self.numbers) + 1) for words in said if words != SAME})  # fmt: skip
+        if not refused:
+            return SAME
+        assert SAME not in said, f"{where}: some of these are served and some refused: {said}"
+        return f"refused ({', '.join(map(str, refused))})"
+
+    def lines(self) -> list[str]:
+        made = []
+        for words, number in self.numbers.items():
+            made += textwrap.wrap(f"{number}. {words}", 118, subsequent_indent="   ", break_on_hyphens=False)  # fmt: skip
+        return made
+
+
+def rows(title: str, columns: Iterable[str], labels: dict[str, str], cell: Callable[[str, str], str]) -> list[str]:  # fmt: skip
+    """A table; `cell` of a row's key and a column."""
+    columns = list(columns)
     lines = [f"| {title} | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1)]
-    for wrapper in wrappers:
-        cells = [cell(wrapper, cases) for cases in columns.values()]
-        lines.append(f"| {wrapper} | {' | '.join(cells)} |")
+    lines += [f"| {label} | {' | '.join(cell(key, column) for column in columns)} |" for key, label in labels.items()]  # fmt: skip
     return [*lines, ""]
 
 
-def matrix(found: Found, more: Rows) -> str:
+def matrix(found: Found) -> str:
     """The tables and the refusals that they number."""
-    refusals: dict[str, int] = {}
-    rows = {f"{wrapper} ({ranks})": said for wrapper, by in more.items() for ranks, said in by.items()}  # fmt: skip
-    found = {**found, **rows}
+    refusals, lines = Refusals(), []
+    more = {f"{wrapper} ({ranks})": said for wrapper, by in found["wrappers"].items() for ranks, said in by.items()}  # fmt: skip
+    for tables, cells in ((FIRST, found["first"]), (MORE, more)):
+        for title, columns in tables.items():
 
-    def cell(wrapper: str, cases: tuple[str, ...]) -> str:
-        said = [found[wrapper][case] for case in cases]
-        refused = sorted({refusals.setdefault(general(words), len(refusals) + 1) for words in said if words != SAME})  # fmt: skip
-        if not refused:
-            return SAME
-        assert SAME not in said, f"{wrapper}: some of {cases} are served and some refused"
-        return f"refused ({', '.join(map(str, refused))})"
+            def of_cases(wrapper: str, column: str, columns=columns, cells=cells) -> str:
+                return refusals.cell([cells[wrapper][case] for case in columns[column]], f"{wrapper}, {column}")  # fmt: skip
 
-    lines = []
-    for title, columns in TABLES.items():
-        lines += table(title, columns, [wrapper for wrapper in found if wrapper not in rows], cell)
-    for title, columns in MORE.items():
-        lines += table(title, columns, rows, cell)
-    for words, number in refusals.items():
-        lines += textwrap.wrap(f"{number}. {words}", 118, subsequent_indent="   ", break_on_hyphens=False)  # fmt: skip
-    return "\n".join(lines).rstrip()
+            lines += rows(title, columns, {wrapper: wrapper for wrapper in cells}, of_cases)
+    for wrapper, by in found["products"].items():
+
+        def product(rule: str, name: str, wrapper=wrapper, by=by) -> str:
+            said = [cells[f"{rule}, {name}"] for cells in by.values()]
+            return refusals.cell(said, f"{wrapper}: {rule}, {name}")
+
+        title = f"{wrapper} ({', '.join(by)})"
+        lines += rows(title, IN_PRODUCTS, {rule: rule for rule in OF_PRODUCTS}, product)
+
+    def kind(wrapper: str, column: str) -> str:
+        said = [found["kinds"][wrapper][each] for each in COLUMNS_OF_KINDS[column]]
+        return refusals.cell(said, f"{wrapper}: {column}")
+
+    labels = {wrapper: f"{wrapper} ({OVER_KINDS[wrapper][0]})" for wrapper in found["kinds"]}
+    lines += rows("Checkpoints (ranks)", COLUMNS_OF_KINDS, labels, kind)
+    return "\n".join([*lines, *refusals.lines()]).rstrip()
 
 
 def read_page() -> str:
     return PAGE.read_text()
 
 
-def page_with(found: Found, more: Rows) -> str:
+def page_with(found: Found) -> str:
     """The page with this matrix in place of the one that it has."""
     before, rest = read_page().split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{matrix(found, more)}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{matrix(found)}\n\n{END}{after}"
 
 
-def write_page(text: str) -> None:
-    PAGE.write_text(text)
+def recorded() -> Found:
+    return {which: json.loads(path.read_text()) for which, path in FILES.items()}
 
 
-def recorded() -> tuple[Found, Rows]:
-    return json.loads(RESULTS.read_text()), json.loads(ROWS.read_text())
+def same_as_recorded(which: str, found: Any, record: bool) -> None:
+    """AssertionError where a cell is not what is recorded; with `record` it is written, and the page once every table has its file."""
+    if record:
+        FILES[which].write_text(json.dumps(found, indent=1) + "\n")
+        if all(path.exists() for path in FILES.values()):
+            PAGE.write_text(page_with(recorded()))
+    assert found == json.loads(FILES[which].read_text())

@@ -1,11 +1,13 @@
-"""The tables of the matrix as test_matrix_rows.py finds them: which ranks do what, in which order, and what they found in common."""
+"""The tables of the matrix as test_matrix_rows.py and test_matrix_products.py find them: which ranks do what, in which order, and what they found in common."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
-from matrix_cases import TABLES, cases_on
-from matrix_rows_worker import ONE
+import matrix_checkpoints
+from matrix_cases import OVER_KINDS, TABLES, cases_on
+from matrix_rows_worker import ONE, Place
 from pool import Pool
 
 SAME = "same bits"
@@ -45,4 +47,29 @@ def table(pool: Pool, which: str) -> dict[str, dict[str, Words]]:
     wrong = pool.run(1, "matrix_rows_worker", "in_one_process", which, folder, last)[0]
     bad |= {("in one process", name): each for name, each in wrong.items() if each}
     assert not bad, bad
+    return found
+
+
+def kinds(pool: Pool) -> dict[str, Words]:
+    """Wrapper -> kind of checkpoint -> SAME or words."""
+    folder = pool.folder
+    assert not pool.run(1, "matrix_rows_worker", "one_process", "kinds", folder)[0]
+    found: dict[str, Words] = {}
+    sources: dict[str, Place] = {}
+    loads: list[tuple[str, Place]] = []
+    bad: dict[Any, Any] = {}
+    for place in [ONE, *((wrapper, counts[0]) for wrapper, counts in OVER_KINDS.items())]:
+        answers = pool.run(place[1], "matrix_checkpoints", "kinds", folder, place, sources)
+        said, wrong = of_all(answers)
+        bad |= {(*place, kind): sorted(each) for kind, each in wrong.items() if each}
+        found[place[0]] = {kind: said.get(kind, SAME) for kind in matrix_checkpoints.KINDS}
+        for kind, (state, _) in matrix_checkpoints.KINDS.items():
+            if kind not in said:
+                sources[kind] = place
+                if state:
+                    loads.append((kind, place))
+    if wrong := pool.run(1, "matrix_checkpoints", "one_process_loads", folder, loads)[0]:
+        bad["in one process"] = wrong
+    assert not bad, bad
+    del found[ONE[0]]
     return found

@@ -32,10 +32,12 @@ from lowbit.sharding import whole
 HALF, ALL = 5, 10  # steps
 SEQUENCES, LENGTH = 4, 32  # of all ranks in a step; tokens
 # FSDP2 takes the ranks that tensor parallelism leaves; "ep" shards experts over two of them first, and "tp" the inside of every expert.
+# With both, torchtitan cuts no expert inside: experts lie over all 4 ranks, and the rest has tensor parallelism beside FSDP2.
 LAYOUTS = {
     "fsdp": {},
     "ep": {"expert_parallel_degree": 2},
     "tp": {"tensor_parallel_degree": 2},
+    "both": {"expert_parallel_degree": 2, "tensor_parallel_degree": 2},
 }
 
 
@@ -60,7 +62,7 @@ def import_for_a_cpu() -> None:
         dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
 
 
-def configuration(folder: pathlib.Path, layout: str, full_precision: str) -> Any:
+def configuration(folder: pathlib.Path, layout: str) -> Any:
     """torchtitan's `deepseek_v3_debugmodel` with two of its six layers, one dense and one of experts, and lowbit's optimizer."""
     from torchtitan.components.checkpointer import CheckpointManager
     from torchtitan.components.metrics import MetricsProcessor
@@ -90,7 +92,7 @@ def configuration(folder: pathlib.Path, layout: str, full_precision: str) -> Any
     config.tokenizer, config.dataloader = Words.Config(), Batches.Config()
     config.metrics = MetricsProcessor.Config(log_freq=1, disable_color_printing=True)
     config.loss.num_chunks = 2
-    config.optimizer = torchtitan.adamw(lr=8e-4, seed=3, full_precision=full_precision)
+    config.optimizer = torchtitan.adamw(lr=8e-4, seed=3)
     config.training = TrainingConfig(
         local_batch_size=1, global_batch_size=SEQUENCES, seq_len=LENGTH, steps=ALL, disable_cuda_graphs=True
     )  # fmt: skip
@@ -130,10 +132,10 @@ class Alone:
         self.schedulers.step()
 
 
-def trained(run: str, layout: str, folder: pathlib.Path, full_precision: str) -> dict[str, Any]:
+def trained(run: str, layout: str, folder: pathlib.Path) -> dict[str, Any]:
     from torchtitan.trainer import Trainer
 
-    config = configuration(folder, layout, full_precision)
+    config = configuration(folder, layout)
     if run != "train":
         config.checkpoint.load_step, config.checkpoint.load_only = HALF, True
     trainer = Trainer(config)
@@ -141,7 +143,9 @@ def trained(run: str, layout: str, folder: pathlib.Path, full_precision: str) ->
     params, out = members(opt), {"losses": []}
     experts = {n.rsplit(".", 1)[1]: p for n, p in params.items() if "inner_experts" in n}
     out["placements"] = {n: str(p.placements) for n, p in experts.items()}
-    out["quantized"] = sorted(n for n, p in experts.items() if "exp_avg_dynamic8" in opt.state[p])
+    kept = {n: opt.state[p].get("exp_avg_dynamic8") for n, p in experts.items()}
+    out["state"] = {n: str(t.placements) for n, t in kept.items() if t is not None}
+    out["meshes"] = sorted({p.device_mesh.mesh_dim_names for p in params.values()})
     alone: list[Alone] = []
 
     def before_the_optimizer(*_: Any) -> None:
@@ -190,16 +194,12 @@ def main() -> None:
     torch.autograd.set_multithreading_enabled(False)  # as torchtitan's init_distributed does
     import_for_a_cpu()
     results = {}
-    from lowbit.integrations.torchtitan import FULL_PRECISION
-
     for name in runs:
         run, saved_as, layout = name.split(":")
-        # Tensor parallelism inside experts shards this matrix on its last dimension.
-        full_precision = FULL_PRECISION + (r"|\.w2_EDF$" if saved_as == "tp" else "")
         folder = pathlib.Path(root, saved_as)
         folder.mkdir(exist_ok=True)
         try:
-            results[name] = trained(run, layout, folder, full_precision)
+            results[name] = trained(run, layout, folder)
         except BaseException:  # torch's CheckpointException is no Exception
             results[name] = {"error": traceback.format_exc()}
             break  # the ranks may no longer be at the same place
