@@ -125,11 +125,9 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
     _check_own(opt)
     opt._check_saving()
     with whole_groups(opt):
-        for _, p, name, index in opt._members():
-            if param_names and not _has_name(p, name):
-                raise ValueError(
-                    f"param_names=True: parameter {index} of the optimizer has no name; build it from model.named_parameters()"
-                )
+        unnamed = [i for _, p, name, i in opt._members() if not _has_name(p, name)]
+        if param_names and unnamed:
+            raise ValueError(f"param_names=True: parameter {unnamed[0]} of the optimizer has no name; build it from model.named_parameters()")  # fmt: skip
         return _state_dict(opt, param_names)
 
 
