@@ -1,7 +1,8 @@
 """The matrix of docs/sharding.md: every rule and format under every wrapper, trained, saved and loaded, beside one process.
 
 A cell is "same bits" if 10 steps give the bytes of one process, and what the wrapper of the line above saved loads, with the bytes of one process, also
-after 2 more steps; the first line loads what one process saved, and one process what the last one saved. Else it has the refusal. `tests/sharding/matrix.json` is what this test found, and the page is written from it:
+after 2 more steps; the first line loads what one process saved, and one process what the last one saved. Else it has the refusal. One case of each column
+runs on more ranks too, which load what fewer saved, and one process what they saved. `tests/sharding/matrix.json` is what this test found, and the page is written from it:
 
     LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix.py    # writes both
 """
@@ -10,7 +11,7 @@ import os
 
 import matrix_worker
 import pytest
-from matrix_page import same_as_recorded
+from matrix_page import OF_EACH_COLUMN, same_as_recorded
 from matrix_run import SAME
 
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
@@ -32,16 +33,20 @@ def found(pool):
     """Wrapper -> case -> "same bits" or the words of the refusal."""
     folder = pool.folder
 
-    def run(wrapper, function, *arguments):
-        ranks = matrix_worker.WRAPPERS.get(wrapper, 1)
+    def run(wrapper, function, *arguments, ranks=None):
+        ranks = ranks or matrix_worker.WRAPPERS.get(wrapper, 1)
         return pool.run(ranks, "matrix_worker", function, wrapper, *arguments)
 
     said, wrong = {}, {}
+
+    def train(wrapper, names, name, ranks=None):
+        answers = run(wrapper, "train", names, folder, name, ranks=ranks)
+        said[name] = one_of([refused for refused, _ in answers])
+        wrong[name] = joined([each for _, each in answers])
+
     everyone = ["single", *matrix_worker.WRAPPERS]
     for wrapper in everyone:
-        answers = run(wrapper, "train", folder)
-        said[wrapper] = one_of([refused for refused, _ in answers])
-        wrong[wrapper] = joined([each for _, each in answers])
+        train(wrapper, [*matrix_worker.CASES], wrapper)
     assert not said["single"] and list(wrong["single"]) == list(matrix_worker.CASES)
     for before, wrapper in zip([everyone[-1], *everyone], everyone, strict=False):
         sources = {
@@ -53,6 +58,21 @@ def found(pool):
         sources = {source: names for source, names in sources.items() if names}
         for name, found in joined(run(wrapper, "resume", sources, folder)).items():
             wrong[wrapper][name] += found
+    on_more = {}  # name of what is saved -> cases
+    for wrapper, counts in matrix_worker.MORE_RANKS.items():
+        before = wrapper
+        for ranks in counts:
+            more = f"{wrapper} on {ranks} ranks"
+            train(wrapper, OF_EACH_COLUMN, more, ranks)
+            refused = {name: words for name, words in said[wrapper].items() if name in OF_EACH_COLUMN}  # fmt: skip
+            assert said[more] == refused, more
+            on_more[more] = [*wrong[more]]
+            resumed = run(wrapper, "resume", {before: on_more[more]}, folder, ranks=ranks)
+            for name, found in joined(resumed).items():
+                wrong[more][name] += found
+            before = more
+    for name, found in joined(run("single", "resume", on_more, folder)).items():
+        wrong["single"][name] += found
     bad = {w: {k: v for k, v in by.items() if v} for w, by in wrong.items() if any(by.values())}
     assert not bad, bad
     return {

@@ -17,6 +17,7 @@ from matrix_cases import (
     OVER_KINDS,
 )
 from matrix_run import SAME
+from matrix_worker import MORE_RANKS
 from paths import ROOT
 
 # By the name of the table. "first" is wrapper -> case -> SAME or a refusal; the others are as matrix_run gives them.
@@ -34,14 +35,19 @@ Columns = dict[str, tuple[str, ...]]  # title -> the cases that are one column
 # The columns of each table: rule families with their cases, and formats.
 FIRST: dict[str, Columns] = {
     "Rules": {
-        "AdamW, Lion": ("AdamW", "Lion"), "Schedule-Free": ("Schedule-Free",), "Adafactor, CAME": ("Adafactor", "CAME"), "LAMB": ("LAMB",),
-        "APOLLO, Fira": ("APOLLO", "Fira"), "Muon": ("Muon",),
+        "AdamW, Lion": ("AdamW", "Lion"), "SGD, RMSprop, Adagrad": ("SGD", "RMSprop", "Adagrad"),
+        "Adam, AdEMAMix, cautious": ("Adam", "AdEMAMix", "cautious AdamW", "cautious Lion"), "Schedule-Free": ("Schedule-Free",),
+    },
+    "Rules that reduce": {
+        "Adafactor, CAME": ("Adafactor", "CAME"), "LAMB, LARS": ("LAMB", "LARS"), "APOLLO, Fira": ("APOLLO", "Fira"), "Muon": ("Muon",),
     },
     "Formats": {
         "8bit, log8, fp8": ("AdamW", "log8", "fp8"), "4bit": ("4bit",), "lpmm4": ("lpmm4",), "factored8": ("factored8",),
         "column scales": ("column scales",), "Kahan, split8": ("Kahan", "split8"),
     },
 }  # fmt: skip
+# What more ranks run.
+OF_EACH_COLUMN = [*dict.fromkeys(cases[0] for columns in FIRST.values() for cases in columns.values())]  # fmt: skip
 # The columns of more rows: the first case of those that behave alike.
 MORE: dict[str, Columns] = {
     "Rules (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_RULES.values()},
@@ -101,6 +107,15 @@ def rows(title: str, columns: Iterable[str], labels: dict[str, str], cell: Calla
     return [*lines, ""]
 
 
+def ranks_of_first() -> str:
+    """What the numbers of ranks of the first tables are."""
+    more = [f"{wrapper} on {' and '.join(map(str, counts))}" for wrapper, counts in MORE_RANKS.items()]  # fmt: skip
+    return (
+        "These rows have 2 ranks, or the 4 of their mesh. On more ranks, too, the first rule or format of each column ends in the same cell, "
+        f"and loads what fewer ranks saved: {', '.join(more)}."
+    )
+
+
 def matrix(found: Found) -> str:
     """The tables and the refusals that they number."""
     refusals, lines = Refusals(), []
@@ -112,6 +127,8 @@ def matrix(found: Found) -> str:
                 return refusals.cell([cells[wrapper][case] for case in columns[column]], f"{wrapper}, {column}")  # fmt: skip
 
             lines += rows(title, columns, {wrapper: wrapper for wrapper in cells}, of_cases)
+        if tables is FIRST:
+            lines += [*textwrap.wrap(ranks_of_first(), 118), ""]
     for wrapper, by in found["products"].items():
 
         def product(rule: str, name: str, wrapper=wrapper, by=by) -> str:

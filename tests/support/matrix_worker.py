@@ -23,6 +23,8 @@ UNITS = {
 WRAPPERS = {
     "DDP": 2, "FSDP1 orig": 2, "FSDP1 flat": 2, "FSDP2": 2, "TP x FSDP 2x2 row": 4, "EP": 2, "EP x FSDP 2x2": 4, "pipeline": 2,
 }  # fmt: skip
+# More ranks for one case of each column of the page: 3 divide no dimension of the model but 36 rows, and leave one rank no expert.
+MORE_RANKS = {"DDP": (3,), "FSDP1 flat": (3,), "FSDP2": (3, 4), "EP": (3,)}
 
 
 def _adamw(**options):
@@ -36,10 +38,18 @@ def _muon(model, **options):
 RULES = {
     "AdamW": _adamw(),
     "Lion": lowbit.Lion,
+    "SGD": functools.partial(lowbit.SGD, momentum=0.9),
+    "RMSprop": functools.partial(lowbit.RMSprop, centered=True, momentum=0.9),
+    "Adagrad": functools.partial(lowbit.Adagrad, lr_decay=0.1),
+    "Adam": functools.partial(lowbit.Adam, weight_decay=0.1),
+    "AdEMAMix": functools.partial(lowbit.AdEMAMix, t_alpha=3, t_beta3=3),
+    "cautious AdamW": _adamw(cautious=True),
+    "cautious Lion": functools.partial(lowbit.Lion, cautious=True),
     "Schedule-Free": lowbit.ScheduleFreeAdamW,
     "Adafactor": functools.partial(lowbit.Adafactor, beta1=0.9),
     "CAME": lowbit.CAME,
     "LAMB": lowbit.LAMB,
+    "LARS": functools.partial(lowbit.LARS, momentum=0.9),
     "APOLLO": functools.partial(lowbit.APOLLO, rank=4),
     "Fira": functools.partial(lowbit.Fira, rank=4),
     "Muon": _muon,
@@ -85,10 +95,10 @@ def saved_of(model, opt) -> tuple[dict, dict]:
     return {"model": get_model_state_dict(model)}, {"state": state["state"], "group": group}
 
 
-def train(wrapper: str, folder: str) -> tuple[dict[str, str], dict[str, list[str]]]:
+def train(wrapper: str, names: list[str], folder: str, save_as: str) -> tuple[dict[str, str], dict[str, list[str]]]:  # fmt: skip
     """What is refused at construction, with the words; and what is not equal after 10 steps, by case. Saves."""
     said, wrong, saved = {}, {}, {}
-    for name in CASES:
+    for name in names:
         try:
             model, opt = built(wrapper, name)
         except ValueError as error:
@@ -98,13 +108,13 @@ def train(wrapper: str, folder: str) -> tuple[dict[str, str], dict[str, list[str
         wrong[name] = differs(opt, alone(name)[0])
         weights, rest = saved_of(model, opt)
         saved[name] = {**weights, **rest}
-    dcp.save(saved, checkpoint_id=pathlib.Path(folder) / wrapper)
+    dcp.save(saved, checkpoint_id=pathlib.Path(folder) / save_as)
     return said, wrong
 
 
 def resume(wrapper: str, sources: dict[str, list[str]], folder: str) -> dict[str, list[str]]:
     """What is not equal after loading these cases of what other wrappers saved, and 2 steps later."""
-    wrong = {}
+    wrong: dict[str, list[str]] = {}
     for source, names in sources.items():
         runs = {name: built(wrapper, name, seed=1) for name in names}
         both = {name: saved_of(*run) for name, run in runs.items()}
@@ -121,9 +131,10 @@ def resume(wrapper: str, sources: dict[str, list[str]], folder: str) -> dict[str
             if len(groups) == 1:
                 groups[0].update(rest[name]["group"])
             fsdp1.set_state_dict(opt, {"state": rest[name]["state"], "param_groups": groups})
-            wrong[name] = [f"{key}, loaded from {source}" for key in differs(opt, alone(name)[0])]
+            found = wrong.setdefault(name, [])
+            found += [f"{key}, loaded from {source}" for key in differs(opt, alone(name)[0])]
             take_steps(opt, 10, 12)
-            wrong[name] += [f"{key}, from {source}" for key in differs(opt, alone(name)[1])]
+            found += [f"{key}, from {source}" for key in differs(opt, alone(name)[1])]
     return wrong
 
 
