@@ -134,8 +134,7 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
 def _check_own(opt: LowbitOptimizer) -> None:
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(
-            f"this takes one of lowbit's optimizers, not {type(opt).__name__}: pass the one that it wraps. Of torch's ZeroRedundancyOptimizer, which has a "
-            "part on each rank, save the state_dict() after consolidate_state_dict()"
+            f"this takes one of lowbit's optimizers, not {type(opt).__name__}: pass the one that it wraps. Of torch's ZeroRedundancyOptimizer, save the state_dict() after consolidate_state_dict()"
         )
 
 
