@@ -20,8 +20,8 @@ def test_a_cell_that_changed_is_seen_and_equal_refusals_are_one():
     found = matrix_page.recorded()
     changed = copy.deepcopy(found)
     words = "parameter 'a.b' is refused"
-    changed["first"]["DDP"]["LAMB"] = words
-    changed["first"]["FSDP2"]["LAMB"] = words.replace("a.b", "c.d")
+    changed["first"]["DDP"]["Schedule-Free"] = words
+    changed["first"]["FSDP2"]["Schedule-Free"] = words.replace("a.b", "c.d")
     text = matrix_page.matrix(changed)
     assert text != matrix_page.matrix(found)
     assert text.count("parameter NAME is refused") == 1
