@@ -158,7 +158,10 @@ def _state_dict(
         known = sources.get(number)
         if known is None and settings and not checkpoint.model.flattened:
             known = [settings[number] if number < len(settings) else settings[0]]
-        hyper = agreed(number, group, known or [], _hyper(opt))
+        kept = {
+            key: value for key, value in group.items() if key != "params"
+        }  # a file without groups
+        hyper = agreed(number, group, known, _hyper(opt)) if known else kept
         size = len(group["params"])
         made.append({**hyper, "params": list(range(at, at + size))})
         at += size
