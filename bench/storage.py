@@ -133,6 +133,7 @@ def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[tup
         for name, turn in turns.items():
             if dist.get_rank() == 0:
                 shutil.rmtree(mine, ignore_errors=True)
+                os.sync()  # or a turn pays for what others have left to write
             times[name].append(timed(turn))
             while waiting:
                 waiting.pop().result()

@@ -87,7 +87,7 @@ def home_of(case, shape, mesh_shape, placements, rank=0):
 
     ranks = functools.reduce(int.__mul__, mesh_shape)
     with rank_of(rank, ranks):
-        p, opt = built(CASES[case], shape, init_device_mesh("cpu", mesh_shape), placements)
+        p, opt = built(case, shape, init_device_mesh("cpu", mesh_shape), placements)
         if isinstance(opt, str):
             return opt
         home = opt._layouts[p].home
@@ -154,7 +154,7 @@ def test_averages_and_sums_of_gradients_stay_where_weights_are():
     import lowbit
 
     with rank_of(0, 4):
-        p, opt = built(CASES["AdamW 8bit"], (4, 24, 32), init_device_mesh("cpu", (2, 2)), [Shard(1), Shard(2)])  # fmt: skip
+        p, opt = built("AdamW 8bit", (4, 24, 32), init_device_mesh("cpu", (2, 2)), [Shard(1), Shard(2)])  # fmt: skip
         assert opt._layouts[p].home
         model = torch.nn.Module()
         model.w = p

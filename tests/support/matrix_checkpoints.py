@@ -58,7 +58,8 @@ def take_flat_names(run: Run, saved: dict[str, Any]) -> None:
 
 
 def own(run: Run) -> dict[str, Any]:
-    return fsdp1.get_state_dict(run.outer)
+    """With names: slices have none in their groups, and who loads this may ask for them."""
+    return fsdp1.get_state_dict(run.outer, param_names=True)
 
 
 def take_own(run: Run, saved: dict[str, Any]) -> None:
