@@ -289,7 +289,7 @@ def collectives(kind: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> dict[str, 
             setattr(dist, name, plain)
     groups: dict[Any, list[Any]] = {}
     for _, p, lay in opt._laid_out():
-        if getattr(lay, "spread", None) and not lay.own:
+        if getattr(lay, "spread", None) and not lay.home:
             groups.setdefault(lay.group, []).append(types.SimpleNamespace(lay=lay, owners=opt._owners[p]))  # fmt: skip
     exchanges = []
     with rounds_of(numel):
