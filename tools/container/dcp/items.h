@@ -31,6 +31,8 @@ class TensorItem {
         zip_(out_),
         hash_(box_.shape, static_cast<uint64_t>(dtype.bytes)) {}
   const Box& box() const { return box_; }
+  /// Where the next elements will lie in the file.
+  uint64_t position() const { return out_.position(); }
   Status begin();
   /// The next elements. After the last ones the item is complete.
   Status add(const char* data, uint64_t elements);
