@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -25,6 +26,9 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.storage import WriteResult
+
+from lowbit.checkpoint.written import Written
 
 # What rows hold of torch's classes. With others, of another version, items are pickled as they are.
 _FIELDS = {
@@ -34,10 +38,12 @@ _FIELDS = {
     TensorProperties: ("dtype", "layout", "requires_grad", "memory_format", "pin_memory"),
     ChunkStorageMetadata: ("offsets", "sizes"),
     MetadataIndex: ("fqn", "offset", "index"),
+    WriteResult: ("index", "size_in_bytes", "storage_data"),
+    _StorageInfo: ("relative_path", "offset", "length", "transform_descriptors"),
 }
 _KNOWN = all(tuple(f.name for f in fields(cls)) == names for cls, names in _FIELDS.items())
 _Rows = list[tuple[Any, ...]]
-_SENT: weakref.WeakValueDictionary[str, Items] = weakref.WeakValueDictionary()
+_SENT: weakref.WeakValueDictionary[str, Items | Results] = weakref.WeakValueDictionary()
 
 
 class Items(list[Any]):
@@ -54,6 +60,30 @@ class Items(list[Any]):
         if self.back:
             return _returned, (self.key,)
         return _received, (self.key, self.rank, *rows_of(self))
+
+
+class Results(list[WriteResult]):
+    """What a rank wrote, pickled as rows. Where it comes back to the process that it was made in, it is this list again."""
+
+    key = ""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        rows = [
+            (*_index(r.index), r.size_in_bytes, at.relative_path, at.offset, at.length, digest, tiles)
+            for r in self
+            for at, digest, tiles in (r.storage_data,)
+        ]  # fmt: skip
+        return _received_results, (self.key, rows)
+
+
+def results(written: list[WriteResult]) -> list[WriteResult]:
+    """The same results, to be pickled as rows. Each has a `Written`, and no transforms."""
+    if not _KNOWN:
+        return written
+    out = Results(written)
+    out.key = uuid.uuid4().hex
+    _SENT[out.key] = out
+    return out
 
 
 def packed(items: list[Any]) -> list[Any]:
@@ -106,6 +136,20 @@ def _received(key: str, rank: int, kind: str, rows: _Rows, shared: list[Any]) ->
 
 def _returned(key: str) -> list[Any]:
     return _SENT[key]
+
+
+def _received_results(key: str, rows: _Rows) -> list[WriteResult]:
+    own = _SENT.get(key)
+    if own is not None:
+        return own
+    return [
+        WriteResult(
+            MetadataIndex(name, offset, number),
+            size,
+            Written(_StorageInfo(path, at, length), digest, tiles),
+        )
+        for name, offset, number, size, path, at, length, digest, tiles in rows
+    ]
 
 
 def rows_of(items: list[Any]) -> tuple[str, _Rows, list[Any]]:

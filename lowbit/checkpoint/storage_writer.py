@@ -26,7 +26,7 @@ from torch.futures import Future
 
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import StorageOptions, is_url
-from lowbit.checkpoint.packed_plans import packed
+from lowbit.checkpoint.packed_plans import packed, results
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.progress import Progress, Shown, Steps
@@ -193,7 +193,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             if memory & self._memory:  # it was the kept copy, which the next save may have now
                 self._staged = None
         future: Future[list[WriteResult]] = Future()
-        future.set_result(written)
+        future.set_result(results(written))
         return future
 
     @contextlib.contextmanager
