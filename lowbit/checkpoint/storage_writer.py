@@ -146,9 +146,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             self._kept = None  # its memory goes before the next is taken
             pinned = torch.cuda.is_available()
             self._kept = (found, _create_cpu_state_dict(state_dict, pin_memory=pinned))
+            self._memory = set(places(self._kept[1]))
         copy = Staged(_copy_state_dict(state_dict, self._kept[1], type_check=False))
         self._staged = weakref.ref(copy)
-        self._memory = set(places(self._kept[1]))
         return copy
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
