@@ -62,7 +62,10 @@ def runs(lines: Lines, part: Part) -> Iterator[tuple[str, Run | None]]:
             continue
         lr = best_rate(lines, part.study, rule)
         for seed in part.study.seeds:
-            yield name, None if lr is None else Run(part.study.name, name, lr, seed, part.study.steps)
+            yield (
+                name,
+                None if lr is None else Run(part.study.name, name, lr, seed, part.study.steps),
+            )
 
 
 def steps(part: Part) -> int:
