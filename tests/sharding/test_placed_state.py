@@ -179,7 +179,9 @@ def test_every_placement_gives_the_bits_of_one_process(pool, ranks):
         deep = set(refused) - matrices
         # Two mesh dimensions would have to move, or one before that of uneven rows.
         assert all(what.endswith((" [1, 2]", " [1, 0]")) for what in deep), deep
-        assert not any(what.startswith(("AdamW full precision", "Adafactor (")) for what in deep), deep
+        assert not any(what.startswith(("AdamW full precision", "Adafactor (")) for what in deep), (
+            deep
+        )
     print(f"{ranks} ranks: {served} cases, {len(refused)} refused")
 
 
