@@ -8,3 +8,6 @@
 #else
 #define LB_HD inline __attribute__((always_inline))
 #endif
+
+// The same for lambdas, after their parameters.
+#define LB_LAMBDA __attribute__((always_inline))

@@ -17,11 +17,12 @@
 #include <cstring>
 
 #include "core/state/cells.h"
+#include "core/state/turns.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-#include "core/state/codebook_avx512.h"
+#include "core/vector_avx512.h"
 #elif defined(__AVX2__)
-#include "core/state/codebook_avx2.h"
+#include "core/vector_avx2.h"
 #endif
 
 namespace lowbit {
@@ -97,16 +98,11 @@ struct CodebookSearch {
 template <int kBits>
 __attribute__((noinline)) static void codebook_quantize(const float* x, float inverse,
                                                         const float* tree, uint8_t* codes, int n) {
-  using Search = CodebookSearch<CodebookVector, kBits>;
-  const auto all = CodebookVector::all(inverse);
-  int i = 0;
-  for (; i + Search::kTurn <= n; i += Search::kTurn) Search::turn(x + i, all, tree, codes + i);
-  if (i == n) return;
-  float rest[Search::kTurn] = {};
-  uint8_t turned[Search::kTurn];
-  std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
-  Search::turn(rest, all, tree, turned);
-  std::memcpy(codes + i, turned, static_cast<size_t>(n - i));
+  using Search = CodebookSearch<Vector, kBits>;
+  const auto all = Vector::all(inverse);
+  in_turns<Search::kTurn>(x, codes, n, [&](const float* some, uint8_t* out) LB_LAMBDA {
+    Search::turn(some, all, tree, out);
+  });
 }
 
 /// Evenly spaced codes by arithmetic, in steps of 2^-16: the upper half of a word is the code, the
@@ -204,7 +200,7 @@ __attribute__((noinline)) static void codebook_dequantize(const uint8_t* codes, 
                                                           const float* value, float* out, int n) {
   int i = 0;
 #if defined(__AVX2__)
-  using V = CodebookVector;
+  using V = Vector;
   if constexpr (kBits <= V::kLog2Dequantized) {
     const auto all = V::all(scale);
     for (; i + V::kLanes <= n; i += V::kLanes) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/state/chance_vector.h"
 #include "core/state/stochastic.h"
 
 namespace lowbit {
@@ -78,20 +79,6 @@ struct ChanceTable {
 template <class Map>
 static constexpr ChanceTable<Map> kChanceTable{};
 
-/// Asks the definition for the unsure ones of four registers of values.
-template <class V, int kUnsure>
-LB_HD void define_unsure(const BookOfChance& book, const float* x, float inverse,
-                         const uint16_t* random16, const typename V::Int (&least)[4],
-                         uint8_t* codes) {
-  if (__builtin_expect(V::template certain<kUnsure>(least), 1)) return;
-  for (int v = 0; v < 4; ++v) {
-    for (uint32_t left = V::template unsure<kUnsure>(least[v]); left != 0; left &= left - 1) {
-      const int i = v * V::kLanes + __builtin_ctz(left);
-      codes[i] = book.code_of(x[i] * inverse, random16[i]);
-    }
-  }
-}
-
 /// Codes of 32 (or 64) values of a map; `least` as in dynamic8_chance.h.
 template <class V, int kBits>
 struct CodebookChance : CodebookSearch<V, kBits> {
@@ -117,8 +104,9 @@ struct CodebookChance : CodebookSearch<V, kBits> {
     for (int v = 0; v < kVectors; ++v) {
       const Float begin = V::template dequantize<kBits>(entry, answers[v]),
                   per_unit = V::template dequantize<kBits>(rate, answers[v]);
-      const Int sum = V::template add_chance<kUnsure>(V::share(z[v], begin, per_unit),
-                                                      random16 + v * V::kLanes, least[v]);
+      const Int share =
+          V::rounded(V::larger(V::times(V::minus(z[v], begin), per_unit), V::all(0.0f)));
+      const Int sum = add_chance<kUnsure, V>(share, share, random16 + v * V::kLanes, least[v]);
       answers[v] = V::mark(answers[v], sum);
     }
     constexpr TurnedBits<kBits> kTurned;
@@ -131,15 +119,16 @@ template <int kBits>
 __attribute__((noinline)) static void codebook_by_chance(
     const float* x, float inverse, const float* tree, const float* entry, const float* rate,
     const BookOfChance& book, const uint16_t* random16, uint8_t* codes, int n) {
-  using Chance = CodebookChance<CodebookVector, kBits>;
+  using Chance = CodebookChance<Vector, kBits>;
   constexpr int kTurn = Chance::kTurn;
-  const auto all = CodebookVector::all(inverse);
+  const auto all = Vector::all(inverse);
   int i = 0;
   for (; i + kTurn <= n; i += kTurn) {
-    CodebookVector::Int least[4];
+    Vector::Int least[4];
     Chance::turn(x + i, all, tree, entry, rate, random16 + i, least, codes + i);
-    define_unsure<CodebookVector, Chance::kUnsure>(book, x + i, inverse, random16 + i, least,
-                                                   codes + i);
+    define_unsure<Vector, Chance::kUnsure>(least, [&](int at) LB_LAMBDA {
+      codes[i + at] = book.code_of(x[i + at] * inverse, random16[i + at]);
+    });
   }
   for (; i < n; ++i) codes[i] = book.code_of(x[i] * inverse, random16[i]);
 }
@@ -153,7 +142,7 @@ __attribute__((noinline)) static void even_by_chance(const float* x, float inver
                                                      const BookOfChance& book,
                                                      const uint16_t* random16, uint8_t* codes,
                                                      int n) {
-  using V = CodebookVector;
+  using V = Vector;
   constexpr int kTurn = 4 * V::kLanes, kUnsure = 8;
   const auto all = V::all(inverse), slope = V::all(line.slope), offset = V::all(line.offset),
              last = V::all(line.last), lowest = V::all(line.lowest);
@@ -163,11 +152,15 @@ __attribute__((noinline)) static void even_by_chance(const float* x, float inver
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) {
       const auto z = V::times(V::load(x + i + v * V::kLanes), all);
-      sum[v] = V::template add_chance<kUnsure>(V::on_line(z, slope, offset, last, lowest),
-                                               random16 + i + v * V::kLanes, least[v]);
+      // Limited to [0, last], and to `lowest` and more where z is positive.
+      const auto position = V::rounded(V::larger(
+          V::smaller(V::plus_product(z, slope, offset), last), V::where_positive(z, lowest)));
+      sum[v] = add_chance<kUnsure, V>(position, position, random16 + i + v * V::kLanes, least[v]);
     }
     V::store_upper(sum, codes + i);
-    define_unsure<V, kUnsure>(book, x + i, inverse, random16 + i, least, codes + i);
+    define_unsure<V, kUnsure>(least, [&](int at) LB_LAMBDA {
+      codes[i + at] = book.code_of(x[i + at] * inverse, random16[i + at]);
+    });
   }
   for (; i < n; ++i) codes[i] = book.code_of(x[i] * inverse, random16[i]);
 }
@@ -177,7 +170,7 @@ template <class F>
 constexpr bool kOnLine = requires { F::Map::kDivisor; };
 
 template <class F>
-  requires IsCodebook<F> && (kOnLine<F> || F::kBits <= CodebookVector::kLog2ByChance)
+  requires IsCodebook<F> && (kOnLine<F> || F::kBits <= Vector::kLog2ByChance)
 LB_HD void quantize_block_by_chance(F, const float* x, const typename F::Scale& scale,
                                     const uint16_t* random16, uint8_t* codes, int n) {
   if constexpr (kOnLine<F>) {

@@ -93,3 +93,7 @@ LB_HD void dequantize_block(Companded8, const uint8_t* codes, const HalfScale<fa
 #endif
 
 }  // namespace lowbit
+
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__CUDACC__)
+#include "core/state/companded8_block.h"
+#endif

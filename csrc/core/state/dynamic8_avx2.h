@@ -9,7 +9,9 @@
 
 #include <immintrin.h>
 
-#include <cstring>
+#include "core/state/chance_vector.h"
+#include "core/state/turns.h"
+#include "core/vector_avx2.h"
 
 namespace lowbit {
 
@@ -136,42 +138,20 @@ template <class Format>
 LB_HD void quantize32(const Dynamic8QuantizerAvx2<Format>& quantizer, const float* x, float inverse,
                       uint8_t* codes) {
   using Halves = typename Dynamic8QuantizerAvx2<Format>::Halves;
-  __m256i k[4], code[4];
+  __m256i k[4];
   for (int j = 0; j < 4; ++j) k[j] = quantizer(x + 8 * j);
-  for (int j = 0; j < 4; ++j) code[j] = _mm256_srai_epi32(k[j], 16);
-  const __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]),
-                                            _mm256_packus_epi32(code[2], code[3]));
-  // Packing works within lanes; this permutation restores the order of the groups of four bytes.
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(bytes, order));
-  const __m256i minimum =
-      _mm256_min_epu16(_mm256_min_epu16(k[0], k[1]), _mm256_min_epu16(k[2], k[3]));
-  // Whether the lower half of any word is below kUnsure.
-  const auto unsure = [](__m256i words) {
-    const __m256i part = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
-    return static_cast<unsigned>(_mm256_movemask_ps(
-        _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(Halves::kUnsure), part))));
-  };
-  if (__builtin_expect(unsure(minimum) == 0, 1)) return;
-  for (int j = 0; j < 4; ++j) {
-    for (unsigned left = unsure(k[j]); left != 0; left &= left - 1) {
-      const int i = 8 * j + __builtin_ctz(left);
-      codes[i] = static_cast<uint8_t>(Format::quantize(x[i] * inverse));
-    }
-  }
+  Vector::store_upper(k, codes);
+  define_unsure<Vector, Halves::kUnsure>(k, [&](int i) LB_LAMBDA {
+    codes[i] = static_cast<uint8_t>(Format::quantize(x[i] * inverse));
+  });
 }
 
 template <class Format>
 LB_HD void quantize_avx2(const float* x, float inverse, uint8_t* codes, int n) {
   const Dynamic8QuantizerAvx2<Format> quantizer(inverse);
-  int i = 0;
-  for (; i + 32 <= n; i += 32) quantize32<Format>(quantizer, x + i, inverse, codes + i);
-  if (i == n) return;
-  float rest[32] = {};
-  uint8_t coded[32];
-  std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
-  quantize32<Format>(quantizer, rest, inverse, coded);
-  std::memcpy(codes + i, coded, static_cast<size_t>(n - i));
+  in_turns<32>(x, codes, n, [&](const float* some, uint8_t* out) LB_LAMBDA {
+    quantize32<Format>(quantizer, some, inverse, out);
+  });
 }
 
 LB_HD void quantize_block(Dynamic8, const float* x, const BlockScale& s, uint8_t* codes, int n) {

@@ -18,6 +18,7 @@
 
 #include <cstring>
 
+#include "core/state/turns.h"
 #include "core/words_avx512.h"
 
 namespace lowbit {
@@ -408,15 +409,9 @@ LB_HD void quantize64(const Quantizer& quantizer, const float* x, float inverse,
 template <class Format, class Quantizer>
 LB_HD void quantize_all(const float* x, float inverse, uint8_t* codes, int n) {
   const Quantizer quantizer(inverse);
-  int i = 0;
-  for (; i + 64 <= n; i += 64) quantize64<Format>(quantizer, x + i, inverse, codes + i);
-  if (i < n) {
-    float some[64] = {};
-    uint8_t quantized[64];
-    std::memcpy(some, x + i, static_cast<size_t>(n - i) * sizeof(float));
-    quantize64<Format>(quantizer, some, inverse, quantized);
-    std::memcpy(codes + i, quantized, static_cast<size_t>(n - i));
-  }
+  in_turns<64>(x, codes, n, [&](const float* some, uint8_t* out) LB_LAMBDA {
+    quantize64<Format>(quantizer, some, inverse, out);
+  });
 }
 
 /// codes[i] = the code nearest to x[i] * inverse

@@ -5,8 +5,6 @@
 
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "core/state/dynamic8_chance.h"
 
 namespace lowbit {
@@ -76,42 +74,19 @@ struct Dynamic8ByChanceAvx2 {
                         _mm256_cmp_ps(z, _mm256_setzero_ps(), _CMP_GT_OQ));
       k = _mm256_cvtps_epi32(u);
     }
-    const __m256i r =
-        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(random16)));
-    // All ones where the upper entry is the nearer one.
-    const __m256i upper = _mm256_srai_epi32(_mm256_slli_epi32(k, 16), 31);
-    const __m256i nearer = _mm256_add_epi32(k, all(0x8000 + kUnsure / 2));
-    k = _mm256_add_epi32(_mm256_add_epi32(k, all(kUnsure / 2)),
-                         _mm256_xor_si256(r, _mm256_andnot_si256(upper, all(0xffff))));
-    least = _mm256_min_epu16(nearer, k);
-    return k;
+    return add_chance<kUnsure, Vector>(k, k, random16, least);
   }
 };
 
 template <class Format>
 LB_HD void quantize32_by_chance(const Dynamic8ByChanceAvx2<Format>& quantizer, const float* x,
                                 float inverse, const uint16_t* random16, uint8_t* codes) {
-  __m256i least[4], code[4];
-  for (int j = 0; j < 4; ++j)
-    code[j] = _mm256_srai_epi32(quantizer(x + 8 * j, random16 + 8 * j, least[j]), 16);
-  const __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]),
-                                            _mm256_packus_epi32(code[2], code[3]));
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(bytes, order));
-  const __m256i minimum =
-      _mm256_min_epu16(_mm256_min_epu16(least[0], least[1]), _mm256_min_epu16(least[2], least[3]));
-  const auto unsure = [](__m256i words) {
-    const __m256i part = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
-    return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(
-        _mm256_cmpgt_epi32(_mm256_set1_epi32(Dynamic8ByChanceAvx2<Format>::kUnsure), part))));
-  };
-  if (__builtin_expect(unsure(minimum) == 0, 1)) return;
-  for (int j = 0; j < 4; ++j) {
-    for (unsigned left = unsure(least[j]); left != 0; left &= left - 1) {
-      const int i = 8 * j + __builtin_ctz(left);
-      codes[i] = dynamic8_by_chance<Format>(x[i], inverse, random16[i]);
-    }
-  }
+  __m256i least[4], sum[4];
+  for (int j = 0; j < 4; ++j) sum[j] = quantizer(x + 8 * j, random16 + 8 * j, least[j]);
+  Vector::store_upper(sum, codes);
+  define_unsure<Vector, Dynamic8ByChanceAvx2<Format>::kUnsure>(least, [&](int i) LB_LAMBDA {
+    codes[i] = dynamic8_by_chance<Format>(x[i], inverse, random16[i]);
+  });
 }
 
 template <class Format>
@@ -120,17 +95,10 @@ template <class Format>
     void quantize_block_by_chance(Format, const float* x, const BlockScale& s,
                                   const uint16_t* random16, uint8_t* codes, int n) {
   const Dynamic8ByChanceAvx2<Format> quantizer(s.inverse);
-  int i = 0;
-  for (; i + 32 <= n; i += 32)
-    quantize32_by_chance<Format>(quantizer, x + i, s.inverse, random16 + i, codes + i);
-  if (i == n) return;
-  float rest[32] = {};
-  uint16_t chance[32] = {};
-  uint8_t coded[32];
-  std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
-  std::memcpy(chance, random16 + i, static_cast<size_t>(n - i) * sizeof(uint16_t));
-  quantize32_by_chance<Format>(quantizer, rest, s.inverse, chance, coded);
-  std::memcpy(codes + i, coded, static_cast<size_t>(n - i));
+  in_turns<32>(x, random16, codes, n,
+               [&](const float* some, const uint16_t* chance, uint8_t* out) LB_LAMBDA {
+                 quantize32_by_chance<Format>(quantizer, some, s.inverse, chance, out);
+               });
 }
 
 }  // namespace lowbit

@@ -5,8 +5,6 @@
 
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "core/state/dynamic8_chance.h"
 
 namespace lowbit {
@@ -132,17 +130,10 @@ template <class Format>
     void quantize_block_by_chance(Format, const float* x, const BlockScale& s,
                                   const uint16_t* random16, uint8_t* codes, int n) {
   const Dynamic8ByChance<Format> quantizer(s.inverse);
-  int i = 0;
-  for (; i + 64 <= n; i += 64)
-    quantize64_by_chance<Format>(quantizer, x + i, s.inverse, random16 + i, codes + i);
-  if (i == n) return;
-  float rest[64] = {};
-  uint16_t chance[64] = {};
-  uint8_t coded[64];
-  std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
-  std::memcpy(chance, random16 + i, static_cast<size_t>(n - i) * sizeof(uint16_t));
-  quantize64_by_chance<Format>(quantizer, rest, s.inverse, chance, coded);
-  std::memcpy(codes + i, coded, static_cast<size_t>(n - i));
+  in_turns<64>(x, random16, codes, n,
+               [&](const float* some, const uint16_t* chance, uint8_t* out) LB_LAMBDA {
+                 quantize64_by_chance<Format>(quantizer, some, s.inverse, chance, out);
+               });
 }
 
 }  // namespace lowbit

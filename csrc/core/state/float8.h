@@ -23,6 +23,7 @@ struct Float8Code {
   using Storage = uint8_t;
   using Scale = TopScale<kTopValue>;
   static constexpr int kTop = kTopCode;  // the largest magnitude that is written
+  static constexpr int kMaximum = kTopValue;
   static constexpr int kShift = 23 - kMantissa, kBias = (1 << (6 - kMantissa)) - 1;
 
   /// A multiplication rebiases the exponent and also normalizes subnormals. Codes beyond the
@@ -79,3 +80,7 @@ struct Float8E5M2Unsigned : Float8Code<2, 0x7b, 57344, false> {
 };
 
 }  // namespace lowbit
+
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__CUDACC__)
+#include "core/state/float8_block.h"
+#endif

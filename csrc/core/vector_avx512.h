@@ -1,5 +1,4 @@
-// The AVX-512 primitives of codebook_block.h: sixteen values, tables of 32 entries in two
-// registers.
+// The AVX-512 primitives of quantizers: sixteen values, tables of 32 entries in two registers.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +7,7 @@
 
 namespace lowbit {
 
-struct CodebookVector {
+struct Vector {
   using Float = __m512;
   using Int = __m512i;
   using Mask = __mmask16;
@@ -53,28 +52,73 @@ struct CodebookVector {
     }
   }
 
-  // For codebook_chance.h. Positions are in steps of 2^-16, not negative.
-  LB_HD static Float share(Float z, Float begin, Float per_unit) {
-    return _mm512_max_ps(_mm512_mul_ps(_mm512_sub_ps(z, begin), per_unit), _mm512_setzero_ps());
+  // For stochastic codes.
+  LB_HD static Int all_words(int x) { return _mm512_set1_epi32(x); }
+  LB_HD static Float plus(Float a, Float b) { return _mm512_add_ps(a, b); }
+  LB_HD static Float minus(Float a, Float b) { return _mm512_sub_ps(a, b); }
+  LB_HD static Float over(Float a, Float b) { return _mm512_div_ps(a, b); }
+  LB_HD static Float root(Float a) { return _mm512_sqrt_ps(a); }
+  LB_HD static Float larger(Float a, Float b) { return _mm512_max_ps(a, b); }
+  LB_HD static Float smaller(Float a, Float b) { return _mm512_min_ps(a, b); }
+  /// a * b + c, a * b - c and c - a * b
+  LB_HD static Float plus_product(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+  LB_HD static Float product_minus(Float a, Float b, Float c) { return _mm512_fmsub_ps(a, b, c); }
+  LB_HD static Float minus_product(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+  LB_HD static Float magnitude(Float a) { return _mm512_andnot_ps(all(-0.0f), a); }
+  /// a >= 0 with the sign of z
+  LB_HD static Float signed_as(Float a, Float z) {
+    return _mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(bits(a), bits(z), bits(all(-0.0f)), 0xF8));  // a | (z & sign)
   }
-  /// z * slope + offset, limited to [0, last], and to `lowest` and more where z is positive.
-  LB_HD static Float on_line(Float z, Float slope, Float offset, Float last, Float lowest) {
-    const Mask positive = _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_GT_OQ);
-    return _mm512_max_ps(_mm512_min_ps(_mm512_fmadd_ps(z, slope, offset), last),
-                         _mm512_maskz_mov_ps(positive, lowest));
+  /// x where z is positive, 0 elsewhere
+  LB_HD static Float where_positive(Float z, Float x) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_GT_OQ), x);
   }
-  /// The sum of positions and chance, its upper halves the codes. `least` as in dynamic8_chance.h.
-  template <int kUnsure>
-  LB_HD static Int add_chance(Float position, const uint16_t* random16, Int& least) {
-    const Int k = _mm512_cvtps_epi32(position);
-    const Int r =
-        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(random16)));
-    const Mask lower = _mm512_testn_epi32_mask(k, _mm512_set1_epi32(0x8000));
-    const Int nearer = _mm512_add_epi32(k, _mm512_set1_epi32(0x8000 + kUnsure / 2));
-    const Int sum = _mm512_add_epi32(_mm512_add_epi32(k, _mm512_set1_epi32(kUnsure / 2)),
-                                     _mm512_mask_xor_epi32(r, lower, r, _mm512_set1_epi32(0xffff)));
-    least = _mm512_min_epu16(nearer, sum);
-    return sum;
+  LB_HD static Int bits(Float a) { return _mm512_castps_si512(a); }
+  LB_HD static Int rounded(Float a) { return _mm512_cvtps_epi32(a); }
+  LB_HD static Float to_float(Int a) { return _mm512_cvtepi32_ps(a); }
+  LB_HD static Int plus(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  LB_HD static Int minus(Int a, Int b) { return _mm512_sub_epi32(a, b); }
+  LB_HD static Int both(Int a, Int b) { return _mm512_and_si512(a, b); }
+  LB_HD static Int either(Int a, Int b) { return _mm512_xor_si512(a, b); }
+  /// b without the bits of a
+  LB_HD static Int without(Int a, Int b) { return _mm512_andnot_si512(a, b); }
+  template <int kBits>
+  LB_HD static Int up(Int a) {
+    return _mm512_slli_epi32(a, kBits);
+  }
+  template <int kBits>
+  LB_HD static Int down(Int a) {
+    return _mm512_srli_epi32(a, kBits);
+  }
+  LB_HD static Int smaller_halves(Int a, Int b) { return _mm512_min_epu16(a, b); }
+  LB_HD static Int smaller_words(Int a, Int b) { return _mm512_min_epu32(a, b); }
+  LB_HD static Int load_chance(const uint16_t* random16) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(random16)));
+  }
+  /// a where bit kBit of k is set, a ^ flipped elsewhere
+  template <int kBit>
+  LB_HD static Int flip_below(Int k, Int a, Int flipped) {
+    const Mask below = _mm512_testn_epi32_mask(k, _mm512_set1_epi32(static_cast<int>(1u << kBit)));
+    return _mm512_mask_xor_epi32(a, below, a, flipped);
+  }
+  LB_HD static Float floats(Int a) { return _mm512_castsi512_ps(a); }
+  /// -a where z has a sign.
+  LB_HD static Int with_sign(Int a, Float z) {
+    return _mm512_mask_sub_epi32(a, _mm512_movepi32_mask(bits(z)), zero(), a);
+  }
+  /// A bit for each word below 2^kBits.
+  template <int kBits>
+  LB_HD static uint32_t below(Int a) {
+    return _mm512_cmplt_epu32_mask(a, _mm512_set1_epi32(1 << kBits));
+  }
+  /// Stores the top bytes of words, a sign and a magnitude, with minus zero as zero.
+  LB_HD static void store_signed(const Int (&a)[4], uint8_t* codes) {
+    const Int top[4] = {down<24>(a[0]), down<24>(a[1]), down<24>(a[2]), down<24>(a[3])};
+    const Int bytes = in_order(top);
+    const __mmask64 kept =
+        _mm512_cmpneq_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(0x80)));
+    _mm512_storeu_si512(codes, _mm512_maskz_mov_epi8(kept, bytes));
   }
   /// Marks by bit 7 answers where the sum of a share and chance goes to the next entry.
   LB_HD static Int mark(Int answers, Int sum) {
@@ -86,16 +130,12 @@ struct CodebookVector {
     const Int part = _mm512_and_si512(least, _mm512_set1_epi32(0xffff));
     return _mm512_cmplt_epi32_mask(part, _mm512_set1_epi32(kUnsure));
   }
-  template <int kUnsure>
-  LB_HD static bool certain(const Int (&least)[4]) {
-    return unsure<kUnsure>(_mm512_min_epu16(_mm512_min_epu16(least[0], least[1]),
-                                            _mm512_min_epu16(least[2], least[3]))) == 0;
-  }
-  /// Stores the upper halves of words, which are below 256.
-  LB_HD static void store_upper(const Int (&sum)[4], uint8_t* codes) {
-    for (int v = 0; v < 4; ++v)
+  /// Stores the upper halves of words as bytes: 255 for what is more.
+  template <int kCount>
+  LB_HD static void store_upper(const Int (&sum)[kCount], uint8_t* codes) {
+    for (int v = 0; v < kCount; ++v)
       _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * v),
-                       _mm512_cvtepi32_epi8(_mm512_srli_epi32(sum[v], 16)));
+                       _mm512_cvtusepi32_epi8(_mm512_srli_epi32(sum[v], 16)));
   }
   /// As store_bytes, and a marked code is the next one.
   template <bool kUpper>

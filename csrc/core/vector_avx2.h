@@ -1,4 +1,4 @@
-// The AVX2 primitives of codebook_block.h: eight values, tables of 8 entries in a register.
+// The AVX2 primitives of quantizers: eight values, tables of 8 entries in a register.
 #pragma once
 
 #include <immintrin.h>
@@ -7,7 +7,7 @@
 
 namespace lowbit {
 
-struct CodebookVector {
+struct Vector {
   using Float = __m256;
   using Int = __m256i;
   using Mask = __m256;
@@ -49,29 +49,71 @@ struct CodebookVector {
     }
   }
 
-  // For codebook_chance.h. Positions are in steps of 2^-16, not negative.
-  LB_HD static Float share(Float z, Float begin, Float per_unit) {
-    return _mm256_max_ps(_mm256_mul_ps(_mm256_sub_ps(z, begin), per_unit), _mm256_setzero_ps());
+  // For stochastic codes.
+  LB_HD static Int all_words(int x) { return _mm256_set1_epi32(x); }
+  LB_HD static Float plus(Float a, Float b) { return _mm256_add_ps(a, b); }
+  LB_HD static Float minus(Float a, Float b) { return _mm256_sub_ps(a, b); }
+  LB_HD static Float over(Float a, Float b) { return _mm256_div_ps(a, b); }
+  LB_HD static Float root(Float a) { return _mm256_sqrt_ps(a); }
+  LB_HD static Float larger(Float a, Float b) { return _mm256_max_ps(a, b); }
+  LB_HD static Float smaller(Float a, Float b) { return _mm256_min_ps(a, b); }
+  /// a * b + c, a * b - c and c - a * b
+  LB_HD static Float plus_product(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+  LB_HD static Float product_minus(Float a, Float b, Float c) { return _mm256_fmsub_ps(a, b, c); }
+  LB_HD static Float minus_product(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
+  LB_HD static Float magnitude(Float a) { return _mm256_andnot_ps(all(-0.0f), a); }
+  /// a >= 0 with the sign of z
+  LB_HD static Float signed_as(Float a, Float z) {
+    return _mm256_or_ps(a, _mm256_and_ps(all(-0.0f), z));
   }
-  /// z * slope + offset, limited to [0, last], and to `lowest` and more where z is positive.
-  LB_HD static Float on_line(Float z, Float slope, Float offset, Float last, Float lowest) {
-    const Float positive = _mm256_cmp_ps(z, _mm256_setzero_ps(), _CMP_GT_OQ);
-    return _mm256_max_ps(_mm256_min_ps(_mm256_fmadd_ps(z, slope, offset), last),
-                         _mm256_and_ps(positive, lowest));
+  /// x where z is positive, 0 elsewhere
+  LB_HD static Float where_positive(Float z, Float x) {
+    return _mm256_and_ps(_mm256_cmp_ps(z, _mm256_setzero_ps(), _CMP_GT_OQ), x);
   }
-  /// The sum of positions and chance, its upper halves the codes. `least` as in dynamic8_chance.h.
-  template <int kUnsure>
-  LB_HD static Int add_chance(Float position, const uint16_t* random16, Int& least) {
-    const Int k = _mm256_cvtps_epi32(position);
-    const Int r =
-        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(random16)));
-    const Int upper = _mm256_srai_epi32(_mm256_slli_epi32(k, 16), 31);
-    const Int nearer = _mm256_add_epi32(k, _mm256_set1_epi32(0x8000 + kUnsure / 2));
-    const Int sum = _mm256_add_epi32(
-        _mm256_add_epi32(k, _mm256_set1_epi32(kUnsure / 2)),
-        _mm256_xor_si256(r, _mm256_andnot_si256(upper, _mm256_set1_epi32(0xffff))));
-    least = _mm256_min_epu16(nearer, sum);
-    return sum;
+  LB_HD static Int bits(Float a) { return _mm256_castps_si256(a); }
+  LB_HD static Int rounded(Float a) { return _mm256_cvtps_epi32(a); }
+  LB_HD static Float to_float(Int a) { return _mm256_cvtepi32_ps(a); }
+  LB_HD static Int plus(Int a, Int b) { return _mm256_add_epi32(a, b); }
+  LB_HD static Int minus(Int a, Int b) { return _mm256_sub_epi32(a, b); }
+  LB_HD static Int both(Int a, Int b) { return _mm256_and_si256(a, b); }
+  LB_HD static Int either(Int a, Int b) { return _mm256_xor_si256(a, b); }
+  /// b without the bits of a
+  LB_HD static Int without(Int a, Int b) { return _mm256_andnot_si256(a, b); }
+  template <int kBits>
+  LB_HD static Int up(Int a) {
+    return _mm256_slli_epi32(a, kBits);
+  }
+  template <int kBits>
+  LB_HD static Int down(Int a) {
+    return _mm256_srli_epi32(a, kBits);
+  }
+  LB_HD static Int smaller_halves(Int a, Int b) { return _mm256_min_epu16(a, b); }
+  LB_HD static Int smaller_words(Int a, Int b) { return _mm256_min_epu32(a, b); }
+  LB_HD static Int load_chance(const uint16_t* random16) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(random16)));
+  }
+  /// a where bit kBit of k is set, a ^ flipped elsewhere
+  template <int kBit>
+  LB_HD static Int flip_below(Int k, Int a, Int flipped) {
+    if constexpr (kBit < 31) k = _mm256_slli_epi32(k, 31 - kBit);
+    return _mm256_xor_si256(a, _mm256_andnot_si256(_mm256_srai_epi32(k, 31), flipped));
+  }
+  LB_HD static Float floats(Int a) { return _mm256_castsi256_ps(a); }
+  /// -a where z has a sign. Zero where z is zero.
+  LB_HD static Int with_sign(Int a, Float z) { return _mm256_sign_epi32(a, bits(z)); }
+  /// A bit for each word below 2^kBits.
+  template <int kBits>
+  LB_HD static uint32_t below(Int a) {
+    const Int small = _mm256_cmpeq_epi32(_mm256_srli_epi32(a, kBits), zero());
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(small)));
+  }
+  /// Stores the top bytes of words, a sign and a magnitude, with minus zero as zero.
+  LB_HD static void store_signed(const Int (&a)[4], uint8_t* codes) {
+    const Int top[4] = {down<24>(a[0]), down<24>(a[1]), down<24>(a[2]), down<24>(a[3])};
+    const Int bytes = in_order(top);
+    store_all(codes,
+              _mm256_andnot_si256(
+                  _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(0x80))), bytes));
   }
   /// Marks by bit 7 answers where the sum of a share and chance goes to the next entry.
   LB_HD static Int mark(Int answers, Int sum) {
@@ -85,15 +127,10 @@ struct CodebookVector {
     return static_cast<uint32_t>(_mm256_movemask_ps(
         _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(kUnsure), part))));
   }
-  template <int kUnsure>
-  LB_HD static bool certain(const Int (&least)[4]) {
-    return unsure<kUnsure>(_mm256_min_epu16(_mm256_min_epu16(least[0], least[1]),
-                                            _mm256_min_epu16(least[2], least[3]))) == 0;
-  }
-  /// Stores the upper halves of words, which are below 256.
+  /// Stores the upper halves of words as bytes: 255 for what is more, 0 for what is negative.
   LB_HD static void store_upper(const Int (&sum)[4], uint8_t* codes) {
-    const Int a[4] = {_mm256_srli_epi32(sum[0], 16), _mm256_srli_epi32(sum[1], 16),
-                      _mm256_srli_epi32(sum[2], 16), _mm256_srli_epi32(sum[3], 16)};
+    const Int a[4] = {_mm256_srai_epi32(sum[0], 16), _mm256_srai_epi32(sum[1], 16),
+                      _mm256_srai_epi32(sum[2], 16), _mm256_srai_epi32(sum[3], 16)};
     store_all(codes, in_order(a));
   }
   /// As store_bytes, and a marked code is the next one.
