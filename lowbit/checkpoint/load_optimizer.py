@@ -25,7 +25,7 @@ from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, Sta
 from lowbit.config.arguments import STRUCTURE
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
-from lowbit.state.load import agreed
+from lowbit.state.settings import agreed
 from lowbit.state.parts import whole_groups
 
 

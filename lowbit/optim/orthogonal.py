@@ -34,9 +34,17 @@ class OrthogonalOptimizer(MatrixOptimizer):
         """
         given: dict[str, Any] = dict(options)
         own = {key: given.pop(key, default) for key, default in muon.OWN.items()}
-        muon.check({**rule, **own})
         self._owners: dict[Any, tuple[int, ...]] = {}
         super().__init__(params, {**arguments.shared(self, rule["lr"], **given), **rule, **own})
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        if group.get("use_muon", True):
+            muon.check(group)
+            super().check_options(group)
+            return
+        super().check_options(group)
+        arguments.check_betas(group["betas"])
+        arguments.check_least(epsilon=group["eps"], weight_decay=group["weight_decay"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
