@@ -270,7 +270,9 @@ def check_flags(group: Mapping[str, Any], *names: str) -> None:
     """Raises TypeError unless each of these options is true or false: the text "false" would be true."""
     for name in names:
         value = group[name]
-        if not (isinstance(value, Integral) or type(value).__name__ in ("bool", "bool_")):  # NumPy's
+        if not (
+            isinstance(value, Integral) or type(value).__name__ in ("bool", "bool_")
+        ):  # NumPy's
             raise TypeError(f"{name} should be True or False but is: {value!r}")
 
 

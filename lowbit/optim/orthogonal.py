@@ -85,10 +85,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
     ) -> None:
         here: dict[torch.device, list[Matrix]] = {}
         for number, p in params:
-            value = sharding.local(p)
             lay: Any = self._layouts[p]
-            if value.dtype != lay.dtype or value.shape != lay.param_part.local:
-                raise self._changed(p, value, lay)
+            value = self._local(p, lay)
             owners = self._owners_of(p)
             made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
             if value.device.type != "cpu":

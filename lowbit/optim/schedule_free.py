@@ -74,8 +74,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        super().check_options(group)
         _check_host(group["lr"])
+        super().check_options(group)
         arguments.check_betas(group["betas"])
         if not float(group["betas"][0]) > 0.0:
             raise ValueError(
@@ -86,9 +86,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         arguments.check_least(weight_lr_power=group["weight_lr_power"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if isinstance(param_group, dict):
-            if self.param_groups:
-                param_group["train_mode"] = self.param_groups[0]["train_mode"]
+        if isinstance(param_group, dict) and self.param_groups:
+            param_group["train_mode"] = self.param_groups[0]["train_mode"]
         super().add_param_group(param_group)
 
     add_param_group.__doc__ = LowbitOptimizer.add_param_group.__doc__

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from lowbit import sharding
-from lowbit.config import overrides
-from lowbit.config.arguments import STRUCTURE, check_group, check_params, check_shared, warn_of_typos
+from lowbit.config import arguments, overrides
 from lowbit.state import layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.layout import Layout, check_stream
@@ -54,7 +53,7 @@ class StatefulOptimizer(Optimizer):
         self._part_names: dict[int, tuple[list[str], list[str]]] = {}
         self._ready = False
         self._warned: set[str] = set()  # what is said once
-        check_params(type(self).__name__, params)
+        arguments.check_params(type(self).__name__, params)
         # No group entry, so that checkpoints do not depend on it.
         self.state_memory = memory.checked(defaults.pop("state_memory", "device"))
         # No group entries if they are empty, so that checkpoints without them still load.
@@ -80,7 +79,7 @@ class StatefulOptimizer(Optimizer):
         Raises:
             TypeError, ValueError, RuntimeError: with torch's messages, where torch checks an option.
         """
-        check_shared(group)
+        arguments.check_shared(group)
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         """The update rule of a parameter of this global shape, as the catalog names it."""
@@ -123,7 +122,7 @@ class StatefulOptimizer(Optimizer):
     def _check_structure(self) -> None:
         """Raises ValueError if a group's layout options changed after its state was laid out."""
         for number, group in enumerate(self.param_groups):
-            now = {key: group.get(key) for key in STRUCTURE if key not in self.decides}
+            now = {key: group.get(key) for key in arguments.STRUCTURE if key not in self.decides}
             known, before = self._structure.get(id(group), (None, now))
             for key in now if known is group else ():
                 if now[key] != before[key]:
@@ -148,9 +147,9 @@ class StatefulOptimizer(Optimizer):
             ValueError: the numbers of `param_names` and parameters differ, and which name belongs to which is unknown.
         """
         if isinstance(param_group, dict):
-            check_params(type(self).__name__, param_group.get("params"))
-            check_group("the parameter group", param_group)
-            warn_of_typos(param_group, self.defaults, self._warned)
+            arguments.check_params(type(self).__name__, param_group.get("params"))
+            arguments.check_group("the parameter group", param_group)
+            arguments.warn_of_typos(param_group, self.defaults, self._warned)
             check_added(self, param_group)
             self._take_names(param_group)
         super().add_param_group(param_group)

@@ -12,7 +12,13 @@ from torch import nn
 import lowbit
 
 WRONG = ("1e-8", None, -1.0, math.nan, (0.9,), (0.5, -1.0), (0.5, "0.9"), torch.ones(2), torch.tensor(0.5), 1.5, 2)  # fmt: skip
-COUNTED = ("k", "train_mode", "weight_sum", "lr_max", "scheduled_lr")  # Schedule-Free's own, no options
+COUNTED = (
+    "k",
+    "train_mode",
+    "weight_sum",
+    "lr_max",
+    "scheduled_lr",
+)  # Schedule-Free's own, no options
 
 
 def params():
