@@ -17,9 +17,9 @@ from lowbit.config.overrides import clean_name
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.sharding import FlatSlice
 from lowbit.state.layout import Layout
-from lowbit.state.load import settings_by_name
 from lowbit.state.parts import whole_groups
 from lowbit.state.quantize import dequantize_slot, quantize_decoded
+from lowbit.state.settings import settings_by_name
 from lowbit.state.slot import StateTensor
 from lowbit.state.torch_functions import refuse_torch_functions
 

@@ -43,7 +43,7 @@ SLOW = (
     "test_friendly", "test_globs", "test_hostile_folders", "test_object_stores", "test_object_stores_s3", "test_opaque", "test_float64", "test_verify_lowbit", "test_muon", "test_muon_grid", "test_muon_options", "test_muon_sharding",
     "test_ckpt_misuse", "test_docs", "test_help", "test_param", "test_help_and_pages", "test_estimate", "test_flat_slices",
     "test_large_metadata", "test_parts", "test_shared_reads", "test_slow_mean", "test_two_gpus", "test_ema_sharded",
-    "test_refusals", "test_update", "test_waiting", "test_full_disk", "test_kill_one_rank", "test_storage_values", "test_torch_storage_cases",
+    "test_refusals", "test_group_options", "test_update", "test_waiting", "test_full_disk", "test_kill_one_rank", "test_storage_values", "test_torch_storage_cases",
     "test_storage_memory", "test_deepspeed_folders", "test_torch_optimizer_info", "test_other_files", "test_storage_layouts", "test_cuda_storage",
 )  # fmt: skip
 

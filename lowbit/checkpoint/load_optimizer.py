@@ -25,8 +25,8 @@ from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, Sta
 from lowbit.config.arguments import STRUCTURE
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
-from lowbit.state.load import agreed
 from lowbit.state.parts import whole_groups
+from lowbit.state.settings import agreed
 
 
 def load_optimizer(

@@ -65,11 +65,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         maximize: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        _check_host(lr)
         defaults = arguments.shared(self, lr, maximize=maximize, foreach=foreach, **options)
-        arguments.check_betas(betas)
-        arguments.check_least(epsilon=eps, weight_decay=weight_decay)
-        arguments.check_least(warmup_steps=warmup_steps, r=r, weight_lr_power=weight_lr_power)
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "warmup_steps": warmup_steps, "r": r,
             "weight_lr_power": weight_lr_power, "k": 0, "train_mode": False, "weight_sum": 0.0, "lr_max": -1.0,
@@ -77,15 +73,21 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        _check_host(group["lr"])
+        super().check_options(group)
+        arguments.check_betas(group["betas"])
+        if not float(group["betas"][0]) > 0.0:
+            raise ValueError(
+                "betas[0] is 0: the parameters would be z alone, from which the average x cannot be computed; it should be in (0, 1)"
+            )
+        arguments.check_least(epsilon=group["eps"], weight_decay=group["weight_decay"])
+        arguments.check_least(warmup_steps=group["warmup_steps"], r=group["r"])
+        arguments.check_least(weight_lr_power=group["weight_lr_power"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if isinstance(param_group, dict):
-            if self.param_groups:
-                param_group["train_mode"] = self.param_groups[0]["train_mode"]
-            if not float(param_group.get("betas", self.defaults["betas"])[0]) > 0.0:
-                raise ValueError(
-                    "betas[0] is 0: the parameters would be z alone, from which the average x cannot be computed; it should be in (0, 1)"
-                )
-            _check_host(param_group.get("lr", 0.0))
+        if isinstance(param_group, dict) and self.param_groups:
+            param_group["train_mode"] = self.param_groups[0]["train_mode"]
         super().add_param_group(param_group)
 
     add_param_group.__doc__ = LowbitOptimizer.add_param_group.__doc__

@@ -24,6 +24,7 @@ from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
 from lowbit.step.home import at_home
 from lowbit.step.phases import run_phases
+from lowbit.step.presence import give_zeros
 
 _AT_ONCE = 1 << 20  # values to process at a time
 _IN_CACHE = 1 << 15  # the same on a CPU, where several passes follow
@@ -33,7 +34,7 @@ _IN_CACHE = 1 << 15  # the same on a CPU, where several passes follow
 def collect(opt: SteppingOptimizer, probe: bool) -> Stats:
     """`LowbitOptimizer.stats`."""
     lacking = opt._lacking() if probe else []
-    opt._give_zeros(lacking)
+    give_zeros(lacking)
     try:
         made = _collect(opt, probe)
     finally:

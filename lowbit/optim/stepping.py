@@ -16,10 +16,10 @@ from lowbit.step import home
 from lowbit.step.cache import StepCache
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
-from lowbit.step.mistakes import no_values, warn_idle
+from lowbit.step.mistakes import changed, no_values, warn_idle
 from lowbit.step.numbers import lr_beside, on_device
 from lowbit.step.phases import run_phases
-from lowbit.step.presence import Presence
+from lowbit.step.presence import Presence, give_zeros
 from lowbit.step.versions import raise_versions, versioned
 
 
@@ -35,6 +35,7 @@ class SteppingOptimizer(StatefulOptimizer):
         self._flat_reducers: dict[Any, FlatShardReducer] = {}  # by the tensors that step together
         self._step_cache: StepCache | None = None
         self._presence: Presence | None = None
+        self._visitors: list[tuple[int, Any]] = []  # of the last step: state lies elsewhere
         self._asked = False  # whether ranks have agreed on the gradients of this step
         self._stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
         super().__init__(params, defaults)
@@ -46,7 +47,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._plans, self._flat_reducers, self._step_cache, self._presence = {}, {}, None, None
-        self._stepped_early = set()
+        self._stepped_early, self._visitors = set(), []
 
     def _lay_out_again(self) -> None:
         super()._lay_out_again()
@@ -101,7 +102,7 @@ class SteppingOptimizer(StatefulOptimizer):
         if self._step_again(scale, found_inf) or not self._prepare():
             return
         if not self._asked:
-            self._give_zeros(self._lacking())
+            give_zeros(self._lacking())
         flat_shards = self._flat_shards
         with_grad = [
             (number, p)
@@ -117,8 +118,9 @@ class SteppingOptimizer(StatefulOptimizer):
         compiling = torch.compiler.is_compiling()
         if not compiling:
             raise_versions(versioned(p for _, p in with_grad))
-        if shown is None and not compiling and StepCache.serves(with_grad, step_groups):
-            self._step_cache = StepCache(self.param_groups, self.state, step_groups)
+        away = self._visitors
+        if shown is None and not compiling and StepCache.serves(with_grad, step_groups, away):
+            self._step_cache = StepCache(self.param_groups, self.state, step_groups, away)
 
     def _check_idle(self) -> None:
         """Warns that no parameter has a gradient, unless hooks have stepped parameters already."""
@@ -151,11 +153,13 @@ class SteppingOptimizer(StatefulOptimizer):
             )
             if lacking:  # other ranks have gradients that were missing
                 self._forget_step()
-                self._give_zeros(lacking)
+                give_zeros(lacking)
                 self._asked = True
                 return False
             cache.bind(lambda step_group: self._options(step_group, grad_scale, found_inf))
+            visitors = [self._visitor(number, p) for number, p in cache.visitors]
             run_phases(cache.step_groups)
+            self._visit(visitors, grad_scale, found_inf)
             raise_versions(cache.written)
         except BaseException:
             self._forget_step()  # it has taken the gradients
@@ -182,13 +186,6 @@ class SteppingOptimizer(StatefulOptimizer):
             self._presence = Presence(params, self._laid_out())
         return self._presence.lacking(same=False, stepped=self._stepped_early)
 
-    @staticmethod
-    def _give_zeros(lacking: Iterable[tuple[Any, torch.dtype]]) -> None:
-        for p, dtype in lacking:
-            if getattr(p, "grad_dtype", None) not in (None, dtype):
-                p.grad_dtype = None  # as on the ranks that have a gradient of another dtype
-            p.grad = torch.zeros_like(p, dtype=dtype)
-
     def _prepare(self) -> bool:
         """Brings state up to the groups' options. Returns False if the step is only there to create it."""
         if self._layouts and self._laid_out_for != self._decided():
@@ -209,14 +206,11 @@ class SteppingOptimizer(StatefulOptimizer):
         if reducer:
             reducer.start()
         for number, p in params:
-            value, lay = sharding.local(p), self._layouts[p]
-            if value.dtype != lay.dtype or not (
-                value.shape == lay.param_part.local or isinstance(p, sharding.FlatShard)
-            ):
-                raise self._changed(p, value, lay)
+            lay = self._layouts[p]
             if lay.home:
-                visitors.append(home.Visitor(number, p, lay, self.state[p]))
+                visitors.append(self._visitor(number, p))
                 continue
+            value = self._local(p, lay)
             if reducer and isinstance(p, sharding.FlatShard):
                 reducer.steps(p)
                 if not value.numel():
@@ -229,23 +223,32 @@ class SteppingOptimizer(StatefulOptimizer):
         for where, step_group in step_groups.items():
             self._bind(step_group, self._plan(where, step_group), grad_scale, found_inf)
         run_phases(list(step_groups.values()), reducer)
-        if visitors:
-            home.run(
-                visitors, self.param_groups,
-                lambda where, some: self._bind(some, self._plan(where, some), grad_scale, found_inf),
-            )  # fmt: skip
+        self._visit(visitors, grad_scale, found_inf)
+        self._visitors = [(one.number, one.p) for one in visitors]
         if reducer and (found_inf is None or not bool(sharding.local(found_inf))):
             for p in reducer.stepped_elsewhere():
                 self._state_of(p)["step"] += 1.0
         return list(step_groups.values())
 
-    def _changed(self, p: Any, value: Tensor, lay: Layout) -> RuntimeError:
-        """The error for a parameter whose dtype or shape changed after its state was laid out."""
-        here, before = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, lay.dtype))
-        return RuntimeError(
-            f"parameter {self._what(p)} is {here} {tuple(value.shape)} now, but its state was laid out for {before} "
-            f"{lay.param_part.local}: convert the model first, then build the optimizer, and load this one's state dict into that"
-        )
+    def _visitor(self, number: int, p: Any) -> home.Visitor:
+        self._local(p, self._layouts[p])
+        return home.Visitor(number, p, self._layouts[p], self.state[p])
+
+    def _visit(
+        self, visitors: list[home.Visitor], grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> None:
+        def bind(where: Any, some: StepGroup) -> None:
+            self._bind(some, self._plan(where, some), grad_scale, found_inf)
+
+        home.run(visitors, self.param_groups, bind)
+
+    def _local(self, p: Any, lay: Layout) -> Tensor:
+        """What is here of a parameter. RuntimeError if it is no longer what its state was laid out for."""
+        value = sharding.local(p)
+        whole = value.shape == lay.param_part.local or isinstance(p, sharding.FlatShard)
+        if value.dtype != lay.dtype or not whole:
+            raise changed(self._what(p), value, lay)
+        return value
 
     def _what(self, p: Any) -> str:
         """A parameter's name or number, for errors."""

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from lowbit import sharding
-from lowbit.config import overrides
-from lowbit.config.arguments import STRUCTURE, check_group, check_params, warn_of_typos
+from lowbit.config import arguments, overrides
 from lowbit.state import layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.layout import Layout, check_stream
@@ -20,6 +19,7 @@ from lowbit.state.place import check_place
 from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
+from lowbit.state.settings import check_added
 
 
 class Member(NamedTuple):
@@ -36,7 +36,7 @@ class StatefulOptimizer(Optimizer):
 
     State is plain tensors, or DTensors placed like a DTensor parameter; docs/formats.md lists the keys. It is created
     at construction for every parameter that requires a gradient, and in the step for any other that has one.
-    `defaults` come from `lowbit.config.arguments.shared`, which checks a constructor's arguments.
+    `defaults` come from `lowbit.config.arguments.shared`, and `check_options` checks them.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
@@ -53,12 +53,13 @@ class StatefulOptimizer(Optimizer):
         self._part_names: dict[int, tuple[list[str], list[str]]] = {}
         self._ready = False
         self._warned: set[str] = set()  # what is said once
-        check_params(type(self).__name__, params)
+        arguments.check_params(type(self).__name__, params)
         # No group entry, so that checkpoints do not depend on it.
         self.state_memory = memory.checked(defaults.pop("state_memory", "device"))
         # No group entries if they are empty, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
         defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
+        self.check_options(defaults)
         super().__init__(params, defaults)
         self._ready = True
         if self._unbound():
@@ -71,6 +72,14 @@ class StatefulOptimizer(Optimizer):
     decides: tuple[
         str, ...
     ] = ()  # group entries that the rule depends on and that may change between steps
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        """Checks all options of a group, or of the optimizer itself, so that a bad one fails here and not in a step.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: with torch's messages, where torch checks an option.
+        """
+        arguments.check_shared(group)
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         """The update rule of a parameter of this global shape, as the catalog names it."""
@@ -113,7 +122,7 @@ class StatefulOptimizer(Optimizer):
     def _check_structure(self) -> None:
         """Raises ValueError if a group's layout options changed after its state was laid out."""
         for number, group in enumerate(self.param_groups):
-            now = {key: group.get(key) for key in STRUCTURE if key not in self.decides}
+            now = {key: group.get(key) for key in arguments.STRUCTURE if key not in self.decides}
             known, before = self._structure.get(id(group), (None, now))
             for key in now if known is group else ():
                 if now[key] != before[key]:
@@ -138,9 +147,10 @@ class StatefulOptimizer(Optimizer):
             ValueError: the numbers of `param_names` and parameters differ, and which name belongs to which is unknown.
         """
         if isinstance(param_group, dict):
-            check_params(type(self).__name__, param_group.get("params"))
-            check_group("the parameter group", param_group)
-            warn_of_typos(param_group, self.defaults, self._warned)
+            arguments.check_params(type(self).__name__, param_group.get("params"))
+            arguments.check_group("the parameter group", param_group)
+            arguments.warn_of_typos(param_group, self.defaults, self._warned)
+            check_added(self, param_group)
             self._take_names(param_group)
         super().add_param_group(param_group)
         if self._ready and not self._unbound():

@@ -14,7 +14,7 @@ from lowbit.state.reduce_groups import reduce_groups
 from lowbit.step.group import StepGroup, refuse_overlap
 from lowbit.step.phases import run_phases
 
-TOGETHER = 1 << 24  # local elements that are at home at once; a larger parameter goes alone
+TOGETHER = 1 << 24  # elements that a rank has at home at once; a larger parameter goes alone
 
 
 class Visitor:
@@ -108,14 +108,21 @@ def _buckets(visitors: Sequence[Visitor]) -> Iterator[list[Visitor]]:
         bucket: list[Visitor] = []
         held = 0
         for one in several:
-            ranks = math.prod(group.size() for _, group in one.lay.part.cuts)
-            size = math.prod(one.lay.part.shape) // ranks  # the same on every rank
+            size = _largest(one.lay.part)
             if bucket and held + size > TOGETHER:
                 yield bucket
                 bucket, held = [], 0
             bucket.append(one)
             held += size
         yield bucket
+
+
+def _largest(part: sharding.Part) -> int:
+    """The elements of the rank that has most of them, which all ranks know: where experts are fewer than ranks, one rank has all of one."""
+    shape = list(part.shape)
+    for dim, group in part.cuts:
+        shape[dim] = -(-shape[dim] // group.size())
+    return math.prod(shape)
 
 
 def at_home(

@@ -96,6 +96,14 @@ class Presence:
         return found
 
 
+def give_zeros(lacking: Iterable[tuple[Any, torch.dtype]]) -> None:
+    """Gives the parameters that `Presence.lacking` found gradients of zeros."""
+    for p, dtype in lacking:
+        if getattr(p, "grad_dtype", None) not in (None, dtype):
+            p.grad_dtype = None  # as on the ranks that have a gradient of another dtype
+        p.grad = torch.zeros_like(p, dtype=dtype)
+
+
 def _told(p: Any, stepped: Collection[Any]) -> int:
     if p.grad is None and p not in stepped:
         return 0

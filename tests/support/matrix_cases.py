@@ -106,7 +106,8 @@ OF_KINDS = {name: RULES[name] for name in ("AdamW", "Adafactor")}
 OVER_KINDS = {
     name: (4,)
     for name in (
-        "DDP", ZERO, "FSDP1 orig", "FSDP1 flat", SLICES, "FSDP2", "CPU offload", "HSDP 2x2", "TP x FSDP 2x2 row", "EP x FSDP 2x2", "pipeline",
+        "DDP", ZERO, "FSDP1 orig", "FSDP1 flat", SLICES, "FSDP2", "CPU offload", "HSDP 2x2", "TP x FSDP 2x2 row", "TP x FSDP 2x2 col", "EP",
+        "EP x FSDP 2x2", "pipeline", "pipeline x FSDP2 2x2",
     )
 }  # fmt: skip
 # By the name of the table: its cases and its wrappers.
