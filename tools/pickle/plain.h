@@ -34,7 +34,8 @@ struct Value {
     kBytearray,  // text
     kLong,       // text: an integer of more than 64 bits, little-endian in two's complement
     kOpaque,     // text: the class of an object that is not looked at, "argparse.Namespace";
-                 // items, of DeepSpeed's fragment_address alone: numel and start
+                 // items, of DeepSpeed's fragment_address alone: numel and start;
+                 // integer: 1 where it is a tensor, or holds one, and text is its kind
   };
   static constexpr int kMaxDepth = 100;
   /// The text of a kDict that is a yacs CfgNode.
@@ -53,12 +54,17 @@ struct Value {
   static Value number(int64_t n) { return {.kind = Kind::kInt, .integer = n}; }
   static Value floating(double x) { return {.kind = Kind::kFloat, .real = x}; }
   static Value words(std::string s) { return {.kind = Kind::kText, .text = std::move(s)}; }
+  static Value unread_tensor(std::string kind) {
+    return {.kind = Kind::kOpaque, .integer = 1, .text = std::move(kind)};
+  }
   static Value list(std::vector<Value> v) { return {.kind = Kind::kList, .items = std::move(v)}; }
   static Value tuple(std::vector<Value> v) { return {.kind = Kind::kTuple, .items = std::move(v)}; }
 
   bool is(Kind k) const { return kind == k; }
   /// Whether it is an opaque object, or holds one. Such a value cannot be written.
   bool is_opaque() const;
+  /// Whether it is a tensor that is not read: a leaf of its own, "a sparse tensor".
+  bool is_unread_tensor() const { return kind == Kind::kOpaque && integer == 1; }
   /// Whether one of its opaque objects is a tensor, which is data and no object of a class.
   bool holds_tensor() const;
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }

@@ -37,6 +37,8 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   Document document = select(std::move(whole), options.select);
   std::vector<std::string> warnings = document.manifest->warnings;
   RETURN_IF_ERROR(check_common_kept(document, source, warnings));
+  RETURN_IF_ERROR(check_no_rank_part(document, source));
+  RETURN_IF_ERROR(check_no_opaque_state(document, true));
   ASSIGN_OR_RETURN(left_out, leave_out_opaque(document, true));
   warnings.insert(warnings.end(), left_out.begin(), left_out.end());
   if (document.leaves.empty())

@@ -85,14 +85,15 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, bool direc
   return warnings;
 }
 
-Status check_no_opaque_state(const Document& document) {
+Status check_no_opaque_state(const Document& document, bool only_tensors) {
   std::vector<OptimizerRoot> roots = optimizer_roots(document);
   if (!document.optimizer.empty())
     std::erase_if(roots, [&](const OptimizerRoot& root) {
       return flat_name(root.path) != document.optimizer;
     });
   for (const Leaf& leaf : document.leaves) {
-    if (leaf.kind != Leaf::Kind::kOpaque) continue;
+    const bool tensor = leaf.value.is_unread_tensor();
+    if (leaf.kind != Leaf::Kind::kOpaque || (only_tensors && !tensor)) continue;
     const Path path = nested_path(document, leaf);
     for (const OptimizerRoot& root : roots) {
       const size_t n = root.path.size();
@@ -100,7 +101,7 @@ Status check_no_opaque_state(const Document& document) {
           !path[n].is_name())
         continue;
       const std::string& key = path[n].name;
-      const bool state = (key == "state" && path.size() > n + 2) || key.starts_with("state.");
+      const bool state = (key == "state" && path.size() > n + (tensor ? 1 : 2)) || key.starts_with("state.");
       // A user's own objects may be left out, what the optimizer computes with may not.
       const bool nested = key == "param_groups" && path.size() > n + 2;
       const bool flat = key.starts_with("param_groups.");

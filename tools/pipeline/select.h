@@ -27,8 +27,9 @@ Document select(Document document, const Selection& selection);
 /// they are data, which nothing leaves out unasked.
 Result<std::vector<std::string>> leave_out_opaque(Document& document, bool directory);
 
-/// An error where an optimizer that is converted would lose part of its state or of its settings.
-Status check_no_opaque_state(const Document& document);
+/// An error where an optimizer would lose part of its state or of its settings. `only_tensors`: only
+/// tensors that are not read count, as where the optimizer is copied and not converted.
+Status check_no_opaque_state(const Document& document, bool only_tensors);
 
 /// A warning for each hidden folder or file that a killed run left beside `target`.
 std::vector<std::string> warn_of_leftovers(const std::string& target);

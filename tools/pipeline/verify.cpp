@@ -220,6 +220,10 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
     if (!options.opaque) {
       ASSIGN_OR_RETURN(value,
                        document.manifest->container->value(*leaf.blob));  // says what it names
+      if (value.is_unread_tensor())
+        return bad(printable(document.manifest->path) + ": " + printable(leaf.name()) + ": is " +
+                   printable(value.text) +
+                   ", which is not read. verify --opaque lets it pass, and --exclude leaves it out");
       return bad(printable(document.manifest->path) + ": " + printable(leaf.name()) +
                  ": is opaque: " + opaque_names(value) +
                  ", which torch would import and run; nothing was executed. verify --opaque lets "
