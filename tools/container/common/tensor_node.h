@@ -32,7 +32,7 @@ struct TensorNode {
   Gradient gradient;
   bool is_local = false;  // what one rank has of a DTensor of shape `whole`
   Shape whole;
-  bool is_summand = false;  // of a DTensor whose ranks' values are still to be added
+  bool is_summand = false;   // of a DTensor whose ranks' values are still to be added
   bool is_expanded = false;  // a dimension of stride 0: one value stands for many elements
   std::string dropped;       // what is not kept ("attributes of a tensor"); usually empty
 };

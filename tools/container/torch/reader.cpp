@@ -124,9 +124,9 @@ Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::str
   for (const StorageName& name : storage_names(pickle)) {
     if (!storages.used(name.key)) hidden.insert(name.key);
   }
-  const bool opaque =
-      std::any_of(m.blobs.begin(), m.blobs.end(),
-                  [](const Blob& blob) { return blob.value && blob.value->is_opaque(); });
+  const bool opaque = std::any_of(m.blobs.begin(), m.blobs.end(), [](const Blob& blob) {
+    return blob.value && blob.value->is_opaque();
+  });
   if (!hidden.empty() && opaque)
     m.facts.push_back(std::to_string(hidden.size()) +
                       " tensors belong to opaque objects and are not read");
