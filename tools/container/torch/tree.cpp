@@ -115,6 +115,9 @@ class TreeReader {
     }
     ASSIGN_OR_RETURN(value, plain_value(p_, node, here(), left_));
     RETURN_IF_ERROR(spend(count(value)));
+    arrays_ += array_bytes(value);
+    if (arrays_ > array_limit(p_.bytes.size()))
+      return bad(archive_.what() + ": its arrays of numpy have more bytes than it could hold");
     return leaf(std::move(value));
   }
 
@@ -237,7 +240,7 @@ class TreeReader {
   Archive& archive_;
   Manifest& manifest_;
   std::vector<uint8_t> seen_;
-  uint64_t left_ = 0, limit_ = 0;
+  uint64_t left_ = 0, limit_ = 0, arrays_ = 0;
   Path path_;
   std::vector<std::pair<bool, size_t>> order_;
   uint64_t local_ = 0, expanded_ = 0;
