@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from bench import machine
 from lowbit import checkpoint
 
 PARTS = 8  # tensors of a rank
@@ -140,13 +141,13 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
-    start = time.monotonic()
+    facts, start = machine.describe("cpu"), time.monotonic()
     seen = run(given)
-    report = {"kills": given.count, "ranks": given.ranks, "mib": given.mib, "sync": given.sync, "left": dict(seen), "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
+    report = {"machine": facts, "kills": given.count, "ranks": given.ranks, "mib": given.mib, "sync": given.sync, "seed": given.seed, "left": dict(seen), "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
     print(json.dumps(report, indent=1))
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(report, indent=1))
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 Result = dict
@@ -51,6 +52,16 @@ def machine(result: Result) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def filled(*sentences: str) -> str:
+    """A paragraph whose lines fit a screen."""
+    return textwrap.fill(" ".join(s for s in sentences if s), 120, break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+
+def busy(facts: Result) -> str:
+    """What a reader must know of a timing beside other work; empty where the machine was quiet."""
+    return "**It was busy with other work: measure again when it is quiet.**" if facts["load"][0] > facts["cores"] / 2 else ""  # fmt: skip
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -10,9 +10,9 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from bench import zero_gradients
+from bench import quality_plan, zero_gradients
 from bench.intervals import Interval, interval
-from bench.page import table
+from bench.page import filled, table
 from bench.quality import ROOT, Lines, best_rate, compared, found, loss
 from bench.studies import CONTESTANTS, STUDIES, Study
 
@@ -21,6 +21,7 @@ MARKS = ("<!-- python -m bench.quality --page -->", "<!-- end -->")
 PRESETS = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "AdamW, fp8", "AdamW, log8", "AdamW, bfloat16", "AdamW, bfloat16_stochastic")  # fmt: skip
 ENOUGH = 3  # seeds that are judged; below those of the study, their number is said
 WORDS = {"more": "higher", "less": "lower", "": "not shown to differ"}
+TEXTS = {"higher": "the loss is higher with", "lower": "the loss is lower with", "not shown to differ": "no difference is shown for", "not judged": f"fewer than {ENOUGH} seeds have run of", "not run": "not run yet:"}  # fmt: skip
 
 
 def runs_of(lines: Lines, study: Study, name: str) -> dict[int, dict[str, Any]]:
@@ -43,10 +44,6 @@ def reference(study: Study, name: str) -> str:
     return study.rules()[CONTESTANTS[name].rule]
 
 
-def filled(*sentences: str) -> str:
-    return textwrap.fill(" ".join(s for s in sentences if s), 120, break_long_words=False, break_on_hyphens=False)  # fmt: skip
-
-
 def page(lines: Lines) -> str:
     parts = [
         "# Quality",
@@ -60,6 +57,10 @@ def page(lines: Lines) -> str:
         "## What it says",
         "",
         *(f"{i}. {textwrap.fill(s, 116, subsequent_indent='   ')}" for i, s in enumerate(conclusions(lines), 1)),
+        "",
+        "## What is recorded",
+        "",
+        *quality_plan.section(lines),
         "",
         "## Method",
         "",
@@ -178,7 +179,7 @@ def marked(found: Interval | None, judged: bool) -> str:
 
 def conclusions(lines: Lines) -> list[str]:
     """Five sentences, each true of these lines."""
-    small, long, large, _ = (STUDIES[name] for name in HEADINGS)
+    small, long, large, short = (STUDIES[name] for name in HEADINGS)
     names = [
         n
         for n in small.contestants
@@ -187,50 +188,53 @@ def conclusions(lines: Lines) -> list[str]:
     formats = [n for n in names if CONTESTANTS[n].weights is None and CONTESTANTS[n].half is None]
     weights = [n for n in names if CONTESTANTS[n].weights]
     other = [n for n in small.rules().values() if n != "torch AdamW"]
+
+    def of_large(study: Study) -> str:
+        own = [n for n in study.contestants if n not in study.rules().values()]
+        return f"for {study.steps:,} steps, {grouped(lines, study, own)}"
+
     return [
-        f"State formats of AdamW on the small model: {grouped(lines, small, formats)}.",
-        f"Bfloat16 weights with 8-bit state on the small model: {grouped(lines, small, weights)}.",
-        f"In the middle of a run: {grouped(lines, small, [n for n in names if CONTESTANTS[n].half])}.",
+        f"State formats of AdamW on the small model, beside torch's float32 AdamW: {grouped(lines, small, formats)}.",
+        f"Bfloat16 weights with 8-bit state on the small model, beside torch's float32 AdamW: {grouped(lines, small, weights)}.",
+        f"A change of format in the middle of a run, beside torch's float32 AdamW: {grouped(lines, small, [n for n in names if CONTESTANTS[n].half])}.",
         f"Other rules in full precision, each at its own tuned rate, beside float32 AdamW: {grouped(lines, small, other, 'torch AdamW')}.",
-        f"Over {long.steps:,} steps: {over_long(lines, long)}; with 10 M parameters: {grouped(lines, large, [n for n in large.contestants if n not in large.rules().values()])}.",
+        f"Over {long.steps:,} steps: {over_long(lines, long)}. With 10 M parameters, each beside its rule in full precision: {of_large(short)}; {of_large(large)}.",
     ]  # fmt: skip
 
 
 def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = None) -> str:
     """What the intervals of several contestants say; those with fewer than ENOUGH seeds are not judged."""
-    said: dict[str, list[str]] = {"higher": [], "lower": [], "not shown to differ": [], "not judged yet": []}  # fmt: skip
+    said: dict[str, list[str]] = {what: [] for what in TEXTS}
     for name in names:
-        seeds = len(runs_of(lines, study, name))
+        runs, others = (runs_of(lines, study, n) for n in (name, to or reference(study, name)))
         off = difference(lines, study, name, to or reference(study, name))
-        diverged = any(
-            line["held_out_loss"] is None for line in runs_of(lines, study, name).values()
-        )
         short = name.removeprefix("AdamW, ").replace("8bit, bfloat16 weights ", "")
-        if diverged:
+        if any(line["held_out_loss"] is None for line in runs.values()):
             said["higher"].append(f"`{short}` (diverged)")
-        elif off is None or min(seeds, len(runs_of(lines, study, to or reference(study, name)))) < ENOUGH:  # fmt: skip
-            said["not judged yet"].append(f"`{short}`")
+        elif not runs:
+            said["not run"].append(f"`{short}`")
+        elif off is None or len(runs.keys() & others.keys()) < ENOUGH:
+            said["not judged"].append(f"`{short}`")
         else:
-            count = f", {seeds} seeds" if seeds < len(study.seeds) else ""
+            count = f", {len(runs)} seeds" if len(runs) < len(study.seeds) else ""
             said[WORDS[off.shown]].append(f"`{short}` ({off}{count})")
-    texts = {"higher": "the loss is higher with", "lower": "the loss is lower with", "not shown to differ": "no difference is shown for", "not judged yet": f"fewer than {ENOUGH} seeds have run of"}  # fmt: skip
-    return "; ".join(f"{texts[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
+    return "; ".join(f"{TEXTS[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
 
 
 def over_long(lines: Lines, study: Study) -> str:
-    said = []
+    said, waiting = [], []
     for name in study.contestants:
         runs = runs_of(lines, study, name)
         if not runs:
-            said.append(f"{name} has not run yet")
+            waiting.append(f"`{name}`")
             continue
         lost = [line for line in runs.values() if line["held_out_loss"] is None]
         if lost:
-            said.append(f"{name} diverged in {len(lost)} of {len(runs)} runs")
+            said.append(f"`{name}` diverged in {len(lost)} of {len(runs)} runs")
         else:
             mean = statistics.fmean(line["held_out_loss"] for line in runs.values())
-            said.append(f"{name} did not diverge and ended at {mean:.4f} ({len(runs)} seed{'s' * (len(runs) > 1)})")  # fmt: skip
-    return ", ".join(said)
+            said.append(f"`{name}` did not diverge and ended at {mean:.4f} ({len(runs)} seed{'s' * (len(runs) > 1)})")  # fmt: skip
+    return "; ".join([*said, *([f"not run yet: {', '.join(waiting)}"] if waiting else [])])
 
 
 def of_presets(lines: Lines) -> str:

@@ -3,6 +3,8 @@
     python -m bench.storage                  1 GiB of float32 AdamW state, saved on 2 ranks, loaded on 2 and on 4
     python -m bench.storage --state 8bit     as many parameters' 8-bit state
     python -m bench.storage --gib 0.1 --rounds 2 --json out/storage.json
+    python -m bench.storage --record         both; bench/results/storage.json and docs/bench-storage.md: minutes on a quiet machine
+    python -m bench.storage --page           the page alone, from what is recorded here and of `python -m bench.kills`
 
 Contestants alternate in one run. A time is that of the slowest rank; ratios compare best times. "in the page cache" does not wait for the disk,
 "on disk" does: `cp` is then followed by a sync. Bytes are those that all ranks read of files, as the kernel counts them (rchar), and what they
@@ -31,9 +33,14 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from bench import machine
+from bench import machine, storage_page
 from lowbit import checkpoint
 
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results" / "storage.json"
+KILLS = ROOT / "bench" / "results" / "kills.json"
+STATES = ("float32", "8bit")
+RUNS = (("save", 2), ("load0", 2), ("load0", 4), ("load1", 2))  # and the ranks of each
 TIMES: list[dist.ProcessGroup] = []  # that times are told through
 SHAPES = [(4096, 1024), (1024, 4096), (3072, 1024), (1024, 1024), (1024,)]
 
@@ -154,55 +161,72 @@ def loads(folder: str, kind: str, gib: float, rounds: int, dim: int) -> dict[str
             times.setdefault(name, []).append(timed(lambda r=source: dcp.load(tree, storage_reader=r)))  # fmt: skip
             mapped = getattr(source, "bytes_mapped", 0)
             read[name] = round(all_sum(bytes_read() - before + mapped) / needed, 3)
-    return {"seconds": times, "bytes read to bytes needed": read}
+    return {"seconds": times, "bytes needed": needed, "bytes read to bytes needed": read}
 
 
-def work(rank: int, ranks: int, folder: str, what: str, given: argparse.Namespace) -> None:
+def work(
+    rank: int, ranks: int, folder: str, what: str, kind: str, given: argparse.Namespace
+) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     store = os.path.join(folder, f"store-{what}-{ranks}")
     dist.init_process_group("cpu:gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     TIMES.append(dist.new_group())
     if what == "save":
-        out: Any = saves(folder, given.state, given.gib, given.rounds)
+        out: Any = saves(folder, kind, given.gib, given.rounds)
     else:
-        out = loads(folder, given.state, given.gib, given.rounds, int(what[-1]))
+        out = loads(folder, kind, given.gib, given.rounds, int(what[-1]))
     if rank == 0:
         pathlib.Path(folder, f"{what}-{ranks}.json").write_text(json.dumps(out))
     dist.destroy_process_group()
 
 
+def measured(kind: str, given: argparse.Namespace) -> dict[str, Any]:
+    """The times and bytes of a kind of state, by what was done and on how many ranks."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=given.folder) as folder:
+        for what, ranks in RUNS:
+            mp.spawn(work, (ranks, folder, what, kind, given), ranks)
+            found[f"{what}-{ranks}"] = json.loads(pathlib.Path(folder, f"{what}-{ranks}.json").read_text())  # fmt: skip
+    return found
+
+
+def file_system(folder: str | None) -> str:
+    command = ["df", "--output=fstype", folder or tempfile.gettempdir()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()[-1].strip() if done.returncode == 0 else "unknown"
+
+
+def write_page() -> None:
+    result, kills = (json.loads(path.read_text()) for path in (RESULTS, KILLS))
+    (ROOT / "docs" / "bench-storage.md").write_text(storage_page.page(result, kills))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gib", type=float, default=1.0, help="size of the float32 state")
-    parser.add_argument("--state", choices=["float32", "8bit"], default="float32")
+    parser.add_argument("--state", nargs="+", choices=STATES, default=None, help="default: float32; with --record, both")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=None, help="for the data (default: TMPDIR, else /tmp)")
     parser.add_argument("--json", type=pathlib.Path, default=None)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--page", action="store_true", help="measure nothing")
     given = parser.parse_args()
-    result: dict[str, Any] = {"machine": machine.describe("cpu"), "gib": given.gib, "state": given.state}  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=given.folder) as folder:
-        for what, ranks in (("save", 2), ("load0", 2), ("load0", 4), ("load1", 2)):
-            mp.spawn(work, (ranks, folder, what, given), ranks)
-            result[f"{what}-{ranks}"] = json.loads(pathlib.Path(folder, f"{what}-{ranks}.json").read_text())  # fmt: skip
-    print(f"{'':<34}{'best s':>9}{'median s':>10}{'ratio':>8}{'CPU s':>10}")
-    for name, seconds in result["save-2"].items():
-        what = name.split(": ")[0]
-        base = next(s for n, s in result["save-2"].items() if n.startswith(what))
-        line(name, seconds, base)
-    for key, title in (("load0-2", "load on 2"), ("load0-4", "load on 4"), ("load1-2", "load on 2 by columns")):  # fmt: skip
-        found = result[key]
-        for name, seconds in found["seconds"].items():
-            line(f"{title}: {name}", seconds, found["seconds"]["torch"], f"   bytes {found['bytes read to bytes needed'][name]}")  # fmt: skip
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(result, indent=1))
-
-
-def line(name: str, times: list[list[float]], against: list[list[float]], more: str = "") -> None:
-    (best, used), (base, _) = (map(min, zip(*t, strict=True)) for t in (times, against))
-    median = sorted(t[0] for t in times)[len(times) // 2]
-    print(f"{name:<42}{best:>9.3f}{median:>10.3f}{best / base:>8.2f}{used:>10.3f}{more}")
+    if given.record and given.state:
+        parser.error("--record measures every state: leave --state out, or give --json a file")
+    if given.page:
+        write_page()
+        return
+    result: dict[str, Any] = {"machine": machine.describe("cpu"), "file_system": file_system(given.folder), "gib": given.gib, "rounds": given.rounds, "synced": True, "states": {}}  # fmt: skip
+    for kind in STATES if given.record else given.state or STATES[:1]:
+        found = result["states"][kind] = measured(kind, given)
+        print(f"\n{kind}\n\n{storage_page.saves(found)}\n\n{storage_page.loads(found)}", flush=True)  # fmt: skip
+    print(f"\n{storage_page.aims(result)}")
+    for file in [*([given.json] if given.json else []), *([RESULTS] if given.record else [])]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(result, indent=1) + "\n")
+    if given.record:
+        write_page()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from paths import ROOT
 
 import lowbit
-from bench import quality, quality_page, quality_train, studies, zero_gradients
+from bench import quality, quality_page, quality_plan, quality_train, studies, zero_gradients
 from bench.intervals import interval
 from bench.studies import CONTESTANTS, SEEDS, STUDIES, Run
 from bench.training import load_recipe
@@ -104,11 +104,53 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
         and "`2bit` (diverged)" in said[0]
     )
     assert "no difference is shown for `8bit`" in said[0]
-    assert (
-        "fewer than 3 seeds have run of `float32`, `fp8`" in said[0]
-        and "(+0.5000 ± 0.0000, 3 seeds)" in said[0]
-    )
-    assert "torch AdamW has not run yet" in said[4]
+    assert "(+0.5000 ± 0.0000, 3 seeds)" in said[0]
+    assert "fewer than 3 seeds have run of `fp8`; not run yet: `float32`, `bfloat16`" in said[0]
+    assert "Over 20,000 steps: not run yet: `torch AdamW`, `AdamW, 8bit`, `AdamW, 4bit`." in said[4]
+    assert "for 160 steps, not run yet: `Muon, 8bit`" in said[4] and "for 1,000 steps, not run yet: `8bit`" in said[4]  # fmt: skip
+
+
+def test_both_studies_of_a_larger_model_are_told_of():
+    short = STUDIES["10 M, 160 steps"]
+    tuned = [line(run, 2.0 + abs(i - 1)) for rule in short.rules() for i, run in enumerate(short.tuning(rule))]  # fmt: skip
+    rate = short.tuning("Muon")[1].lr
+    some = [line(Run(short.name, name, rate, seed, short.steps), 2.0 + more) for name, more in (("Muon, float32", 0.0), ("Muon, 8bit", 0.1)) for seed in (0, 1, 2)]  # fmt: skip
+    said = quality_page.conclusions([*tuned, *some])[4]
+    assert "for 160 steps, the loss is higher with `Muon, 8bit` (+0.1000 ± 0.0000, 3 seeds)" in said
+    assert "for 1,000 steps, not run yet: `8bit`" in said
+
+
+def test_every_run_is_in_one_part_of_what_is_recorded():
+    made: dict = {}
+    for part in quality_plan.parts():
+        for name in part.names:
+            made.setdefault((part.study.name, part.tunes, name), []).append(part.what)
+    assert all(len(several) == 1 for several in made.values())
+    runs = {(s.name, False, n) for s in STUDIES.values() for n in s.contestants}
+    tunings = {(s.name, True, n) for s in STUDIES.values() if not s.tuned_in for n in s.rules().values()}  # fmt: skip
+    assert set(made) == runs | tunings
+
+
+def test_what_is_missing_costs_the_steps_of_the_same_model(tuned):
+    lines = [
+        *tuned,  # 500 steps in 1 s
+        *({**x, "seconds": 3.0 + i} for i, x in enumerate(runs("AdamW, 8bit", [2.0, 2.1, 2.2]))),
+    ]
+    accounts = {part.what: quality_plan.account(lines, part) for part in quality_plan.parts()}
+    own = accounts["AdamW with `8bit` and `4bit`"]
+    assert (own.planned, own.recorded, own.took) == (10, 3, [3.0, 4.0, 5.0])
+    assert own.left == [(3.0, 3.0)] * 7, "1,500 steps of 2 ms, the least and the median of AdamW's"
+    assert own.cells() == ["10", "3", "in part", "3 to 5", "3", "0.01"]
+    rates = accounts["small model: rates of 6 rules, each among as many"]
+    assert rates.left == [] and rates.cells() == ["48", "48", "all", "1", "", ""]
+    other = accounts["10 M parameters, 1,000 steps: AdamW and Muon"]
+    assert other.hours() is None and other.cells()[-1] == "unknown"
+    few = [x for x in lines if x["run"].endswith("AdamW") or x["seed"] == 0]  # AdamW alone is tuned
+    guessed = quality_plan.account(few, quality_plan.parts()[0])
+    assert (guessed.planned, guessed.recorded, guessed.guessed) == (48, 8, True)
+    assert guessed.cells()[4] == "1*", "with the steps of other rules"
+    text = " ".join("\n".join(quality_plan.section(lines)).split())
+    assert "51 of 341 runs are recorded" in text and "more where nothing of a model has run" in text
 
 
 def test_the_pages_are_those_of_the_results():

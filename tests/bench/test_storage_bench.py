@@ -1,8 +1,36 @@
-"""bench.storage: that it runs, and that no more bytes are read than its page says."""
+"""bench.storage: that it runs, that no more bytes are read than its page says, and that the page says what was recorded and no more."""
 
+import copy
 import json
 import subprocess
 import sys
+
+import pytest
+from paths import ROOT
+
+from bench import storage, storage_page
+
+FACTS = {"cpu": "a CPU", "cores": 4, "memory_gib": 16.0, "system": "Linux", "python": "3", "versions": {"torch": "2", "lowbit": "1", "numpy": None}, "date": "2026-01-02T03:04+00:00", "load": [0.5, 0, 0]}  # fmt: skip
+KILLS = {"machine": FACTS, "kills": 5, "ranks": 4, "mib": 16, "sync": True, "left": {"whole": 3, "whole, and one that is broken": 2}, "seconds": 9.6}  # fmt: skip
+
+
+def turns(best):
+    """Three turns, the first one slow: their least processor time is half of the best time."""
+    return [[9.0, 9.0], [best, best], [2 * best, best / 2]]
+
+
+def made_up():
+    """A result in which every aim is met exactly."""
+    saves = {f"{name}: {who}": turns(seconds) for name, (_, base) in storage_page.SAVES.items() for who, seconds in ((base, 1.0), ("lowbit", 1.2), ("torch", 3.0))}  # fmt: skip
+    loads = {
+        key: {
+            "seconds": {"lowbit": turns(seconds), "lowbit, verify=False": turns(0.25), "torch": turns(1.0)},
+            "bytes needed": 3 << 20, "bytes read to bytes needed": {"lowbit": 1.04, "lowbit, verify=False": 1.01, "torch": 2.01},
+        }
+        for key, seconds in (("load0-2", 1.0), ("load0-4", 0.5), ("load1-2", 0.5))
+    }  # fmt: skip
+    found = {"save-2": saves, **loads}
+    return {"machine": FACTS, "file_system": "ext4", "gib": 0.5, "rounds": 3, "synced": True, "states": {"float32": found, "8bit": copy.deepcopy(found)}}  # fmt: skip
 
 
 def test_bytes_are_read_once(tmp_path):
@@ -13,7 +41,71 @@ def test_bytes_are_read_once(tmp_path):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     told = json.loads(out.read_text())
+    assert list(told["states"]) == ["float32"] and told["machine"]["versions"]["torch"]
+    found = told["states"]["float32"]
     for what in ("load0-2", "load0-4", "load1-2"):
         # Beside the values there are headers of items, .metadata and lowbit.json: some 2 % of a state as small as this one.
-        assert 1 <= told[what]["bytes read to bytes needed"]["lowbit"] < 1.06, what
-    assert "stall: lowbit" in ended.stdout and "load on 2 by columns: torch" in ended.stdout
+        assert 1 <= storage_page.read(found, what, "lowbit") < 1.06, what
+    page = storage_page.page(told, KILLS)
+    assert storage_page.saves(found) in ended.stdout and storage_page.saves(found) in page
+    assert storage_page.loads(found) in ended.stdout and storage_page.loads(found) in page
+
+
+def test_aims_hold_up_to_their_limits():
+    assert storage_page.verdict(made_up()) == [f"* **{kind}**: 9 of 9 aims hold." for kind in storage.STATES]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "key", "value", "said"), [
+    ("save-2", "save, page cache: lowbit", 1.21, "save, page cache, its time to that of cp (1.21, asked at most 1.20)"),
+    ("save-2", "save, on disk: lowbit", 2.0, "save, on disk, its time to that of cp (2.00, asked at most 1.20)"),
+    ("save-2", "stall: lowbit", 1.3, "async save, until it returns, its time to that of copy of memory (1.30, asked at most 1.20)"),
+    ("load0-2", "seconds", 1.01, "load on 2 ranks, as saved, its time to torch's (1.01, asked at most 1.00)"),
+    ("load0-4", "seconds", 0.51, "load on 4 ranks, torch's time to its own (1.96, asked at least 2.00)"),
+    ("load1-2", "seconds", 1.0, "load on 2 ranks, by columns, torch's time to its own (1.00, asked at least 2.00)"),
+    ("load1-2", "bytes", 1.06, "load on 2 ranks, by columns, bytes read to bytes needed (1.1, asked 1.0)"),
+])  # fmt: skip
+def test_an_aim_that_is_missed_is_said(what, key, value, said):
+    result = made_up()
+    found = result["states"]["8bit"][what]
+    if key == "bytes":
+        found["bytes read to bytes needed"]["lowbit"] = value
+    elif key == "seconds":
+        found["seconds"]["lowbit"] = turns(value)
+    else:
+        found[key] = turns(value)
+    first, second = storage_page.verdict(result)
+    assert first == "* **float32**: 9 of 9 aims hold."
+    assert " ".join(second.split()) == f"* **8bit**: 8 of 9 aims hold. Missed: {said}."
+    assert storage_page.aims(result).count("**no**") == 1
+
+
+def test_the_page_has_best_median_and_processor_times():
+    page = storage_page.page(made_up(), KILLS)
+    assert "| save, on disk | 1.000 (2.000) | 3.000 (6.000) | 1.200 (2.400) | 3.00 | 1.20 | 1.500 | 0.600 |" in page  # fmt: skip
+    assert "| on 4 ranks | 1.000 (2.000) | 0.500 (1.000) | 0.250 (0.500) | 0.50 | 2.010 | 1.040 | 0.500 | 0.250 |" in page  # fmt: skip
+    text = " ".join(page.split())
+    assert "## 8bit state, 3 MiB" in text and "data on ext4; 3 rounds; load 0.5" in text
+    assert "5 times, 4 ranks save 16 MiB" in text and "2 kills also left a broken save" in text
+    assert "busy with other work" not in text and "caches to disk before each save" in text
+    assert "caches to disk" not in storage_page.page({**made_up(), "synced": False}, KILLS)
+    facts = {**FACTS, "load": [2.1, 0, 0]}
+    assert "busy with other work" in " ".join(storage_page.page({**made_up(), "machine": facts}, KILLS).split())  # fmt: skip
+
+
+@pytest.mark.parametrize("left", [{"whole": 4}, {"whole": 5, "lost": 1}])
+def test_kills_that_do_not_add_up_are_refused(left):
+    with pytest.raises(ValueError, match="run it again"):
+        storage_page.killed({**KILLS, "left": left})
+
+
+def test_the_page_is_that_of_the_results():
+    result, kills = (json.loads(path.read_text()) for path in (storage.RESULTS, storage.KILLS))
+    assert (ROOT / "docs" / "bench-storage.md").read_text() == storage_page.page(result, kills)
+    assert tuple(result["states"]) == storage.STATES and kills["kills"] >= 100
+
+
+def test_a_record_has_both_states(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bench.storage", "--record", "--state", "8bit"])
+    with pytest.raises(SystemExit):
+        storage.main()
+    assert "measures every state" in capsys.readouterr().err
