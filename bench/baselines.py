@@ -6,7 +6,7 @@ import pathlib
 
 import torch
 
-from bench.contestant import Contestant, InGraph
+from bench.contestant import Contestant, InGraph, size_of
 
 
 class Torch(Contestant):
@@ -173,3 +173,23 @@ class Copy(Contestant):
 
     def traffic(self) -> int:
         return 2 * self.source.numel()
+
+
+class InPlace(Contestant):
+    """As many bytes, each read and written once: a copy reads the lines that it is about to write, too, and counts them only as written."""
+
+    name = "inversion in place of the bytes of an 8-bit step"
+
+    def prepare(self, params: list[torch.nn.Parameter]) -> None:
+        self.params = params
+        size = int(sum(p.numel() for p in params) * Copy.step_bytes / 2)
+        self.target = torch.ones(size // 8, dtype=torch.int64, device=params[0].device)
+
+    def step(self) -> None:
+        self.target.bitwise_not_()
+
+    def state_bytes(self) -> int:
+        return 0
+
+    def traffic(self) -> int:
+        return 2 * size_of(self.target)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from bench import clock, machine, scaling_page
-from bench.baselines import Copy, DeepSpeed, Torch, TorchBfloat16, TorchForeach
+from bench.baselines import DeepSpeed, InPlace, Torch, TorchBfloat16, TorchForeach
 from bench.contestant import Contestant
 from bench.ours import Eight, EightFloat32, Factored, Floats, Four, Kahan
 from bench.step import Params, turn
@@ -29,7 +29,7 @@ from bench.stream import Streams
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "scaling.json"
-CONTESTANTS: tuple[type[Contestant], ...] = (Torch, TorchForeach, TorchBfloat16, DeepSpeed, Eight, Four, Floats, EightFloat32, Kahan, Factored, Copy)  # fmt: skip
+CONTESTANTS: tuple[type[Contestant], ...] = (Torch, TorchForeach, TorchBfloat16, DeepSpeed, Eight, Four, Floats, EightFloat32, Kahan, Factored, InPlace)  # fmt: skip
 SMALLER, SMALL = (
     (32, 256),
     (128, 256),

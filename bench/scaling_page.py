@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import pathlib
 import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.baselines import Copy, Torch
+from bench.baselines import InPlace, Torch
 from bench.ours import Eight, Four
-from bench.page import table
+from bench.page import busy, filled, table
 
 ROOT = pathlib.Path(__file__).parent.parent
 MARKS = ("<!-- python -m bench.scaling -->", "<!-- end -->")
@@ -71,25 +70,20 @@ def passes(row: ROW, other: ROW, gb: float) -> float | None:
 
 
 def by_name(result: dict[str, Any]) -> dict[str, ROW]:
-    return {row["name"]: row for row in result["rows"] if row["name"] != Copy.name}
+    return {row["name"]: row for row in result["rows"] if row["name"] != InPlace.name}
 
 
 def bandwidth(result: dict[str, Any]) -> dict[int, float]:
-    """GB/s of the copy on this machine, by threads."""
-    copy = next(row for row in result["rows"] if row["name"] == Copy.name)
-    return {int(n): copy["bytes"] / ns for n, ns in copy["memory_ns"].items()}
-
-
-def filled(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    """GB/s of this machine's memory, by threads: those of an inversion in place, which reads and writes each byte once."""
+    yardstick = next(row for row in result["rows"] if row["name"] == InPlace.name)
+    return {int(n): yardstick["bytes"] / ns for n, ns in yardstick["memory_ns"].items()}
 
 
 def about(result: dict[str, Any]) -> str:
     m = result["machine"]
     versions = ", ".join(f"{p} {m['versions'][p]}" for p in ("torch", "lowbit", "deepspeed") if m["versions"].get(p))  # fmt: skip
     load = f"{m['load'][0]:.1f}"
-    busy = " **It was busy with other work: measure again when it is quiet.**" if m["load"][0] > m["cores"] / 2 else ""  # fmt: skip
-    return f"{m['cpu']}, {m['cores']} cores, {m['isa']}; {versions}; {result['date']}; a tensor of {result['numel']:,} values, {result['rounds']} rounds; load {load} when it began.{busy}"  # fmt: skip
+    return f"{m['cpu']}, {m['cores']} cores, {m['isa']}; {versions}; {result['date']}; a tensor of {result['numel']:,} values, {result['rounds']} rounds; load {load} when it began. {busy(m)}".rstrip()  # fmt: skip
 
 
 def measured(result: dict[str, Any]) -> str:
@@ -150,7 +144,7 @@ def said(result: dict[str, Any], rows: dict[str, ROW]) -> list[str]:
 
 
 def check(result: dict[str, Any], rows: dict[str, ROW]) -> str:
-    """The model beside what was measured here, with the copy's bandwidth."""
+    """The model beside what was measured here, with this machine's bandwidth."""
     gb = bandwidth(result)
     head = ["step", *(f"{n} thread{'s' * (n > 1)}: model, measured, ns" for n in gb)]
     return table(head, [[name, *(f"{model(row, n, gb[n]):.2f}, {row['memory_ns'][str(n)]:.2f}" for n in gb)] for name, row in rows.items()])  # fmt: skip
@@ -160,7 +154,7 @@ def trust(rows: dict[str, ROW], gb: dict[int, float]) -> str:
     """Whether the model is a bound from below of what was measured here."""
     below = [f"{name} with {n}" for n in gb for name, row in rows.items() if row["memory_ns"][str(n)] < 0.95 * model(row, n, gb[n])]  # fmt: skip
     if below:
-        return f"Steps were faster here than the model says ({'; '.join(below)}): the copy did not reach this memory's bandwidth. Do not trust these numbers, and measure again."
+        return f"Steps were faster here than the model says ({'; '.join(below)}): the inversion did not reach this memory's bandwidth. Do not trust these numbers, and measure again."
     return "A step whose core time and memory time are alike takes longer than either, since they overlap only in part."
 
 
@@ -168,7 +162,7 @@ def page(result: dict[str, Any]) -> str:
     rows, gb = by_name(result), bandwidth(result)
     main = [name for name in rows if name in (FIRST, "torch foreach, float32", "DeepSpeedCPUAdam, float32", *OURS)]  # fmt: skip
     missing = "".join(f" {name} is missing: {reason}." for name, reason in result["missing"].items())  # fmt: skip
-    copied = ", ".join(f"{x:.1f} GB/s with {n} thread{'s' * (n > 1)}" for n, x in gb.items())
+    reached = ", ".join(f"{x:.1f} GB/s with {n} thread{'s' * (n > 1)}" for n, x in gb.items())
     parts = [
         "# Many threads",
         filled("Which step waits for memory first, and from how many threads lowbit's 8-bit step is faster than torch's float32 one. Two threads are measured; servers are modelled from what a value costs a core and how many bytes it moves. `python -m bench.scaling` measures and writes this page."),
@@ -179,7 +173,7 @@ def page(result: dict[str, Any]) -> str:
         filled("The nearest cache: how much longer a step takes on 32,768 values than on 8,192, for each value more. Fixed costs of a step do not count there. torch's foreach step reads and writes memory for each of its operators, 21 times 4 bytes a value, counted from its source."),
         "## The model",
         filled("A step takes, for each value, the longer of two: the nanoseconds of a core, divided by the threads, and the bytes, divided by the bandwidth. Cores are taken to be those measured here, so the servers are of their instruction set, and to be as fast with all of them busy. Programs are taken to reach 80 % of the bandwidth that channels and transfers give. Both favour no contestant, but neither is measured on these servers: real servers have slower clocks with all cores busy, and several sockets and memory nodes."),
-        filled(f"On this machine, where a copy moves {copied}, the model says:"),
+        filled(f"This machine's memory is measured by an inversion of bits in place, which reads and writes each byte once. A copy would not do: it fetches the lines that it is about to write, and so moves more than it counts. The inversion moves {reached}, and with that the model says:"),
         check(result, rows),
         filled(trust(rows, gb)),
         "## Threads from which a step waits for memory",
