@@ -78,7 +78,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
         here: dict[torch.device, list[Matrix]] = {}
         for number, p in params:
             value = sharding.local(p)
-            lay: Any = self._layouts[p]
+            lay: Any = self.layouts[p]
             if value.dtype != lay.dtype or value.shape != lay.param_part.local:
                 raise self._changed(p, value, lay)
             owners = self._owners_of(p)
@@ -106,7 +106,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
         """
         if not self._owners:
             together: dict[Any, list[tuple[Any, MuonLayout]]] = {}
-            for _, q, lay in self._laid_out():
+            for _, q, lay in self.laid_out():
                 self._owners[q] = ()
                 if isinstance(lay, MuonLayout) and lay.home:
                     self._owners[q] = lay.home.owners
@@ -120,8 +120,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
                     self._owners[q] = tuple(itertools.islice(found, lay.count))
         return self._owners[p]
 
-    def _lay_out_again(self) -> None:
-        super()._lay_out_again()
+    def lay_out_again(self) -> None:
+        super().lay_out_again()
         self._owners.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -41,13 +41,3 @@ class GroupParts:
             opt.param_groups = shown if now is whole else [now[i] for i in places if i is not None]
             for group, part in zip(opt.param_groups, params, strict=True):
                 group["params"] = part
-
-
-@contextlib.contextmanager
-def whole_groups(opt: Any) -> Iterator[None]:
-    """All groups and tensors of an optimizer for a while, whether something shows parts of them or not."""
-    if opt._parts is None:
-        yield
-    else:
-        with opt._parts.whole(opt):
-            yield

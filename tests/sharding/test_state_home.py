@@ -90,7 +90,7 @@ def home_of(case, shape, mesh_shape, placements, rank=0):
         p, opt = built(case, shape, init_device_mesh("cpu", mesh_shape), placements)
         if isinstance(opt, str):
             return opt
-        home = opt._layouts[p].home
+        home = opt.layouts[p].home
         return list(home.placed.placements) if home else None
 
 
@@ -155,7 +155,7 @@ def test_averages_and_sums_of_gradients_stay_where_weights_are():
 
     with rank_of(0, 4):
         p, opt = built("AdamW 8bit", (4, 24, 32), init_device_mesh("cpu", (2, 2)), [Shard(1), Shard(2)])  # fmt: skip
-        assert opt._layouts[p].home
+        assert opt.layouts[p].home
         model = torch.nn.Module()
         model.w = p
         for make in (lowbit.accumulate, lowbit.EMA):

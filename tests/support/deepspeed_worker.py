@@ -18,7 +18,6 @@ from frameworks_worker import Net, batch_of, loss_of
 
 import lowbit
 from lowbit.integrations import deepspeed as integration
-from lowbit.state.parts import whole_groups
 
 HALF, ALL = 5, 10  # steps
 OPTIONS = {"lr": 1e-2, "seed": 3, "weight_decay": 0.1}
@@ -50,7 +49,7 @@ def engine_of(case: str, seed: int):
 
 
 def digests(opt, steps: int) -> dict[str, str]:
-    with whole_groups(opt):
+    with opt.whole_groups():
         return digest(opt, steps)
 
 
