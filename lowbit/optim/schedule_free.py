@@ -92,7 +92,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
 
     def _take_names(self, param_group: dict[str, Any]) -> None:
         super()._take_names(param_group)
-        if self._part_names:
+        if self._subset_names:
             raise ValueError(
                 "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's ZeroRedundancyOptimizer hands it out: that one overwrites "
                 "the mode in each step, and train() and eval() would change this part's weights on this rank alone. Use fully_shard, or give a group "

@@ -84,11 +84,11 @@ class SteppingOptimizer(StatefulOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._parts is None:
+        if self._whole_groups is None:
             self._step_shown(None, grad_scale)
         else:
-            self._shown = self._parts.shown(self)
-            with self._parts.whole(self):
+            self._shown = self._whole_groups.shown(self)
+            with self.whole_groups():
                 self._step_shown(self._shown, grad_scale)
         self.stepped_early = set()
         return loss

@@ -16,11 +16,11 @@ from lowbit.config.arguments import STRUCTURE, check_group, check_params, warn_o
 from lowbit.state import layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.layout import Layout, check_stream
-from lowbit.state.parts import GroupParts
 from lowbit.state.place import check_place
 from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
+from lowbit.state.whole_groups import WholeGroups
 
 
 class Member(NamedTuple):
@@ -46,15 +46,15 @@ class StatefulOptimizer(Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.layouts: dict[Any, Layout] = {}
         self.flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # lowbit.flat.bind
-        self._parts: GroupParts | None = None  # if something steps parts of the groups
-        self._shown: list[Any] | None = None  # of the last step by parts: the tensors that stepped
+        self._whole_groups: WholeGroups | None = None  # if something shows some at a time
+        self._shown: list[Any] | None = None  # the tensors that the last step was shown
         self.numbered_groups: list[
             list[str]
         ] = []  # names as another program groups and numbers them
         self._laid_out_for: Any = None
         self._structure: dict[int, tuple[Any, dict[str, Any]]] = {}  # by group
         # Group number -> (its parameters' names, all names it came with), for groups that are part of another.
-        self._part_names: dict[int, tuple[list[str], list[str]]] = {}
+        self._subset_names: dict[int, tuple[list[str], list[str]]] = {}
         self._ready = False
         self.warned: set[str] = set()  # what is said once
         check_params(type(self).__name__, params)
@@ -102,11 +102,11 @@ class StatefulOptimizer(Optimizer):
         self.layouts = {}
         self._laid_out_for, self._structure = self._decided(), {}
         self.__dict__.setdefault("flat_shards", {})
-        if self.__dict__.setdefault("_parts", None) is not None:
-            self._parts = GroupParts(self)
+        if self.__dict__.setdefault("_whole_groups", None) is not None:
+            self._whole_groups = WholeGroups(self)
         self.__dict__.setdefault("_shown", None)
         self.__dict__.setdefault("numbered_groups", [])
-        self.__dict__.setdefault("_part_names", {})
+        self.__dict__.setdefault("_subset_names", {})
         self.__dict__.setdefault("warned", {"nearest"})  # the original of a copy has said it
         self._ready = True
 
@@ -154,7 +154,7 @@ class StatefulOptimizer(Optimizer):
                 self.init_state()
             except BaseException:
                 self.param_groups.pop()
-                self._part_names.pop(len(self.param_groups), None)
+                self._subset_names.pop(len(self.param_groups), None)
                 self.lay_out_again()
                 raise
 
@@ -169,37 +169,37 @@ class StatefulOptimizer(Optimizer):
             return
         if any(isinstance(p, tuple) for p in params):
             return  # pairs, from which torch takes the names
-        known = overrides.names_of_part(params, names)
+        known = overrides.names_of_subset(params, names)
         if known is None and len(names) != len(params):
             raise ValueError(
                 f"a parameter group has the names of {len(names)} parameters for {len(params)}, and it is not known which name is whose. Give a wrapper "
                 "that hands over parts of groups, such as ZeroRedundancyOptimizer, those of lowbit.param_groups(model), or groups without param_names"
             )
         known = list(names) if known is None else known
-        if not self._part_names and known == list(names):
+        if not self._subset_names and known == list(names):
             return  # an ordinary group
         # torch requires names in all groups or in none: from here on, in none.
         for number, group in enumerate(self.param_groups):
             kept = group.pop("param_names", None)
-            if number not in self._part_names and kept is not None:
-                self._part_names[number] = (list(kept), list(kept))
+            if number not in self._subset_names and kept is not None:
+                self._subset_names[number] = (list(kept), list(kept))
         del param_group["param_names"]
-        self._part_names[len(self.param_groups)] = (known, list(names))
+        self._subset_names[len(self.param_groups)] = (known, list(names))
 
     def names_of(self, number: int) -> list[str] | None:
         """The names of a group's parameters, or None."""
-        if number in self._part_names:
-            return self._part_names[number][0]
+        if number in self._subset_names:
+            return self._subset_names[number][0]
         return self.param_groups[number].get("param_names")
 
     def _with_names(self, number: int, group: dict[str, Any]) -> dict[str, Any]:
         """A group with the names of its own parameters."""
-        names = self._part_names.get(number)
+        names = self._subset_names.get(number)
         return group if names is None else {**group, "param_names": list(names[0])}
 
     def _check_matched(self) -> None:
         """Checks that the patterns of `overrides` and `full_precision` match a name; the latter's only warn, and once."""
-        named = {number: names for number, (_, names) in self._part_names.items()}
+        named = {number: names for number, (_, names) in self._subset_names.items()}
         overrides.check_matched(self.param_groups, named, self.warned)
 
     def init_state(self) -> None:
@@ -229,8 +229,12 @@ class StatefulOptimizer(Optimizer):
             self.lay_out_again()
 
     def whole_groups(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which `param_groups` has all groups and tensors, even if something shows parts of them."""
-        return contextlib.nullcontext() if self._parts is None else self._parts.whole(self)
+        """A context in which `param_groups` has all groups and tensors, even if something shows some of them."""
+        return (
+            contextlib.nullcontext()
+            if self._whole_groups is None
+            else self._whole_groups.whole(self)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """torch's state dict, with state for every parameter, including those that replaced others."""
@@ -294,7 +298,7 @@ class StatefulOptimizer(Optimizer):
             self.state.pop(p, None)
         self._shown = None
         self.flat_shards = flat_shards
-        self._parts = GroupParts(self) if by_parts else None
+        self._whole_groups = WholeGroups(self) if by_parts else None
         self.lay_out_again()
         bound = [
             {**group, "param_names": [m.name for m in self.members() if m.group == number and m.name] or None}

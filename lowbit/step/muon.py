@@ -77,7 +77,7 @@ class Matrix:
                 piece.copy_(straight)
 
     @property
-    def parts(self) -> sharding.Matrices:
+    def traveling(self) -> sharding.Matrices:
         """What travels to the owners and back, for matrices that several ranks have."""
         assert self.lay.spread
         rows, cols = self.lay.part.shape[-2:]
@@ -180,14 +180,14 @@ def _exchange(group: Any, rounds: Sequence[Sequence[Matrix]], skipped: bool) -> 
     returning = []
     for i in range(len(rounds)):
         for several in rounds[len(coming) : i + 2]:
-            parts = [one.parts for one in several]
-            coming.append((parts, sharding.to_owners(group, parts)))
-        several, (parts, arrived) = rounds[i], coming[i]
+            sent = [one.traveling for one in several]
+            coming.append((sent, sharding.to_owners(group, sent)))
+        several, (sent, arrived) = rounds[i], coming[i]
         coming[i], whole = None, arrived()
         del arrived  # it has what was sent and received
         for k, owned in () if skipped else whole.items():
             several[k].orthogonalize(*owned)
-        returning.append(sharding.from_owners(group, parts, whole))
+        returning.append(sharding.from_owners(group, sent, whole))
     for returned in returning:
         returned()
 

@@ -1,4 +1,4 @@
-"""The groups of an optimizer that something steps in parts: one group or one tensor at a time, as DeepSpeed's ZeRO does."""
+"""The groups of an optimizer to which something shows one group or one tensor at a time, as DeepSpeed's ZeRO does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.optimizer import Optimizer
 
 
-class GroupParts:
+class WholeGroups:
     """All groups with all their tensors, while `opt.param_groups` shows some of them."""
 
     def __init__(self, opt: Optimizer) -> None:
