@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from digests import digest
 from frameworks_worker import Net, batch_of, loss_of
+from leaving import leave
 
 import lowbit
 from lowbit.integrations import deepspeed as integration
@@ -118,8 +119,7 @@ def main() -> None:
             found[case] = {"error": traceback.format_exc()}
     if dist.get_rank() == 0:
         pathlib.Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
