@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -15,9 +15,9 @@ from lowbit.config import overrides
 from lowbit.config.arguments import STRUCTURE, check_group, check_params, warn_of_typos
 from lowbit.state import layout, memory
 from lowbit.state.cut_anew import cut_anew
+from lowbit.state.fresh import fresh_state
 from lowbit.state.layout import Layout, check_stream
 from lowbit.state.place import check_place
-from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
 from lowbit.state.whole_groups import WholeGroups
@@ -270,25 +270,8 @@ class StatefulOptimizer(Optimizer):
         )
 
     def fresh_state(self, group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, Tensor]:
-        device = sharding.local(p).device
-        state = {
-            "step": torch.zeros(
-                (), dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
-            ),
-            **lay.identity(lay.stream),
-        }
-        for entry in lay.entries():
-            tensor = memory.empty(lay, entry, device, self.state_memory).zero_()
-            state[entry.key] = sharding.like(
-                lay.placed(p, entry), tensor, entry.shape, entry.follows
-            )
-        for slot in lay.slots:  # the code of zero is not 0 in every format
-            value = self.initial(group, slot.name)
-            if slot.coded or value:
-                tensors = fresh_slot(value, lay, slot, device)
-                for entry, tensor in zip(lay.of_slots[slot.name], tensors, strict=True):
-                    sharding.local(state[entry.key]).copy_(tensor)
-        return state
+        """The state of a parameter or flat shard before its first step."""
+        return fresh_state(p, lay, functools.partial(self.initial, group), self.state_memory)
 
     def bind_flat_shards(
         self, flat_shards: dict[Tensor, list[sharding.FlatShard]], by_parts: bool = False
