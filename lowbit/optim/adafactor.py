@@ -161,7 +161,7 @@ class Adafactor(LowRankOptimizer):
         if self._seeds is None or self._seeds[0] != count:
             ranked = {
                 member.number: None
-                for member in self._members()
+                for member in self.members()
                 if len(member.p.shape) >= 2
                 and self.param_groups[member.group].get("rank") is not None
             }

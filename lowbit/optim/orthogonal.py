@@ -85,7 +85,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
     ) -> None:
         here: dict[torch.device, list[Matrix]] = {}
         for number, p in params:
-            lay: Any = self._layouts[p]
+            lay: Any = self.layouts[p]
             value = self._local(p, lay)
             owners = self._owners_of(p)
             made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
         """
         if not self._owners:
             together: dict[Any, list[tuple[Any, MuonLayout]]] = {}
-            for _, q, lay in self._laid_out():
+            for _, q, lay in self.laid_out():
                 self._owners[q] = ()
                 if isinstance(lay, MuonLayout) and lay.home:
                     self._owners[q] = lay.home.owners
@@ -126,8 +126,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
                     self._owners[q] = tuple(itertools.islice(found, lay.count))
         return self._owners[p]
 
-    def _lay_out_again(self) -> None:
-        super()._lay_out_again()
+    def lay_out_again(self) -> None:
+        super().lay_out_again()
         self._owners.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -51,6 +51,21 @@ class Layout:
         """The parameter's part on this rank; its compensation lies there too."""
         return self.home.own if self.home else self.part
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's global shape."""
+        return self.part.shape
+
+    @property
+    def cut_groups(self) -> tuple[Any, ...]:
+        """The process groups whose ranks have other parts of the parameter, and wait for each other in its step."""
+        return tuple(group for _, group in self.part.cuts)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks with parts of the parameter exchange more in its step than sums and maxima of its phases."""
+        return self.home is not None
+
     def placed(self, p: Tensor, entry: StateTensor) -> Any:
         """What a state tensor of parameter p is placed like: p, or state at home."""
         if self.home is None or (self.compensation and entry.key == self.compensation.key):

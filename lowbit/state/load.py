@@ -43,10 +43,10 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         key = key_of[p.owner if flat_shard else p]
         value = state_dict["state"].get(key, {})
         if flat_shard and not p.alone:
-            _check_names(key, value, [q.name for q in opt._flat_shards[p.owner]])
+            _check_names(key, value, [q.name for q in opt.flat_shards[p.owner]])
             value = value.get(p.name, {})
         if value:
-            in_place = is_lazy(value) or holds(value, opt._state_of(p))
+            in_place = is_lazy(value) or holds(value, opt.state_of(p))
             try:
                 convert = convert_state(p, lay, value, key, opt.state_memory)
             except ValueError as error:
@@ -59,15 +59,15 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
     state: defaultdict[Any, Any] = defaultdict(dict)
     state.update({k: value for k, value in state_dict["state"].items() if k not in known})
-    opt._lay_out_again()  # a step that is prepared holds what is here
+    opt.lay_out_again()  # a step that is prepared holds what is here
     for p, convert, in_place in converted:  # all of them fit
-        made = convert(opt._state_of(p), in_place)
-        opt._keep(p, made, state)
-        opt._keep(p, made)  # what was here is free before the next is made
+        made = convert(opt.state_of(p), in_place)
+        opt.set_state_of(p, made, state)
+        opt.set_state_of(p, made)  # what was here is free before the next is made
     loaded = {p for p, _, _ in converted}
     for group, p, lay in laid_out:
         if p.requires_grad and not p.is_meta and p not in loaded:
-            opt._keep(p, opt._fresh(group, p, lay), state)
+            opt.set_state_of(p, opt.fresh_state(group, p, lay), state)
     opt.__setstate__({"state": state, "param_groups": groups})
     for post_hook in opt._optimizer_load_state_dict_post_hooks.values():
         post_hook(opt)
@@ -179,8 +179,8 @@ def _by_name(opt: StatefulOptimizer, saved: list[dict[str, Any]]) -> list[dict[s
 
     ValueError where some names are the same and their places are not.
     """
-    if _names(saved, saved=True) is None and _sizes(saved) == [*map(len, opt._numbered_groups)]:
-        pairs = zip(saved, opt._numbered_groups, strict=True)
+    if _names(saved, saved=True) is None and _sizes(saved) == [*map(len, opt.numbered_groups)]:
+        pairs = zip(saved, opt.numbered_groups, strict=True)
         saved = [{**group, "param_names": names} for group, names in pairs]
     theirs, ours = _names(saved, saved=True), _names(opt.param_groups)
     if (
@@ -239,9 +239,9 @@ def _laid_out(
     opt: StatefulOptimizer, groups: list[dict[str, Any]]
 ) -> tuple[list[tuple[dict[str, Any], Any, Layout]], dict[Any, str | None]]:
     """Every parameter with its group and layout as they will be, and their names: the rule follows the loaded settings."""
-    before = opt.param_groups, opt._layouts
-    opt.param_groups, opt._layouts = groups, {}
+    before = opt.param_groups, opt.layouts
+    opt.param_groups, opt.layouts = groups, {}
     try:
-        return list(opt._laid_out()), {member.p: member.name for member in opt._members()}
+        return list(opt.laid_out()), {member.p: member.name for member in opt.members()}
     finally:
-        opt.param_groups, opt._layouts = before
+        opt.param_groups, opt.layouts = before

@@ -56,6 +56,18 @@ class MuonLayout(Layout):
         return True
 
     @property
+    def cut_groups(self) -> tuple[Any, ...]:
+        if not self.spread:
+            return super().cut_groups
+        batches = len(self.shape) - 2  # dimensions whose ranks exchange nothing
+        groups = (self.group, *(group for dim, group in self.part.cuts if dim < batches))
+        return tuple(dict.fromkeys(groups))
+
+    @property
+    def exchanges(self) -> bool:
+        return self.home is not None or self.spread is not None
+
+    @property
     def group(self) -> Any:
         """The process group over which matrices are spread."""
         assert self.spread

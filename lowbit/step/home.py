@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,10 +10,9 @@ from torch import Tensor
 from lowbit import sharding
 from lowbit.state.layout import Layout
 from lowbit.state.reduce_groups import reduce_groups
+from lowbit.step.buckets import buckets, numel_of_rank
 from lowbit.step.group import StepGroup, refuse_overlap
 from lowbit.step.phases import run_phases
-
-TOGETHER = 1 << 24  # elements that a rank has at home at once; a larger parameter goes alone
 
 
 class Visitor:
@@ -105,24 +103,7 @@ def _buckets(visitors: Sequence[Visitor]) -> Iterator[list[Visitor]]:
         groups = tuple(group for _, group in one.lay.part.cuts)
         together.setdefault((groups, one.value.device), []).append(one)
     for several in together.values():
-        bucket: list[Visitor] = []
-        held = 0
-        for one in several:
-            size = _largest(one.lay.part)
-            if bucket and held + size > TOGETHER:
-                yield bucket
-                bucket, held = [], 0
-            bucket.append(one)
-            held += size
-        yield bucket
-
-
-def _largest(part: sharding.Part) -> int:
-    """The elements of the rank that has most of them, which all ranks know: where experts are fewer than ranks, one rank has all of one."""
-    shape = list(part.shape)
-    for dim, group in part.cuts:
-        shape[dim] = -(-shape[dim] // group.size())
-    return math.prod(shape)
+        yield from buckets(several, lambda one: numel_of_rank(one.lay))
 
 
 def at_home(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_placed_state import CASES, built, check, rank_of
 
-from lowbit.step import home
+from lowbit.step import buckets, home
 
 # Every rule and format is trained where two ranks cut experts, alone and with expert parallelism. Elsewhere some are.
 SOME = ("AdamW", "4bit", "LAMB", "lpmm4", "Kahan, Adafactor", "Muon")
@@ -91,7 +91,7 @@ def home_of(case, shape, mesh_shape, placements, rank=0):
         p, opt = built(case, shape, init_device_mesh("cpu", mesh_shape), placements)
         if isinstance(opt, str):
             return opt
-        home = opt._layouts[p].home
+        home = opt.layouts[p].home
         return list(home.placed.placements) if home else None
 
 
@@ -156,9 +156,9 @@ def test_buckets_hold_what_the_rank_with_most_of_a_parameter_gets(monkeypatch):
     for shape, largest in (((1, 23, 64), 23 * 64), ((4, 23, 64), 23 * 64), ((6, 23, 64), 2 * 23 * 64), ((3, 24, 64), 3 * 24 * 64 // 4)):  # fmt: skip
         with rank_of(3, 4):
             p, opt = built("AdamW 8bit", shape, init_device_mesh("cpu", (4,)), [Shard(2)])
-            assert opt._layouts[p].home
-            one = home.Visitor(0, p, opt._layouts[p], opt.state[p])
-            monkeypatch.setattr(home, "TOGETHER", 2 * largest)
+            assert opt.layouts[p].home
+            one = home.Visitor(0, p, opt.layouts[p], opt.state[p])
+            monkeypatch.setattr(buckets, "BUCKET_NUMEL", 2 * largest)
             assert [len(bucket) for bucket in home._buckets([one] * 5)] == [2, 2, 1], shape
 
 
@@ -171,7 +171,7 @@ def test_averages_and_sums_of_gradients_stay_where_weights_are():
 
     with rank_of(0, 4):
         p, opt = built("AdamW 8bit", (4, 24, 32), init_device_mesh("cpu", (2, 2)), [Shard(1), Shard(2)])  # fmt: skip
-        assert opt._layouts[p].home
+        assert opt.layouts[p].home
         model = torch.nn.Module()
         model.w = p
         for make in (lowbit.accumulate, lowbit.EMA):

@@ -126,7 +126,7 @@ def raised(model: Model, opt) -> None:
             model.square.grad = None  # it has no home and was stepped
             model.down.grad = model.down.grad.clone()
         else:
-            assert not any(lay.home for _, _, lay in opt._laid_out())
+            assert not any(lay.home for _, _, lay in opt.laid_out())
             opt.zero_grad()
     opt.step()
     opt.zero_grad()
@@ -296,7 +296,7 @@ def fully_sharded() -> list[str]:
             opt.zero_grad()
         runs.append((model, opt))
     (model, opt), (plain, want) = runs
-    assert opt._layouts[model.down].home
+    assert opt.layouts[model.down].home
     return differs(model, opt, kept_of(plain, want))
 
 
