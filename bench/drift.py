@@ -117,7 +117,7 @@ def simulate(
     grad = torch.empty(shape)
     for _, p in named:
         p.grad = grad
-    layouts = [(p, opt._layouts[p]) for _, p in named]
+    layouts = [(p, opt.layouts[p]) for _, p in named]
     found = [next(x for x in lay.slots if x.name == slot) for _, lay in layouts]
 
     def values() -> torch.Tensor:

@@ -129,7 +129,7 @@ def momentum(opt: lowbit.SGD) -> list[Tensor]:
         dequantize_slot(
             [sharding.local(opt.state[p][e.key]) for e in lay.of_slots["momentum_buffer"]], lay, lay.slots[0]
         )
-        for _, p, lay in opt._laid_out()
+        for _, p, lay in opt.laid_out()
     ]  # fmt: skip
 
 

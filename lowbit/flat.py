@@ -17,9 +17,8 @@ from lowbit.config.overrides import clean_name
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.sharding import FlatSlice
 from lowbit.state.layout import Layout
-from lowbit.state.load import settings_by_name
-from lowbit.state.parts import whole_groups
 from lowbit.state.quantize import dequantize_slot, quantize_decoded
+from lowbit.state.settings import settings_by_name
 from lowbit.state.slot import StateTensor
 from lowbit.state.torch_functions import refuse_torch_functions
 
@@ -70,7 +69,7 @@ def bind(
         flat_shards.setdefault(flat_shard.owner, []).append(flat_shard)
     for p, several in flat_shards.items():
         sharding.flats[p] = several[0].flat
-    opt._bind_flat_shards(flat_shards, by_parts)
+    opt.bind_flat_shards(flat_shards, by_parts)
     if export:
         _check_exportable(opt)
     for handle in _views.pop(opt, ()):  # of an earlier call
@@ -123,9 +122,9 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
         ValueError: `param_names` is True and a parameter has no name.
     """
     _check_own(opt)
-    opt._check_saving()
-    with whole_groups(opt):
-        unnamed = [i for _, p, name, i in opt._members() if not _has_name(p, name)]
+    opt.check_saving()
+    with opt.whole_groups():
+        unnamed = [i for _, p, name, i in opt.members() if not _has_name(p, name)]
         if param_names and unnamed:
             raise ValueError(f"param_names=True: parameter {unnamed[0]} of the optimizer has no name; build it from model.named_parameters()")  # fmt: skip
         return _state_dict(opt, param_names)
@@ -141,10 +140,10 @@ def _check_own(opt: LowbitOptimizer) -> None:
 def _state_dict(opt: LowbitOptimizer, param_names: bool | None) -> dict[str, Any]:
     state: dict[str, Any] = {}
     names = _names(opt)
-    layouts = {p: lay for _, p, lay in opt._laid_out()}
-    for _, p, name, index in opt._members():
+    layouts = {p: lay for _, p, lay in opt.laid_out()}
+    for _, p, name, index in opt.members():
         own = _name(p, name, index)
-        kept = opt._state_of(p)
+        kept = opt.state_of(p)
         if not kept:
             continue
         if isinstance(p, sharding.FlatShard) and p.flat.ranks > 1:
@@ -178,7 +177,7 @@ def _has_name(p: Any, name: str | None) -> bool:
 def _names(opt: LowbitOptimizer) -> list[list[str]]:
     """The names under which a checkpoint has each group's parameters."""
     names: list[list[str]] = [[] for _ in opt.param_groups]
-    for number, p, name, index in opt._members():
+    for number, p, name, index in opt.members():
         names[number].append(_name(p, name, index))
     return names
 
@@ -197,7 +196,7 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
             settings, a parameter has no state, or state has an unknown layout.
     """
     _check_own(opt)
-    with whole_groups(opt):
+    with opt.whole_groups():
         _load_state_dict(opt, state_dict)
 
 
@@ -207,7 +206,7 @@ def _load_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> Non
             f"the state dict has {len(state_dict['param_groups'])} parameter groups and the optimizer {len(opt.param_groups)}; build the optimizer with the "
             "groups that were saved"
         )
-    members = list(opt._members())
+    members = list(opt.members())
     frozen = {_name(p, name, index) for _, p, name, index in members if not p.requires_grad}
     named = any(_has_name(p, name) for _, p, name, _ in members)
     settings_of = settings_by_name(state_dict["param_groups"], _names(opt), frozen, named)
@@ -256,7 +255,7 @@ def _spread(entry: StateTensor, lay: Layout) -> sharding.Spread:
 
 
 def _check_exportable(opt: LowbitOptimizer) -> None:
-    for _, p, lay in opt._laid_out():
+    for _, p, lay in opt.laid_out():
         beside = lay.auxiliary or ([lay.compensation] if lay.compensation else [])
         if isinstance(p, sharding.FlatShard) and beside:
             raise ValueError(
@@ -270,8 +269,8 @@ def _exported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     key_of = _keys(opt, state_dict)
     state = dict(state_dict["state"])
     made: dict[Any, dict[str, Any]] = {}
-    for _, p, lay in opt._laid_out():
-        kept = opt._state_of(p)
+    for _, p, lay in opt.laid_out():
+        kept = opt.state_of(p)
         if not isinstance(p, sharding.FlatShard) or not kept:
             continue
         shown = made.setdefault(key_of[p.owner], {})
@@ -292,7 +291,7 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     if any("stream" in value or any(isinstance(v, dict) for v in value.values()) for value in saved.values()):  # fmt: skip
         return state_dict  # of the optimizer itself, not exported
     key_of = _keys(opt, state_dict)
-    flat_shards = [(p, lay) for _, p, lay in opt._laid_out() if isinstance(p, sharding.FlatShard)]
+    flat_shards = [(p, lay) for _, p, lay in opt.laid_out() if isinstance(p, sharding.FlatShard)]
     steps = _steps(
         [p for p, _ in flat_shards], [saved.get(key_of[p.owner], {}) for p, _ in flat_shards]
     )

@@ -100,7 +100,7 @@ def store_precise(p: Tensor, lay: Layout, opt: LowbitOptimizer, values: Tensor) 
     # to the nearest: random bits would have to know where in the whole parameter this part lies
     stored, extra = ops.split(flat, lay.param_format.removesuffix("_stochastic"))
     local.copy_(lay.part.without_room(stored).reshape(local.shape))
-    sharding.local(opt._state_of(p)[lay.compensation.key]).copy_(
+    sharding.local(opt.state_of(p)[lay.compensation.key]).copy_(
         extra.reshape(lay.compensation.local)
     )
 
@@ -171,7 +171,7 @@ def _entries(model: nn.Module, opt: LowbitOptimizer) -> dict[str, Any]:
         return {name.replace(f"{_COMPILED}.", ""): value for name, value in entries.items()}
     mine = {
         (id(p.owner), p.name): p
-        for _, p, _, _ in opt._members()
+        for _, p, _, _ in opt.members()
         if isinstance(p, sharding.FlatShard)
     }
     found: dict[str, Any] = {}
@@ -187,8 +187,8 @@ def _entries(model: nn.Module, opt: LowbitOptimizer) -> dict[str, Any]:
 
 def _kept(opt: LowbitOptimizer) -> dict[int, tuple[Any, Layout]]:
     """The parameters that have compensation, by id. Those that need no gradient have no state."""
-    laid_out = opt._laid_out()
-    return {id(p): (p, lay) for _, p, lay in laid_out if lay.compensation and opt._state_of(p)}
+    laid_out = opt.laid_out()
+    return {id(p): (p, lay) for _, p, lay in laid_out if lay.compensation and opt.state_of(p)}
 
 
 def _values(p: Any, lay: Layout, opt: LowbitOptimizer) -> Tensor:
@@ -197,7 +197,7 @@ def _values(p: Any, lay: Layout, opt: LowbitOptimizer) -> Tensor:
     local = sharding.local(p).detach()
     if isinstance(p, sharding.FlatShard):
         local = p.part.with_room(local)
-    extra = sharding.local(opt._state_of(p)[lay.compensation.key])
+    extra = sharding.local(opt.state_of(p)[lay.compensation.key])
     values = ops.join(local.cpu().contiguous(), extra.cpu().contiguous(), lay.param_format)
     return values.to(local.device)
 

@@ -25,8 +25,7 @@ from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, Sta
 from lowbit.config.arguments import STRUCTURE
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
-from lowbit.state.load import agreed
-from lowbit.state.parts import whole_groups
+from lowbit.state.settings import agreed
 
 
 def load_optimizer(
@@ -83,7 +82,7 @@ def load_optimizer(
         )
     checkpoint = Checkpoint(path, storage_options)
     saved = _model_of(checkpoint)
-    with whole_groups(opt):  # DeepSpeed's stage 3 empties them between steps
+    with opt.whole_groups():  # DeepSpeed's stage 3 empties them between steps
         params, numbered = matched(opt, saved, model, checkpoint.path)
         try:
             opt.load_state_dict(_state_dict(opt, checkpoint, params))
@@ -143,7 +142,7 @@ def _state_dict(
     }
     state: dict[int, Any] = {}
     sources: dict[int, list[dict[str, Any]]] = {}  # settings for each group
-    for (number, p, _, place), param in zip(opt._members(), params, strict=True):
+    for (number, p, _, place), param in zip(opt.members(), params, strict=True):
         if param is None:
             continue
         if id(param) in of:

@@ -19,9 +19,9 @@ def matched(
     opt: LowbitOptimizer, saved: Model, model: nn.Module | None, path: str
 ) -> tuple[list[Param | None], bool]:
     """The checkpoint's parameter for each of the optimizer's, and whether they were told by their numbers alone."""
-    members = [p for _, p, _, _ in opt._members()]
+    members = [p for _, p, _, _ in opt.members()]
     names = _names(opt, model)
-    theirs = _names_there(saved, names, model, path, opt._numbered_groups)
+    theirs = _names_there(saved, names, model, path, opt.numbered_groups)
     flattened = any(isinstance(p, sharding.FlatShard) and not p.alone for p in members)
     if theirs is None and not flattened:
         return _in_order(opt, saved, len(members), model, path), True
@@ -46,12 +46,12 @@ def matched(
 
 def _names(opt: LowbitOptimizer, model: nn.Module | None) -> list[str] | None:
     """Clean names of the parameters in the optimizer's order, original ones in place of flattened, or None."""
-    if opt._flat_shards:
-        members = list(opt._members())
+    if opt.flat_shards:
+        members = list(opt.members())
         known = [p.name if isinstance(p, sharding.FlatShard) else name for _, p, name, _ in members]
         return None if None in known else [clean_name(str(name)) for name in known]
     params = [p for group in opt.param_groups for p in group["params"]]
-    named = [opt._names(number) for number in range(len(opt.param_groups))]
+    named = [opt.names_of(number) for number in range(len(opt.param_groups))]
     if all(names is not None for names in named):
         return [clean_name(name) for names in named for name in names or ()]
     if model is None:

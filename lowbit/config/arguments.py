@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypedDict, TypeVar
 
 from torch import Tensor, nn
@@ -93,13 +93,13 @@ def shared(
     fused: bool | None = None,
     **options: Unpack[AllOptions],
 ) -> dict[str, Any]:
-    """Group entries of every lowbit optimizer, checked, and `state_memory`.
+    """Group entries of every lowbit optimizer, and `state_memory`; `check_options` checks values.
 
     Args:
         opt: the optimizer, for errors.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as torch's optimizers raise them, and as `check_group` does.
+        TypeError, ValueError: as `check_group` does; or an argument is unknown.
     """
     for name in options:
         if name not in DEFAULTS:
@@ -122,16 +122,6 @@ def shared(
         "lowbit_version": 1,
     }
     check_group("the optimizer", group)
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
-    if not float(lr) >= 0.0:
-        raise ValueError(f"Invalid learning rate: {lr}")
-    if differentiable:
-        raise ValueError(
-            "differentiable=True is not supported: the state is not differentiable. Use torch.optim instead"
-        )
-    if fused and group["foreach"]:
-        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
     return {**group, "state_memory": state_memory}  # not a group entry: the optimizer removes it
 
 
@@ -164,6 +154,28 @@ def check_group(what: str, group: Mapping[str, Any]) -> None:
         )
     check_overrides(group.get("overrides") or {})
     check_together(what, group)
+
+
+def check_shared(group: Mapping[str, Any]) -> None:
+    """Checks what every optimizer takes of torch's options, as torch checks it.
+
+    Raises:
+        TypeError: the learning rate is no number, or a flag is none.
+        ValueError: it is out of range, or a step is to be differentiable.
+        RuntimeError: two implementations are asked for.
+    """
+    check_flags(group, "maximize", "capturable")
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    if not real("lr", lr) >= 0.0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if group["differentiable"]:
+        raise ValueError(
+            "differentiable=True is not supported: the state is not differentiable. Use torch.optim instead"
+        )
+    if group["fused"] and group["foreach"]:
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
 
 
 def check_seed(seed: Any) -> None:
@@ -213,7 +225,7 @@ def check_betas(betas: Sequence[float | Tensor], count: int = 2) -> None:
     if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != count:
         raise TypeError(f"betas should be {count} numbers but is: {betas!r}")
     for i, beta in enumerate(betas):
-        if not 0.0 <= float(beta) < 1.0:
+        if not 0.0 <= real(f"betas[{i}]", beta) < 1.0:
             raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
 
 
@@ -236,8 +248,58 @@ def check_tensors(
 def check_least(least: float = 0.0, **values: float) -> None:
     """Raises ValueError unless every value is at least `least`."""
     for name, value in values.items():
-        if not value >= least:
+        if not real(name, value) >= least:
             raise ValueError(f"Invalid {name} value: {value}")
+
+
+def check_above(**values: float) -> None:
+    """Raises ValueError unless every value is above 0."""
+    for name, value in values.items():
+        if not real(name, value) > 0.0:
+            raise ValueError(f"Invalid {name} value: {value}")
+
+
+def check_nesterov(group: Mapping[str, Any]) -> None:
+    """Raises ValueError, with torch's message, unless Nesterov momentum has what it takes."""
+    dampening = real("dampening", group["dampening"])
+    if group["nesterov"] and (group["momentum"] <= 0 or dampening != 0):
+        raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+
+
+def check_flags(group: Mapping[str, Any], *names: str) -> None:
+    """Raises TypeError unless each of these options is true or false: the text "false" would be true."""
+    for name in names:
+        value = group[name]
+        if not (
+            isinstance(value, Integral) or type(value).__name__ in ("bool", "bool_")
+        ):  # NumPy's
+            raise TypeError(f"{name} should be True or False but is: {value!r}")
+
+
+def real(name: str, value: Any) -> float:
+    """A number, or a tensor of one, as a float.
+
+    Raises:
+        TypeError: it is none, such as "1e-8", which YAML reads as a string.
+    """
+    one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
+    if not one:
+        raise TypeError(f"{name} should be a number but is: {value!r}")
+    return float(value)
+
+
+def pair(name: str, values: Any, optional: Sequence[int] = ()) -> Sequence[Any]:
+    """Two numbers; those at `optional` may be None.
+
+    Raises:
+        TypeError: they are not.
+    """
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != 2:
+        raise TypeError(f"{name} should be 2 numbers but is: {values!r}")
+    for i, value in enumerate(values):
+        if not (value is None and i in optional):
+            real(f"{name}[{i}]", value)
+    return values
 
 
 def number(lr: float | Tensor) -> float:

@@ -148,13 +148,16 @@ def check(group: Mapping[str, Any]) -> None:
     """Checks Muon's own arguments, with torch's messages where torch checks them.
 
     Raises:
+        TypeError: one is no number, or no flag.
         ValueError: one is out of range.
     """
+    arguments.check_flags(group, "nesterov", "cautious_weight_decay")
+    arguments.real("eps", group["eps"])
     if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
     for key, name in (("lr", "Learning rate"), ("momentum", "momentum"), ("weight_decay", "weight decay")):  # fmt: skip
         value = group[key]
-        if not isinstance(value, str) and value is not None and not float(value) >= 0.0:
+        if not arguments.real(key, value) >= 0.0:
             raise ValueError(f"{name} should be >= 0 but is: {value}")
     if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
         raise ValueError(f"Adjust learning rate function {group['adjust_lr_fn']} is not supported")

@@ -29,7 +29,7 @@ def remember_names(params: Sequence[Tensor], names: Sequence[str]) -> None:
         _remembered[p] = [*others, (said, i)]
 
 
-def names_of_part(params: Sequence[Any], names: Sequence[str]) -> list[str] | None:
+def names_of_subset(params: Sequence[Any], names: Sequence[str]) -> list[str] | None:
     """The names of parameters that were passed together with `names`, the names of their whole group.
 
     The parameters may be any part of a group of `lowbit.param_groups` in any order, as torch's ZeroRedundancyOptimizer

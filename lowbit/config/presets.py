@@ -165,6 +165,8 @@ def slot_formats(
     by_name = _by_name(state_format)
     if by_name and (unknown := set(state_format) - set(slots)):
         raise ValueError(f"state_format names {sorted(unknown)}, but {rule} keeps {list(slots)}")
+    if not slots and not by_name:
+        choice(state_format, signed=True)  # a word that is no format is none here either
     made = {}
     for name, signed in slots.items():
         said = state_format.get(name, "float32") if by_name else state_format  # type: ignore[union-attr]

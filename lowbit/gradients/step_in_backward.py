@@ -129,7 +129,7 @@ class InBackward:
 
         A rank whose experts got no token runs no hook; the others would wait for it.
         """
-        experts = [(p, lay) for _, p, lay in self.opt._laid_out() if is_cut_batch(p, lay)]
+        experts = [(p, lay) for _, p, lay in self.opt.laid_out() if is_cut_batch(p, lay)]
         if experts and self.scaler is not None:
             raise ValueError(
                 f"step_in_backward with a GradScaler asks all ranks about each gradient, but a rank whose experts {own.get(id(experts[0][0]))!r} "
@@ -180,9 +180,9 @@ class InBackward:
                 self._sums.add(p)
             if self.scaler is not None:
                 found = self._look(p, found)
-        self.opt._update([(self._groups[p], p) for p in params], self._scale(), found)
+        self.opt.step_params([(self._groups[p], p) for p in params], self._scale(), found)
         raise_versions(versioned(params))
-        self.opt._stepped_early.update(params)
+        self.opt.stepped_early.update(params)
         for p in params:
             p.grad = None
 
@@ -190,7 +190,7 @@ class InBackward:
         if self._begun:
             return
         self._begun = True
-        self.opt._prepare()
+        self.opt.prepare_step()
         if self.max_norm is not None:  # every rank in the same order, whichever gradients it has
             for group in self.opt.param_groups:
                 for p in group["params"]:

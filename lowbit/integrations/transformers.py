@@ -130,7 +130,7 @@ def build(
                 groups.append({**group, **made, "weight_decay": weight_decay if decays else 0.0})
     opt = cls(groups, weight_decay=weight_decay, **options)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    opt._numbered_groups = [
+    opt.numbered_groups = [
         [name for name in trained if (name in decayed) == decays] for decays in (True, False)
     ]
     if any(sharding.is_flat(p) for group in groups for p in group["params"]):

@@ -92,25 +92,6 @@ class Adafactor(LowRankOptimizer):
         **options: Unpack[Options],
     ) -> None:
         defaults = arguments.shared(self, lr, maximize=maximize, foreach=foreach, **options)
-        if not beta2_decay <= 0.0:
-            raise ValueError(f"beta2_decay should be <= 0 but is: {beta2_decay}")
-        if eps[0] is not None and not eps[0] >= 0.0:
-            raise ValueError(f"epsilon1 should be >= 0 but is: {eps[0]}")
-        if not eps[1] >= 0.0:
-            raise ValueError(f"epsilon2 should be >= 0 but is: {eps[1]}")
-        if d is not None and not d >= 1.0:
-            raise ValueError(f"Clipping threshold d should be >= 1 but is: {d}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"weight_decay should be >= 0 but is: {weight_decay}")
-        for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if beta is not None and not 0.0 <= beta < 1.0:
-                raise ValueError(f"{name} should be in [0, 1) or None but is: {beta}")
-        if decay_by not in _DECAY_BY:
-            raise ValueError(f"decay_by should be one of {', '.join(_DECAY_BY)} but is: {decay_by}")
-        if fira_margin is not None and not fira_margin >= 0.0:
-            raise ValueError(f"fira_margin should be >= 0 or None but is: {fira_margin}")
-        check_subspace(rank, update_proj_gap)
-        check_projection(scale_type, projection)
         defaults |= {
             "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay,
             "beta1": beta1, "beta2": beta2, "relative_step": relative_step,
@@ -119,6 +100,32 @@ class Adafactor(LowRankOptimizer):
             "scale_type": scale_type, "projection": projection,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_flags(group, "relative_step", "scale_parameter", "factored", "add_eps")
+        eps1, eps2 = arguments.pair("eps", group["eps"], optional=(0,))
+        if not arguments.real("beta2_decay", group["beta2_decay"]) <= 0.0:
+            raise ValueError(f"beta2_decay should be <= 0 but is: {group['beta2_decay']}")
+        if eps1 is not None and not eps1 >= 0.0:
+            raise ValueError(f"epsilon1 should be >= 0 but is: {eps1}")
+        if not eps2 >= 0.0:
+            raise ValueError(f"epsilon2 should be >= 0 but is: {eps2}")
+        d, margin, decay_by = group["d"], group["fira_margin"], group["decay_by"]
+        if d is not None and not arguments.real("d", d) >= 1.0:
+            raise ValueError(f"Clipping threshold d should be >= 1 but is: {d}")
+        if not arguments.real("weight_decay", group["weight_decay"]) >= 0.0:
+            raise ValueError(f"weight_decay should be >= 0 but is: {group['weight_decay']}")
+        for name in ("beta1", "beta2"):
+            beta = group[name]
+            if beta is not None and not 0.0 <= arguments.real(name, beta) < 1.0:
+                raise ValueError(f"{name} should be in [0, 1) or None but is: {beta}")
+        if decay_by not in _DECAY_BY:
+            raise ValueError(f"decay_by should be one of {', '.join(_DECAY_BY)} but is: {decay_by}")
+        if margin is not None and not arguments.real("fira_margin", margin) >= 0.0:
+            raise ValueError(f"fira_margin should be >= 0 or None but is: {margin}")
+        check_subspace(group["rank"], group["update_proj_gap"])
+        check_projection(group["scale_type"], group["projection"])
 
     decides = ("beta1", "factored")
     _seeds: tuple[int, dict[int, int]] | None = None  # of so many parameters, by their numbers
@@ -154,7 +161,7 @@ class Adafactor(LowRankOptimizer):
         if self._seeds is None or self._seeds[0] != count:
             ranked = {
                 member.number: None
-                for member in self._members()
+                for member in self.members()
                 if len(member.p.shape) >= 2
                 and self.param_groups[member.group].get("rank") is not None
             }

@@ -58,13 +58,17 @@ class Adagrad(LowbitOptimizer):
             fused=fused,
             **options,
         )
-        arguments.check_least(lr_decay=lr_decay, weight_decay=weight_decay)
-        arguments.check_least(initial_accumulator_value=initial_accumulator_value, epsilon=eps)
         defaults |= {
             "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
             "initial_accumulator_value": initial_accumulator_value,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_least(lr_decay=group["lr_decay"], weight_decay=group["weight_decay"])
+        first = group["initial_accumulator_value"]
+        arguments.check_least(initial_accumulator_value=first, epsilon=group["eps"])
 
     def initial(self, group: Mapping[str, Any], name: str) -> float:
         return group["initial_accumulator_value"]

@@ -88,15 +88,19 @@ class Adam(LowbitOptimizer):
             fused=fused,
             **options,
         )
-        arguments.check_least(epsilon=eps)
-        arguments.check_betas(betas)
-        arguments.check_tensors(lr, betas, foreach, capturable)
-        arguments.check_least(weight_decay=weight_decay)
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
             "decoupled_weight_decay": decoupled_weight_decay, "cautious": cautious,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_flags(group, "amsgrad", "decoupled_weight_decay", "cautious")
+        arguments.check_least(epsilon=group["eps"])
+        arguments.check_betas(group["betas"])
+        arguments.check_tensors(group["lr"], group["betas"], group["foreach"], group["capturable"])
+        arguments.check_least(weight_decay=group["weight_decay"])
 
     decides = ("amsgrad", "decoupled_weight_decay", "cautious")
 

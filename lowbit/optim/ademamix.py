@@ -53,14 +53,19 @@ class AdEMAMix(LowbitOptimizer):
         **options: Unpack[AllOptions],
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
-        arguments.check_betas(betas, 3)
-        arguments.check_least(epsilon=eps, weight_decay=weight_decay, alpha=alpha)
-        arguments.check_least(1, t_alpha=t_alpha or 1, t_beta3=t_beta3 or 1)
         defaults |= {
             "betas": betas, "alpha": alpha, "t_alpha": t_alpha, "t_beta3": t_beta3, "eps": eps,
             "weight_decay": weight_decay,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_betas(group["betas"], 3)
+        arguments.check_least(
+            epsilon=group["eps"], weight_decay=group["weight_decay"], alpha=group["alpha"]
+        )
+        arguments.check_least(1, t_alpha=group["t_alpha"] or 1, t_beta3=group["t_beta3"] or 1)
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "ademamix"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
@@ -77,9 +80,6 @@ class APOLLO(SubspaceOptimizer):
         projection: str = "philox",
         **options: Unpack[AllOptions],
     ) -> None:
-        if not scale >= 0.0:
-            raise ValueError(f"scale should be >= 0 but is: {scale}")
-        check_projection(scale_type, projection)
         defaults = arguments.shared(self, lr, **options)
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "rank": rank, "scale": scale,
@@ -87,3 +87,10 @@ class APOLLO(SubspaceOptimizer):
             "disable_nl": disable_nl, "gamma": gamma, "projection": projection,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_flags(group, "scale_front", "disable_nl")
+        if not arguments.real("scale", group["scale"]) >= 0.0:
+            raise ValueError(f"scale should be >= 0 but is: {group['scale']}")
+        check_projection(group["scale_type"], group["projection"])

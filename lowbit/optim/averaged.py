@@ -85,7 +85,7 @@ def averaged(params: Any, dtype: torch.dtype, state_format: str) -> list[Average
         part = sharding.part(p, f"parameter {name!r}")
         value = sharding.local(p).detach().to(dtype, memory_format=torch.contiguous_format, copy=True)  # fmt: skip
         average = sharding.like(p, value, part.shape)
-        lay = layout_of("sgd", options, average, name, index, movable=False)
+        lay = layout_of("sgd", options, average, name, index, (None,))
         # Others than those that an optimizer rounds the weight with in the same step: the two would be correlated.
         stream = stream_of(f"ema.{name}", index)
         check_stream(stream, name, p, streams, set())

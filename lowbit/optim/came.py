@@ -44,16 +44,19 @@ class CAME(LowbitOptimizer):
         **options: Unpack[AllOptions],
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
-        if not (eps[0] >= 0.0 and eps[1] >= 0.0):
-            raise ValueError(f"Invalid epsilon values: {eps}")
-        if not clip_threshold > 0.0:
-            raise ValueError(f"Invalid clip_threshold value: {clip_threshold}")
-        arguments.check_betas(betas, 3)
-        arguments.check_least(weight_decay=weight_decay)
         defaults |= {
             "eps": eps, "clip_threshold": clip_threshold, "betas": betas, "weight_decay": weight_decay
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        eps = arguments.pair("eps", group["eps"])
+        if not (eps[0] >= 0.0 and eps[1] >= 0.0):
+            raise ValueError(f"Invalid epsilon values: {eps}")
+        arguments.check_above(clip_threshold=group["clip_threshold"])
+        arguments.check_betas(group["betas"], 3)
+        arguments.check_least(weight_decay=group["weight_decay"])
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "came" if len(shape) > 1 else "came_full"

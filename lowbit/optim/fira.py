@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
@@ -52,8 +55,6 @@ class Fira(SubspaceOptimizer):
         gamma: float = 1.01,
         **options: Unpack[AllOptions],
     ) -> None:
-        if not alpha >= 0.0:
-            raise ValueError(f"alpha should be >= 0 but is: {alpha}")
         defaults = arguments.shared(self, lr, **options)
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "rank": rank,
@@ -61,3 +62,9 @@ class Fira(SubspaceOptimizer):
             "gamma": gamma,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_flags(group, "disable_nl")
+        if not arguments.real("alpha", group["alpha"]) >= 0.0:
+            raise ValueError(f"alpha should be >= 0 but is: {group['alpha']}")

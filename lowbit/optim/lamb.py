@@ -41,11 +41,14 @@ class LAMB(LowbitOptimizer):
         **options: Unpack[AllOptions],
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
-        arguments.check_least(epsilon=eps)
-        arguments.check_betas(betas)
-        arguments.check_least(weight_decay=weight_decay)
         defaults |= {"betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_least(epsilon=group["eps"])
+        arguments.check_betas(group["betas"])
+        arguments.check_least(weight_decay=group["weight_decay"])
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "lamb"

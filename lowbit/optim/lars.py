@@ -44,16 +44,20 @@ class LARS(LowbitOptimizer):
         **options: Unpack[AllOptions],
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
-        arguments.check_least(momentum=momentum, weight_decay=weight_decay, epsilon=eps)
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
-        if not trust_coefficient > 0.0:
-            raise ValueError(f"Invalid trust_coefficient value: {trust_coefficient}")
         defaults |= {
             "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
             "nesterov": nesterov, "trust_coefficient": trust_coefficient, "eps": eps,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_flags(group, "nesterov")
+        arguments.check_least(
+            momentum=group["momentum"], weight_decay=group["weight_decay"], epsilon=group["eps"]
+        )
+        arguments.check_nesterov(group)
+        arguments.check_above(trust_coefficient=group["trust_coefficient"])
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "lars"

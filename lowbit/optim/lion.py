@@ -43,10 +43,14 @@ class Lion(LowbitOptimizer):
         **options: Unpack[AllOptions],
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
-        arguments.check_betas(betas)
-        arguments.check_least(weight_decay=weight_decay)
         defaults |= {"betas": betas, "weight_decay": weight_decay, "cautious": cautious}
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_flags(group, "cautious")
+        arguments.check_betas(group["betas"])
+        arguments.check_least(weight_decay=group["weight_decay"])
 
     decides = ("cautious",)
 

@@ -68,7 +68,7 @@ class LowRankOptimizer(MatrixOptimizer):
         for device, members in here.items():
             kind = self.work_on(device)
             scale, skip = on_device(grad_scale, device), on_device(found_inf, device)
-            groups = [(self.param_groups[number], p, self._layouts[p]) for number, p in members]
+            groups = [(self.param_groups[number], p, self.layouts[p]) for number, p in members]
             looks = any(kind.looks(group, lay) for group, _, lay in groups)
             if skip is not None and looks and float(skip) != 0.0:
                 continue

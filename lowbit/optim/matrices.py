@@ -18,7 +18,7 @@ class MatrixOptimizer(LowbitOptimizer):
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "adamw"
 
-    def _update(
+    def step_params(
         self,
         params: Iterable[tuple[int, Any]],
         grad_scale: Tensor | None,
@@ -27,8 +27,8 @@ class MatrixOptimizer(LowbitOptimizer):
         matrices: list[tuple[int, Any]] = []
         plain: list[tuple[int, Any]] = []
         for number, p in params:
-            (matrices if self._layouts[p].in_passes else plain).append((number, p))
-        step_groups = super()._update(plain, grad_scale, found_inf)
+            (matrices if self.layouts[p].in_passes else plain).append((number, p))
+        step_groups = super().step_params(plain, grad_scale, found_inf)
         if matrices:
             self._update_uncompiled(matrices, grad_scale, found_inf)
         return step_groups

@@ -17,7 +17,6 @@ from lowbit.optim.stepping import SteppingOptimizer
 from lowbit.optim.warn import warn_of_nearest, warn_of_slow_means
 from lowbit.state import choose
 from lowbit.state.load import restore
-from lowbit.state.parts import whole_groups
 
 
 class LowbitOptimizer(SteppingOptimizer):
@@ -42,7 +41,7 @@ class LowbitOptimizer(SteppingOptimizer):
 
     init_state.__doc__ = SteppingOptimizer.init_state.__doc__
 
-    def _check_saving(self) -> None:
+    def check_saving(self) -> None:
         """Raises RuntimeError where a checkpoint would not hold what it should."""
 
     def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
@@ -58,7 +57,7 @@ class LowbitOptimizer(SteppingOptimizer):
 
     def _check_overwritten(self) -> None:
         """Raises ValueError where something else than a step must not write the weights."""
-        for _, p, lay in self._laid_out():
+        for _, p, lay in self.laid_out():
             if lay.compensation:
                 raise ValueError(
                     f"LocalSGD and DiLoCo overwrite the weights, and {lay.compensation.key!r} of parameter {self._what(p)} holds correction bits of the "
@@ -83,7 +82,7 @@ class LowbitOptimizer(SteppingOptimizer):
             ValueError: the groups differ, names contradict positions, or a layout is unknown; the message has what to
                 do.
         """
-        with whole_groups(self):  # DeepSpeed empties them between steps
+        with self.whole_groups():  # DeepSpeed empties them between steps
             restore(self, state_dict)
 
     def override_quantize_enable(self, module: torch.nn.Module, name: str, enable: bool) -> None:
@@ -122,13 +121,13 @@ class LowbitOptimizer(SteppingOptimizer):
         group["overrides"] = {key: options, **rest}
         self._structure.clear()
         kept = self.state.pop(p, None)
-        self._lay_out_again()
+        self.lay_out_again()
         try:
             self.init_state()
         except ValueError:  # sharding splits its blocks: undo
             group["overrides"], self.state[p] = before or {}, kept or {}
             self._structure.clear()
-            self._lay_out_again()
+            self.lay_out_again()
             raise
 
     def stats(self, *, probe: bool = False) -> Stats:
@@ -162,5 +161,5 @@ class LowbitOptimizer(SteppingOptimizer):
             UserWarning: once for an optimizer, and only of weights that are rounded to nearest without compensation: a
                 tenth of the updates is lost, or half of the weights is out of reach.
         """
-        with whole_groups(self):
+        with self.whole_groups():
             return collect(self, probe)

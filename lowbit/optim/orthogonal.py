@@ -34,9 +34,17 @@ class OrthogonalOptimizer(MatrixOptimizer):
         """
         given: dict[str, Any] = dict(options)
         own = {key: given.pop(key, default) for key, default in muon.OWN.items()}
-        muon.check({**rule, **own})
         self._owners: dict[Any, tuple[int, ...]] = {}
         super().__init__(params, {**arguments.shared(self, rule["lr"], **given), **rule, **own})
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        if group.get("use_muon", True):
+            muon.check(group)
+            super().check_options(group)
+            return
+        super().check_options(group)
+        arguments.check_betas(group["betas"])
+        arguments.check_least(epsilon=group["eps"], weight_decay=group["weight_decay"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -77,10 +85,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
     ) -> None:
         here: dict[torch.device, list[Matrix]] = {}
         for number, p in params:
-            value = sharding.local(p)
-            lay: Any = self._layouts[p]
-            if value.dtype != lay.dtype or value.shape != lay.param_part.local:
-                raise self._changed(p, value, lay)
+            lay: Any = self.layouts[p]
+            value = self._local(p, lay)
             owners = self._owners_of(p)
             made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
             if value.device.type != "cpu":
@@ -106,7 +112,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
         """
         if not self._owners:
             together: dict[Any, list[tuple[Any, MuonLayout]]] = {}
-            for _, q, lay in self._laid_out():
+            for _, q, lay in self.laid_out():
                 self._owners[q] = ()
                 if isinstance(lay, MuonLayout) and lay.home:
                     self._owners[q] = lay.home.owners
@@ -120,8 +126,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
                     self._owners[q] = tuple(itertools.islice(found, lay.count))
         return self._owners[p]
 
-    def _lay_out_again(self) -> None:
-        super()._lay_out_again()
+    def lay_out_again(self) -> None:
+        super().lay_out_again()
         self._owners.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

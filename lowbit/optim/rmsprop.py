@@ -63,14 +63,17 @@ class RMSprop(LowbitOptimizer):
             differentiable=differentiable,
             **options,
         )
-        arguments.check_least(
-            epsilon=eps, momentum=momentum, weight_decay=weight_decay, alpha=alpha
-        )
         defaults |= {
             "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
             "centered": centered,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_flags(group, "centered")
+        arguments.check_least(epsilon=group["eps"], momentum=group["momentum"])
+        arguments.check_least(weight_decay=group["weight_decay"], alpha=group["alpha"])
 
     decides = ("momentum", "centered")
 

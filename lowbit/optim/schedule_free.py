@@ -65,11 +65,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         maximize: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        _check_host(lr)
         defaults = arguments.shared(self, lr, maximize=maximize, foreach=foreach, **options)
-        arguments.check_betas(betas)
-        arguments.check_least(epsilon=eps, weight_decay=weight_decay)
-        arguments.check_least(warmup_steps=warmup_steps, r=r, weight_lr_power=weight_lr_power)
         defaults |= {
             "betas": betas, "eps": eps, "weight_decay": weight_decay, "warmup_steps": warmup_steps, "r": r,
             "weight_lr_power": weight_lr_power, "k": 0, "train_mode": False, "weight_sum": 0.0, "lr_max": -1.0,
@@ -77,22 +73,28 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        _check_host(group["lr"])
+        super().check_options(group)
+        arguments.check_betas(group["betas"])
+        if not float(group["betas"][0]) > 0.0:
+            raise ValueError(
+                "betas[0] is 0: the parameters would be z alone, from which the average x cannot be computed; it should be in (0, 1)"
+            )
+        arguments.check_least(epsilon=group["eps"], weight_decay=group["weight_decay"])
+        arguments.check_least(warmup_steps=group["warmup_steps"], r=group["r"])
+        arguments.check_least(weight_lr_power=group["weight_lr_power"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if isinstance(param_group, dict):
-            if self.param_groups:
-                param_group["train_mode"] = self.param_groups[0]["train_mode"]
-            if not float(param_group.get("betas", self.defaults["betas"])[0]) > 0.0:
-                raise ValueError(
-                    "betas[0] is 0: the parameters would be z alone, from which the average x cannot be computed; it should be in (0, 1)"
-                )
-            _check_host(param_group.get("lr", 0.0))
+        if isinstance(param_group, dict) and self.param_groups:
+            param_group["train_mode"] = self.param_groups[0]["train_mode"]
         super().add_param_group(param_group)
 
     add_param_group.__doc__ = LowbitOptimizer.add_param_group.__doc__
 
     def _take_names(self, param_group: dict[str, Any]) -> None:
         super()._take_names(param_group)
-        if self._part_names:
+        if self._subset_names:
             raise ValueError(
                 "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's ZeroRedundancyOptimizer hands it out: that one overwrites "
                 "the mode in each step, and train() and eval() would change this part's weights on this rank alone. Use fully_shard, or give a group "
@@ -125,8 +127,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
     @torch.no_grad()
     def _set_mode(self, train: bool) -> None:
         moving = [group for group in self.param_groups if bool(group["train_mode"]) != train]
-        for group, p, lay in self._laid_out():
-            state = self._state_of(p)
+        for group, p, lay in self.laid_out():
+            state = self.state_of(p)
             if not any(group is one for one in moving) or not float(state.get("step", 0.0)) > 0:
                 continue  # z begins as the parameter, in its first step
             beta1 = float(group["betas"][0])
@@ -150,10 +152,10 @@ class ScheduleFreeAdamW(LowbitOptimizer):
             RuntimeError: the optimizer has stepped and is in train mode, in which the model's weights are not the
                 result: call `eval()`, save both, then call `train()`.
         """
-        self._check_saving()
+        self.check_saving()
         return super().state_dict()
 
-    def _check_saving(self) -> None:
+    def check_saving(self) -> None:
         if any(group["train_mode"] and group["k"] for group in self.param_groups):
             raise RuntimeError(
                 "the optimizer is in train mode, in which the model's weights are not the average that a checkpoint should have: call opt.eval(), save "
@@ -172,9 +174,9 @@ class ScheduleFreeAdamW(LowbitOptimizer):
 
     # The step
 
-    def _prepare(self) -> bool:
+    def prepare_step(self) -> bool:
         self._check_mode()
-        return super()._prepare()
+        return super().prepare_step()
 
     @torch._disable_dynamo  # the weights of the average are another number in every step
     @torch.no_grad()
@@ -185,7 +187,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
                 "a CUDA graph would replay this step's weight in the average for all steps; step ScheduleFreeAdamW outside of graphs"
             )
         # Parameters that the backward pass has stepped were, whatever was found after them.
-        early = bool(self._stepped_early)
+        early = bool(self.stepped_early)
         found_inf = getattr(self, "found_inf", None)
         loss = super()._step(closure, grad_scale)
         if early or found_inf is None or not bool(sharding.local(found_inf)):

@@ -66,14 +66,17 @@ class SGD(LowbitOptimizer):
             fused=fused,
             **options,
         )
-        arguments.check_least(momentum=momentum, weight_decay=float(weight_decay))
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         defaults |= {
             "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
             "nesterov": nesterov, "decoupled": decoupled, "dampen_first": dampen_first, "cautious": cautious,
         }  # fmt: skip
         super().__init__(params, defaults)
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_flags(group, "nesterov", "decoupled", "dampen_first", "cautious")
+        arguments.check_least(momentum=group["momentum"], weight_decay=group["weight_decay"])
+        arguments.check_nesterov(group)
 
     decides = ("momentum", "cautious")
 

@@ -24,6 +24,7 @@ from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
 from lowbit.step.home import at_home
 from lowbit.step.phases import run_phases
+from lowbit.step.presence import give_zeros
 
 _AT_ONCE = 1 << 20  # values to process at a time
 _IN_CACHE = 1 << 15  # the same on a CPU, where several passes follow
@@ -32,15 +33,15 @@ _IN_CACHE = 1 << 15  # the same on a CPU, where several passes follow
 @torch.no_grad()
 def collect(opt: SteppingOptimizer, probe: bool) -> Stats:
     """`LowbitOptimizer.stats`."""
-    lacking = opt._lacking() if probe else []
-    opt._give_zeros(lacking)
+    lacking = opt.lacking_gradients() if probe else []
+    give_zeros(lacking)
     try:
         made = _collect(opt, probe)
     finally:
         for p, _ in lacking:
             p.grad = None
         if probe:
-            opt._forget_step()  # the next step asks anew: its gradients need not be those of the probe
+            opt.forget_step()  # the next step asks anew: its gradients need not be those of the probe
     warn_of_loss(opt, made)
     return made
 
@@ -51,7 +52,7 @@ def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
     total: dict[str, Any] = {"values": 0, "bytes": dict.fromkeys(COMPONENTS, 0)}
     tallied: list[dict[str, float]] = []
     for index, (group, name, p, lay) in enumerate(_named(opt)):
-        state = opt._state_of(p)
+        state = opt.state_of(p)
         if not state:
             continue
         made: dict[str, Any] = {
@@ -90,7 +91,7 @@ def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
 def _named(
     opt: SteppingOptimizer,
 ) -> Iterator[tuple[dict[str, Any], str | None, Tensor, Layout]]:
-    for (group, p, lay), member in zip(opt._laid_out(), opt._members(), strict=True):
+    for (group, p, lay), member in zip(opt.laid_out(), opt.members(), strict=True):
         yield group, member.name, p, lay
 
 
@@ -268,7 +269,7 @@ def _run(
     if p.grad is not None and (value.numel() or not reducer):
         step_group = StepGroup(group, lay)
         step_group.add(p, value, lay, state)
-        opt._bind(step_group, step_group.plan())
+        opt.bind_call(step_group, step_group.plan())
         step_groups.append(step_group)
         if reducer:
             reducer.steps(p)

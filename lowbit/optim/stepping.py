@@ -16,10 +16,10 @@ from lowbit.step import home
 from lowbit.step.cache import StepCache
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
-from lowbit.step.mistakes import no_values, warn_idle
+from lowbit.step.mistakes import changed, no_values, warn_idle
 from lowbit.step.numbers import lr_beside, on_device
 from lowbit.step.phases import run_phases
-from lowbit.step.presence import Presence
+from lowbit.step.presence import Presence, give_zeros
 from lowbit.step.versions import raise_versions, versioned
 
 
@@ -35,8 +35,9 @@ class SteppingOptimizer(StatefulOptimizer):
         self._flat_reducers: dict[Any, FlatShardReducer] = {}  # by the tensors that step together
         self._step_cache: StepCache | None = None
         self._presence: Presence | None = None
+        self._visitors: list[tuple[int, Any]] = []  # of the last step: state lies elsewhere
         self._asked = False  # whether ranks have agreed on the gradients of this step
-        self._stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
+        self.stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
         super().__init__(params, defaults)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
@@ -46,10 +47,10 @@ class SteppingOptimizer(StatefulOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._plans, self._flat_reducers, self._step_cache, self._presence = {}, {}, None, None
-        self._stepped_early = set()
+        self.stepped_early, self._visitors = set(), []
 
-    def _lay_out_again(self) -> None:
-        super()._lay_out_again()
+    def lay_out_again(self) -> None:
+        super().lay_out_again()
         self._plans.clear()
         self._flat_reducers, self._step_cache, self._presence = {}, None, None
 
@@ -84,13 +85,13 @@ class SteppingOptimizer(StatefulOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._parts is None:
+        if self._whole_groups is None:
             self._step_shown(None, grad_scale)
         else:
-            self._shown = self._parts.shown(self)
-            with self._parts.whole(self):
+            self._shown = self._whole_groups.shown(self)
+            with self.whole_groups():
                 self._step_shown(self._shown, grad_scale)
-        self._stepped_early = set()
+        self.stepped_early = set()
         return loss
 
     def _step_shown(self, shown: list[Any] | None, grad_scale: Tensor | float | None) -> None:
@@ -98,11 +99,11 @@ class SteppingOptimizer(StatefulOptimizer):
         self._check_structure()
         scale, found_inf = self._divisor(grad_scale), getattr(self, "found_inf", None)
         self._asked = False
-        if self._step_again(scale, found_inf) or not self._prepare():
+        if self._step_again(scale, found_inf) or not self.prepare_step():
             return
         if not self._asked:
-            self._give_zeros(self._lacking())
-        flat_shards = self._flat_shards
+            give_zeros(self.lacking_gradients())
+        flat_shards = self.flat_shards
         with_grad = [
             (number, p)
             for number, group in enumerate(self.param_groups)
@@ -113,17 +114,18 @@ class SteppingOptimizer(StatefulOptimizer):
         ]
         if not with_grad:
             self._check_idle()
-        step_groups = self._update(with_grad, scale, found_inf)
+        step_groups = self.step_params(with_grad, scale, found_inf)
         compiling = torch.compiler.is_compiling()
         if not compiling:
             raise_versions(versioned(p for _, p in with_grad))
-        if shown is None and not compiling and StepCache.serves(with_grad, step_groups):
-            self._step_cache = StepCache(self.param_groups, self.state, step_groups)
+        away = self._visitors
+        if shown is None and not compiling and StepCache.serves(with_grad, step_groups, away):
+            self._step_cache = StepCache(self.param_groups, self.state, step_groups, away)
 
     def _check_idle(self) -> None:
         """Warns that no parameter has a gradient, unless hooks have stepped parameters already."""
-        if not (self._stepped_early or torch.compiler.is_compiling()):
-            warn_idle([p for group in self.param_groups for p in group["params"]], self._warned)
+        if not (self.stepped_early or torch.compiler.is_compiling()):
+            warn_idle([p for group in self.param_groups for p in group["params"]], self.warned)
 
     def _divisor(self, given: Tensor | float | None) -> Tensor | None:
         """The divisor of the gradients: GradScaler's times the given one, or None for 1."""
@@ -140,37 +142,39 @@ class SteppingOptimizer(StatefulOptimizer):
         if cache is None or torch.compiler.is_compiling():
             return False
         if self._laid_out_for != self._decided() or not cache.take(self.param_groups, self.state):
-            self._forget_step()
+            self.forget_step()
             return False
         try:
             presence = self._presence
             lacking = (
-                presence.lacking(same=True, stepped=self._stepped_early)
+                presence.lacking(same=True, stepped=self.stepped_early)
                 if presence is not None
                 else []
             )
             if lacking:  # other ranks have gradients that were missing
-                self._forget_step()
-                self._give_zeros(lacking)
+                self.forget_step()
+                give_zeros(lacking)
                 self._asked = True
                 return False
             cache.bind(lambda step_group: self._options(step_group, grad_scale, found_inf))
+            visitors = [self._visitor(number, p) for number, p in cache.visitors]
             run_phases(cache.step_groups)
+            self._visit(visitors, grad_scale, found_inf)
             raise_versions(cache.written)
         except BaseException:
-            self._forget_step()  # it has taken the gradients
+            self.forget_step()  # it has taken the gradients
             raise
         finally:
             cache.release()
         return True
 
-    def _forget_step(self) -> None:
+    def forget_step(self) -> None:
         """Releases the step that would be repeated."""
         if self._step_cache is not None:
             self._step_cache.discard()
             self._step_cache = None
 
-    def _lacking(self) -> list[tuple[Any, torch.dtype]]:
+    def lacking_gradients(self) -> list[tuple[Any, torch.dtype]]:
         """The sharded parameters without a gradient here of which another rank has one, and its dtype.
 
         It is a collective if the step of any of them reduces anything, or if experts are among them.
@@ -179,24 +183,17 @@ class SteppingOptimizer(StatefulOptimizer):
             return []
         params = [p for group in self.param_groups for p in group["params"]]
         if self._presence is None or not self._presence.of(params):
-            self._presence = Presence(params, self._laid_out())
-        return self._presence.lacking(same=False, stepped=self._stepped_early)
+            self._presence = Presence(params, self.laid_out())
+        return self._presence.lacking(same=False, stepped=self.stepped_early)
 
-    @staticmethod
-    def _give_zeros(lacking: Iterable[tuple[Any, torch.dtype]]) -> None:
-        for p, dtype in lacking:
-            if getattr(p, "grad_dtype", None) not in (None, dtype):
-                p.grad_dtype = None  # as on the ranks that have a gradient of another dtype
-            p.grad = torch.zeros_like(p, dtype=dtype)
-
-    def _prepare(self) -> bool:
+    def prepare_step(self) -> bool:
         """Brings state up to the groups' options. Returns False if the step is only there to create it."""
-        if self._layouts and self._laid_out_for != self._decided():
-            self._lay_out_again()  # such as by OneCycleLR, which gives SGD a momentum
+        if self.layouts and self._laid_out_for != self._decided():
+            self.lay_out_again()  # such as by OneCycleLR, which gives SGD a momentum
             self.init_state()
         return not self._create_late_state()
 
-    def _update(
+    def step_params(
         self,
         params: Iterable[tuple[int, Any]],
         grad_scale: Tensor | None,
@@ -209,14 +206,11 @@ class SteppingOptimizer(StatefulOptimizer):
         if reducer:
             reducer.start()
         for number, p in params:
-            value, lay = sharding.local(p), self._layouts[p]
-            if value.dtype != lay.dtype or not (
-                value.shape == lay.param_part.local or isinstance(p, sharding.FlatShard)
-            ):
-                raise self._changed(p, value, lay)
+            lay = self.layouts[p]
             if lay.home:
-                visitors.append(home.Visitor(number, p, lay, self.state[p]))
+                visitors.append(self._visitor(number, p))
                 continue
+            value = self._local(p, lay)
             if reducer and isinstance(p, sharding.FlatShard):
                 reducer.steps(p)
                 if not value.numel():
@@ -225,46 +219,55 @@ class SteppingOptimizer(StatefulOptimizer):
             step_group = step_groups.get(where)
             if step_group is None:
                 step_group = step_groups[where] = StepGroup(self.param_groups[number], lay)
-            step_group.add(p, value, lay, self._state_of(p) if reducer else self.state[p])
+            step_group.add(p, value, lay, self.state_of(p) if reducer else self.state[p])
         for where, step_group in step_groups.items():
-            self._bind(step_group, self._plan(where, step_group), grad_scale, found_inf)
+            self.bind_call(step_group, self._plan(where, step_group), grad_scale, found_inf)
         run_phases(list(step_groups.values()), reducer)
-        if visitors:
-            home.run(
-                visitors, self.param_groups,
-                lambda where, some: self._bind(some, self._plan(where, some), grad_scale, found_inf),
-            )  # fmt: skip
+        self._visit(visitors, grad_scale, found_inf)
+        self._visitors = [(one.number, one.p) for one in visitors]
         if reducer and (found_inf is None or not bool(sharding.local(found_inf))):
             for p in reducer.stepped_elsewhere():
-                self._state_of(p)["step"] += 1.0
+                self.state_of(p)["step"] += 1.0
         return list(step_groups.values())
 
-    def _changed(self, p: Any, value: Tensor, lay: Layout) -> RuntimeError:
-        """The error for a parameter whose dtype or shape changed after its state was laid out."""
-        here, before = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, lay.dtype))
-        return RuntimeError(
-            f"parameter {self._what(p)} is {here} {tuple(value.shape)} now, but its state was laid out for {before} "
-            f"{lay.param_part.local}: convert the model first, then build the optimizer, and load this one's state dict into that"
-        )
+    def _visitor(self, number: int, p: Any) -> home.Visitor:
+        self._local(p, self.layouts[p])
+        return home.Visitor(number, p, self.layouts[p], self.state[p])
+
+    def _visit(
+        self, visitors: list[home.Visitor], grad_scale: Tensor | None, found_inf: Tensor | None
+    ) -> None:
+        def bind(where: Any, some: StepGroup) -> None:
+            self.bind_call(some, self._plan(where, some), grad_scale, found_inf)
+
+        home.run(visitors, self.param_groups, bind)
+
+    def _local(self, p: Any, lay: Layout) -> Tensor:
+        """What is here of a parameter. RuntimeError if it is no longer what its state was laid out for."""
+        value = sharding.local(p)
+        whole = value.shape == lay.param_part.local or isinstance(p, sharding.FlatShard)
+        if value.dtype != lay.dtype or not whole:
+            raise changed(self._what(p), value, lay)
+        return value
 
     def _what(self, p: Any) -> str:
         """A parameter's name or number, for errors."""
-        member = next(member for member in self._members() if member.p is p)
+        member = next(member for member in self.members() if member.p is p)
         return str(member.number) if member.name is None else repr(member.name)
 
     def _agreed(self) -> FlatShardReducer | None:
         """What ranks agree on in a step about the flat shards that are shown; None where there are none."""
         key = None if self._shown is None else tuple(map(id, self._shown))
-        if self._flat_shards and key not in self._flat_reducers:
+        if self.flat_shards and key not in self._flat_reducers:
             flat_shards = [
                 (p, lay)
-                for _, p, lay in self._laid_out()
+                for _, p, lay in self.laid_out()
                 if isinstance(p, sharding.FlatShard) and (key is None or id(p.owner) in key)
             ]
             self._flat_reducers[key] = FlatShardReducer(flat_shards)
         return self._flat_reducers.get(key)
 
-    def _bind(
+    def bind_call(
         self,
         step_group: StepGroup,
         plan: Tensor,
@@ -319,9 +322,9 @@ class SteppingOptimizer(StatefulOptimizer):
             Whether the step was only there to create state.
         """
         count = sum(len(group["params"]) for group in self.param_groups)
-        count += sum(len(flat_shards) - 1 for flat_shards in self._flat_shards.values())
-        if len(self._layouts) == count and all(
-            (p in self._flat_shards or (p in self._layouts and not sharding.is_flat(p)))
+        count += sum(len(flat_shards) - 1 for flat_shards in self.flat_shards.values())
+        if len(self.layouts) == count and all(
+            (p in self.flat_shards or (p in self.layouts and not sharding.is_flat(p)))
             and (self.state.get(p) or not (p.requires_grad or p.grad is not None))
             for group in self.param_groups
             for p in group["params"]

@@ -20,14 +20,14 @@ class SubspaceOptimizer(LowRankOptimizer):
 
     _fira = False
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        arguments.check_least(epsilon=defaults["eps"])
-        arguments.check_betas(defaults["betas"])
-        arguments.check_least(weight_decay=defaults["weight_decay"])
-        check_subspace(defaults["rank"], defaults["update_proj_gap"])
-        if not defaults["gamma"] >= 1.0:
-            raise ValueError(f"gamma should be >= 1 but is: {defaults['gamma']}")
-        super().__init__(params, defaults)
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        super().check_options(group)
+        arguments.check_least(epsilon=group["eps"])
+        arguments.check_betas(group["betas"])
+        arguments.check_least(weight_decay=group["weight_decay"])
+        check_subspace(group["rank"], group["update_proj_gap"])
+        if not arguments.real("gamma", group["gamma"]) >= 1.0:
+            raise ValueError(f"gamma should be >= 1 but is: {group['gamma']}")
 
     def subspace_of(
         self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int, rank: int

@@ -41,13 +41,11 @@ def unreachable(lr: float, dtype: torch.dtype) -> float:
 
 def warn_of_nearest(opt: StatefulOptimizer) -> None:
     """Warns, after state was created, of 16-bit weights that are rounded to nearest without compensation."""
-    if "nearest" in opt._warned:
+    if "nearest" in opt.warned:
         return
     found = [
         (group, name, index, lay)
-        for (group, p, lay), (_, _, name, index) in zip(
-            opt._laid_out(), opt._members(), strict=True
-        )
+        for (group, p, lay), (_, _, name, index) in zip(opt.laid_out(), opt.members(), strict=True)
         if loses_updates(lay.param_format) and getattr(p, "requires_grad", True)
     ]
     if not found:
@@ -57,7 +55,7 @@ def warn_of_nearest(opt: StatefulOptimizer) -> None:
     if lay.rule in UPDATES_OF_LR and not isinstance(lr, Tensor) and lr:
         above = f"; with lr={lr:g} that is most updates of weights above {unreachable(lr, lay.dtype):.3g}"
     warn_once(
-        opt._warned,
+        opt.warned,
         "nearest",
         f"{len(found)} {dtype} parameters, such as {index if name is None else repr(name)}, are rounded to nearest without compensation: an update "
         f"of less than half the distance to the next {dtype} value is lost{above}. Omit param_format to get stochastic rounding, or use "
@@ -77,9 +75,9 @@ def loses_slow_mean(slot: Slot, beta: float) -> bool:
 
 def warn_of_slow_means(opt: StatefulOptimizer) -> None:
     """Warns, after state was created, of a mean over thousands of steps in a format that `state_format` names for it."""
-    if "slow" in opt._warned:
+    if "slow" in opt.warned:
         return
-    for group, p, lay in opt._laid_out():
+    for group, p, lay in opt.laid_out():
         slow = {slot["name"] for slot in ops.rule(lay.rule)["slots"] if slot["slow"]}
         if not slow or not getattr(p, "requires_grad", True):
             continue
@@ -87,7 +85,7 @@ def warn_of_slow_means(opt: StatefulOptimizer) -> None:
             beta = float(group["betas"][2])
             if slot.name in slow and loses_slow_mean(slot, beta):
                 warn_once(
-                    opt._warned,
+                    opt.warned,
                     "slow",
                     f"{slot.name} in {slot.format} loses a mean with a decay of {beta:g}: a step moves it by {1 - beta:.2g} of the gradient, which is less "
                     f"than the format tells apart. Leave it out of state_format to keep it in {ops.policy('slow_mean')}, or name 'float32'",
@@ -102,7 +100,7 @@ def warn_of_loss(opt: SteppingOptimizer, stats: Stats) -> None:
         for name, entry in stats["parameters"].items()
         if loses_updates(entry["param_format"])
     }
-    if "lost" in opt._warned or not found:
+    if "lost" in opt.warned or not found:
         return
     dtype = next(iter(found.values()))["param_format"].partition("_")[0]
     advice = f"stochastic rounding (param_format='auto') and compensation ('{dtype}_kahan') do not"
@@ -121,4 +119,4 @@ def warn_of_loss(opt: SteppingOptimizer, stats: Stats) -> None:
         )
     else:
         return
-    warn_once(opt._warned, "lost", text)
+    warn_once(opt.warned, "lost", text)

@@ -82,7 +82,7 @@ def estimate(
     opt = make(groups, **options)
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(f"estimate takes an optimizer of lowbit, not {type(opt).__name__}")
-    layouts = [(of_stand_in[p], lay) for _, p, lay in opt._laid_out()]
+    layouts = [(of_stand_in[p], lay) for _, p, lay in opt.laid_out()]
     trained = [weight for weight, _ in layouts]
     footprints = {"lowbit": _ours(opt, weights, layouts, dtype, ranks, ema)}
     for name, library in LIBRARIES.items():

@@ -17,7 +17,7 @@ def cut_anew(opt: Any, flat_shards: Mapping[Tensor, Sequence[FlatShard]]) -> lis
     Raises:
         RuntimeError: some of them have been stepped.
     """
-    before, here = opt._flat_shards, {p for group in opt.param_groups for p in group["params"]}
+    before, here = opt.flat_shards, {p for group in opt.param_groups for p in group["params"]}
     changed = [
         p
         for p in dict.fromkeys((*flat_shards, *before))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +50,21 @@ class Layout:
     def param_part(self) -> sharding.Part:
         """The parameter's part on this rank; its compensation lies there too."""
         return self.home.own if self.home else self.part
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's global shape."""
+        return self.part.shape
+
+    @property
+    def cut_groups(self) -> tuple[Any, ...]:
+        """The process groups whose ranks have other parts of the parameter, and wait for each other in its step."""
+        return tuple(group for _, group in self.part.cuts)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks with parts of the parameter exchange more in its step than sums and maxima of its phases."""
+        return self.home is not None
 
     def placed(self, p: Tensor, entry: StateTensor) -> Any:
         """What a state tensor of parameter p is placed like: p, or state at home."""
@@ -166,8 +182,7 @@ def layout_of(
     p: Tensor,
     name: str | None,
     index: int,
-    home: sharding.Home | None = None,
-    movable: bool = True,
+    places: Iterable[sharding.Home | None] | None = None,
 ) -> Layout:
     """The layout of parameter p of an optimizer group; the rule is `rule`, or its variant if a moment is factored.
 
@@ -177,48 +192,55 @@ def layout_of(
         p: the parameter.
         name: its name, or None.
         index: its number in the optimizer.
-        home: where its state lies; None (default) for where the parameter lies.
-        movable: whether state that cannot lie there may have a home elsewhere; True by default.
+        places: where its state may lie, the best first; a None among them is where the parameter lies. By default that
+            and then `sharding.homes`.
 
     Raises:
         ValueError: the options do not fit the parameter, or its placement splits codes or scales.
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
-    part = home.part if home else sharding.part(p, what)
+    own = sharding.part(p, what)
     options = effective(group, name, index)
     param_format = choose.param_format_of(p, options["param_format"], what)
-    chosen, full_precision = choose.chosen_of(rule, part, options, name, param_format)
-    variant = choose.rule_of(rule, chosen, full_precision, len(part.shape))
+    chosen, full_precision = choose.chosen_of(rule, own, options, name, param_format)
+    variant = choose.rule_of(rule, chosen, full_precision, len(own.shape))
     slots = choose.slots_of(variant, chosen, full_precision)
-    if movable and not home:
-        part, home = lie(variant, slots, p, part, what, name)
-    else:
-        part = fitted(variant, slots, home.placed if home else p, part, what, name)
+    if places is None:
+        places = itertools.chain([None], sharding.homes(p))
+    part, home = lie(variant, slots, p, own, what, name, places)
     return Layout(variant, part, slots, param_format, stream_of(name, index), home)
 
 
 def lie(
-    rule: str, slots: tuple[Slot, ...], p: Tensor, own: sharding.Part, what: str, name: str | None
+    rule: str,
+    slots: tuple[Slot, ...],
+    p: Tensor,
+    own: sharding.Part,
+    what: str,
+    name: str | None,
+    places: Iterable[sharding.Home | None],
 ) -> tuple[sharding.Part, sharding.Home | None]:
     """Where state lies: the part that is here, and its home if that is not where the parameter lies.
 
-    The first place is taken that splits no codes and scales: the parameter's, then those of `sharding.homes`.
+    The first place is taken that splits no codes and scales.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none; the message has why the first is none, and the second.
     """
-    try:
-        return fitted(rule, slots, p, own, what, name), None
-    except ValueError as error:
-        refused = error
-    for number, home in enumerate(sharding.homes(p)):
+    refused: list[tuple[sharding.Home | None, ValueError]] = []
+    for home in places:
         try:
-            part = fitted(rule, slots, home.placed, home.part, what, name)
+            part = fitted(rule, slots, home.placed if home else p, home.part if home else own, what, name)  # fmt: skip
         except ValueError as error:
-            refused = refused if number else error
+            refused.append((home, error))
         else:
-            return part, replace(home, part=part)
-    raise refused
+            return part, replace(home, part=part) if home else None
+    (_, first), *elsewhere = refused
+    for home, second in elsewhere:
+        if home:
+            by = tuple(home.placed.placements)
+            raise ValueError(f"{first}. Nor can its state lie by {by}: {second}") from second
+    raise first
 
 
 def fitted(

@@ -17,6 +17,7 @@ from lowbit.config.overrides import clean_name
 from lowbit.state.convert import Converted, convert_state, holds
 from lowbit.state.layout import Layout
 from lowbit.state.saved import is_lazy
+from lowbit.state.settings import agreed, check_loaded, some
 from lowbit.state.stateful import StatefulOptimizer
 
 
@@ -42,10 +43,10 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         key = key_of[p.owner if flat_shard else p]
         value = state_dict["state"].get(key, {})
         if flat_shard and not p.alone:
-            _check_names(key, value, [q.name for q in opt._flat_shards[p.owner]])
+            _check_names(key, value, [q.name for q in opt.flat_shards[p.owner]])
             value = value.get(p.name, {})
         if value:
-            in_place = is_lazy(value) or holds(value, opt._state_of(p))
+            in_place = is_lazy(value) or holds(value, opt.state_of(p))
             try:
                 convert = convert_state(p, lay, value, key, opt.state_memory)
             except ValueError as error:
@@ -58,15 +59,15 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
     state: defaultdict[Any, Any] = defaultdict(dict)
     state.update({k: value for k, value in state_dict["state"].items() if k not in known})
-    opt._lay_out_again()  # a step that is prepared holds what is here
+    opt.lay_out_again()  # a step that is prepared holds what is here
     for p, convert, in_place in converted:  # all of them fit
-        made = convert(opt._state_of(p), in_place)
-        opt._keep(p, made, state)
-        opt._keep(p, made)  # what was here is free before the next is made
+        made = convert(opt.state_of(p), in_place)
+        opt.set_state_of(p, made, state)
+        opt.set_state_of(p, made)  # what was here is free before the next is made
     loaded = {p for p, _, _ in converted}
     for group, p, lay in laid_out:
         if p.requires_grad and not p.is_meta and p not in loaded:
-            opt._keep(p, opt._fresh(group, p, lay), state)
+            opt.set_state_of(p, opt.fresh_state(group, p, lay), state)
     opt.__setstate__({"state": state, "param_groups": groups})
     for post_hook in opt._optimizer_load_state_dict_post_hooks.values():
         post_hook(opt)
@@ -81,7 +82,7 @@ def _check_keys(state_dict: Mapping[str, Any]) -> None:
         if isinstance(value, list | tuple):
             found += [f"[{key!r}][{i}]" for i, one in enumerate(value) if _is_state_dict(one)]
     lacking = [key for key in ("state", "param_groups") if key not in state_dict]
-    holds = f"it holds {_some(state_dict)} and no {' or '.join(map(repr, lacking))}"
+    holds = f"it holds {some(state_dict)} and no {' or '.join(map(repr, lacking))}"
     if found:
         calls = " or ".join(f"load_state_dict(checkpoint{where})" for where in found)
         raise ValueError(
@@ -105,7 +106,7 @@ def _check_settings(state_dict: Mapping[str, Any]) -> None:
         keys = group.get("params", ())
         if set(group) == {"params"} and any(state_dict["state"].get(key) for key in keys):
             raise ValueError(
-                f"group {number} of the state dict has state for {_some(keys)} and no settings: its param_groups were another rank's. "
+                f"group {number} of the state dict has state for {some(keys)} and no settings: its param_groups were another rank's. "
                 "torch.distributed.checkpoint keeps those of one rank where ranks save different parameters under nested names, as stages of a "
                 "pipeline. Save and load flat names: StateDictOptions(flatten_optimizer_state_dict=True). To load this checkpoint with the settings "
                 "that the optimizer has now, put get_optimizer_state_dict(model, opt)['param_groups'] in the place of its own"
@@ -116,7 +117,7 @@ def _check_names(key: Any, value: Mapping[str, Any], names: Sequence[str]) -> No
     """Raises ValueError if the saved state of a vector is of parameters that this one holds nothing of."""
     if lost := [name for name in value if name not in names]:
         raise ValueError(
-            f"the vector {key!r} was cut otherwise: its saved state has {_some(lost)}, and the vector here holds {_some(names)}. Save with "
+            f"the vector {key!r} was cut otherwise: its saved state has {some(lost)}, and the vector here holds {some(names)}. Save with "
             "lowbit.flat.get_state_dict and load with lowbit.flat.set_state_dict, which go by the whole parameters"
         )
 
@@ -142,6 +143,7 @@ def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[
         saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
         names = {"param_names": group["param_names"]} if "param_names" in group else {}
         made.append({**group, **saved, **own, **names, "params": group["params"]})
+        check_loaded(opt, len(made) - 1, group, made[-1])
     return made
 
 
@@ -177,8 +179,8 @@ def _by_name(opt: StatefulOptimizer, saved: list[dict[str, Any]]) -> list[dict[s
 
     ValueError where some names are the same and their places are not.
     """
-    if _names(saved, saved=True) is None and _sizes(saved) == [*map(len, opt._numbered_groups)]:
-        pairs = zip(saved, opt._numbered_groups, strict=True)
+    if _names(saved, saved=True) is None and _sizes(saved) == [*map(len, opt.numbered_groups)]:
+        pairs = zip(saved, opt.numbered_groups, strict=True)
         saved = [{**group, "param_names": names} for group, names in pairs]
     theirs, ours = _names(saved, saved=True), _names(opt.param_groups)
     if (
@@ -213,88 +215,6 @@ def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
-def agreed(
-    number: int, group: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None
-) -> dict[str, Any]:  # fmt: skip
-    """The settings that a group takes over from the saved groups of its parameters: those in which they agree. The others it keeps, with a warning.
-
-    Args:
-        number: of the group, for the warning.
-        sources: of each parameter that has any.
-        keys: that are taken over; all but how state is laid out by default.
-    """
-    distinct = list({id(source): source for source in sources}.values())
-    if not distinct:
-        return {}
-    first, *others = distinct
-    made = {}
-    for key in first if keys is None else keys:
-        if key not in first or key in STRUCTURE or key in ("params", "param_names"):
-            continue
-        if not any(key not in o or not _same(o[key], first[key]) for o in others):
-            made[key] = first[key]
-        elif key in group:
-            said: list[Any] = []
-            for value in (source.get(key) for source in distinct):
-                if not any(_same(value, before) for before in said):
-                    said.append(value)
-            warnings.warn(
-                f"group {number} has parameters of {len(distinct)} groups of the checkpoint, which differ in {key} "
-                f"({', '.join(map(repr, said))}): it keeps its own, {group[key]!r}",
-                stacklevel=outside(),
-            )
-    return made
-
-
-def settings_by_name(
-    saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]], optional: set[str], named: bool
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The saved settings of each group: those of the saved groups that have its parameters, which the names decide alike on every rank.
-
-    Args:
-        saved: groups, whose `params` are names.
-        names: of the parameters of each group here.
-        optional: names that need not be in a saved group.
-        named: False if the names here are only numbers.
-    """
-    source = {clean_name(str(name)): group for group in saved for name in group["params"]}
-    made = []
-    for number, (own, at) in enumerate(zip(names, saved, strict=True)):
-        if not named and [*own] != [*map(str, at["params"])]:
-            raise ValueError(
-                f"group {number} of the state dict has {_some(at['params'])} and here {_some(own)}: the parameters here have no names, and those of "
-                "stages of a pipeline have the same numbers; build both optimizers from model.named_parameters(), and save anew"
-            )
-        if lacking := [name for name in own if name not in source and name not in optional]:
-            raise ValueError(
-                f"no group of the state dict has {lacking[0]!r}, of group {number} here; they have {_some(source)}. torch.distributed.checkpoint "
-                "keeps one rank's param_groups where ranks save different parameters, as stages of a pipeline. Load the state alone, and pass this "
-                "optimizer's own groups: get_state_dict(opt)['param_groups']"
-            )
-        of = {name: source[name] for name in own if name in source}
-        distinct = list({id(group): group for group in of.values()}.values())
-        if not own:
-            distinct = [at]
-        settings = agreed(number, {}, distinct) if len(distinct) > 1 else dict(*distinct[:1])
-        for key in sorted({key for group in distinct for key in group} - settings.keys()):
-            if key not in STRUCTURE and key not in ("params", "param_names"):
-                said: dict[str, str] = {}
-                for name, group in of.items():
-                    said.setdefault(repr(group.get(key)), name)
-                raise ValueError(
-                    f"group {number} has parameters of {len(distinct)} groups of the state dict, which differ in {key} "
-                    f"({', '.join(f'{value} for {name!r}' for value, name in said.items())}): build the groups that were saved, or pass this "
-                    "optimizer's own: get_state_dict(opt)['param_groups']"
-                )
-        settings.pop("param_names", None)
-        made.append(settings)
-    return made
-
-
-def _same(a: Any, b: Any) -> bool:
-    return bool(torch.as_tensor(a == b).all())
-
-
 def _check_nothing_is_lost(
     laid_out: Sequence[tuple[dict[str, Any], Any, Layout]], state: Mapping[Any, Any], ids: set[Any]
 ) -> None:
@@ -306,7 +226,7 @@ def _check_nothing_is_lost(
         key for key, value in state.items() if isinstance(value, dict) and value and key not in ids
     ]:
         raise ValueError(
-            f"the state dict's state is under {_some(lost)}, but its param_groups has {_some(ids)}: none of it is any parameter's. Keys must be the "
+            f"the state dict's state is under {some(lost)}, but its param_groups has {some(ids)}: none of it is any parameter's. Keys must be the "
             "same there, numbers or names; some formats make text of numbers"
         )
     warnings.warn(
@@ -315,18 +235,13 @@ def _check_nothing_is_lost(
     )
 
 
-def _some(keys: Any) -> str:
-    shown = [repr(key) for key in keys]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
-
-
 def _laid_out(
     opt: StatefulOptimizer, groups: list[dict[str, Any]]
 ) -> tuple[list[tuple[dict[str, Any], Any, Layout]], dict[Any, str | None]]:
     """Every parameter with its group and layout as they will be, and their names: the rule follows the loaded settings."""
-    before = opt.param_groups, opt._layouts
-    opt.param_groups, opt._layouts = groups, {}
+    before = opt.param_groups, opt.layouts
+    opt.param_groups, opt.layouts = groups, {}
     try:
-        return list(opt._laid_out()), {member.p: member.name for member in opt._members()}
+        return list(opt.laid_out()), {member.p: member.name for member in opt.members()}
     finally:
-        opt.param_groups, opt._layouts = before
+        opt.param_groups, opt.layouts = before

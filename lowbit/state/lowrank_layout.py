@@ -61,6 +61,22 @@ class LowRankLayout(Layout):
     def in_passes(self) -> bool:
         return True
 
+    @property
+    def param_part(self) -> sharding.Part:
+        return self.own
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.own.shape
+
+    @property
+    def cut_groups(self) -> tuple[Any, ...]:
+        return tuple(group for _, group in self.own.cuts)
+
+    @property
+    def exchanges(self) -> bool:
+        return True
+
     @functools.cached_property
     def tall(self) -> bool:
         return self.own.global_rows >= self.own.global_cols

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -53,6 +54,18 @@ class MuonLayout(Layout):
     @property
     def in_passes(self) -> bool:
         return True
+
+    @property
+    def cut_groups(self) -> tuple[Any, ...]:
+        if not self.spread:
+            return super().cut_groups
+        batches = len(self.shape) - 2  # dimensions whose ranks exchange nothing
+        groups = (self.group, *(group for dim, group in self.part.cuts if dim < batches))
+        return tuple(dict.fromkeys(groups))
+
+    @property
+    def exchanges(self) -> bool:
+        return self.home is not None or self.spread is not None
 
     @property
     def group(self) -> Any:
@@ -111,40 +124,30 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
         )
     muon.check(group)  # a group may have its own values
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
-    home = _home(p, what)
-    try:
-        base = layout.layout_of(MOMENTUM, group, p, name, index, home, movable=False)
-    except ValueError:  # codes cannot be cut where rows are
-        home = None if home else _of_whole_matrices(p)
-        if not home:
-            raise
-        base = layout.layout_of(MOMENTUM, group, p, name, index, home, movable=False)
+    base = layout.layout_of(MOMENTUM, group, p, name, index, _places(p, what))
     same = {f.name: getattr(base, f.name) for f in fields(Layout)}
     row_moments = group["normuon_beta2"] is not None
     made: dict[str, Any] = {**same, "pieces": pieces, "row_moments": row_moments}
-    if home:
-        return MuonLayout(**made, spread=home.boxes)
+    if base.home:
+        return MuonLayout(**made, spread=base.home.boxes)
     return MuonLayout(**made, spread=sharding.boxes(p))
 
 
-def _home(p: Any, what: str) -> sharding.Home | None:
-    """The home of a batch whose columns are sharded. None of other parameters.
+def _places(p: Any, what: str) -> Iterator[sharding.Home | None]:
+    """Where state may lie: the home of whole matrices if columns of a batch are sharded, or if codes cannot be cut where rows are.
 
     Raises:
-        ValueError: its rows are sharded as well.
+        ValueError: columns are sharded, and rows as well.
     """
+    homes = (home for home in sharding.homes(p) if all(dim == 0 for dim, _ in home.part.cuts))
     if all(dim != 2 for dim, _ in sharding.part(p, what).cuts):
-        return None
-    home = _of_whole_matrices(p)
+        yield None
+        yield from itertools.islice(homes, 1)
+        return
+    home = next(homes, None)
     if home is None:
         raise ValueError(
             f"{what} of shape {tuple(p.shape)} is sharded by {tuple(p.placements)} over {tuple(p.device_mesh.shape)}; Muon takes dimension 2 alone or "
             "with dimension 0, or dimensions 0 and 1: shard its rows in place of its columns, or use AdamW for it"
         )
-    return home
-
-
-def _of_whole_matrices(p: Any) -> sharding.Home | None:
-    return next(
-        (home for home in sharding.homes(p) if all(dim == 0 for dim, _ in home.part.cuts)), None
-    )
+    yield home

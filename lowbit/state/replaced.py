@@ -22,7 +22,7 @@ def replaced(opt: Any, here: set[Tensor]) -> list[Tensor]:
     gone = [p for p in opt.state if isinstance(p, Tensor) and p not in here]
     if not any(p.requires_grad and not opt.state.get(p) for p in here):
         gone = []  # not replaced: their group was removed and keeps its state
-    unbound = [q for q in here if q not in opt._flat_shards]
+    unbound = [q for q in here if q not in opt.flat_shards]
     if unbound and all(map(_is_vector, here)) and any(p.dim() > 1 for p in gone):
         raise RuntimeError(
             "the optimizer's groups hold flat partitions in place of its parameters, as DeepSpeed's ZeRO (stages 1, 2 and 3) sets them: float32 vectors "

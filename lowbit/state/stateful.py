@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from lowbit import sharding
-from lowbit.config import overrides
-from lowbit.config.arguments import STRUCTURE, check_group, check_params, warn_of_typos
+from lowbit.config import arguments, overrides
 from lowbit.state import layout, memory
 from lowbit.state.cut_anew import cut_anew
+from lowbit.state.fresh import fresh_state
 from lowbit.state.layout import Layout, check_stream
-from lowbit.state.parts import GroupParts, whole_groups
 from lowbit.state.place import check_place
-from lowbit.state.quantize import fresh_slot
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
+from lowbit.state.settings import check_added
+from lowbit.state.whole_groups import WholeGroups
 
 
 class Member(NamedTuple):
@@ -36,29 +37,33 @@ class StatefulOptimizer(Optimizer):
 
     State is plain tensors, or DTensors placed like a DTensor parameter; docs/formats.md lists the keys. It is created
     at construction for every parameter that requires a gradient, and in the step for any other that has one.
-    `defaults` come from `lowbit.config.arguments.shared`, which checks a constructor's arguments.
+    `defaults` come from `lowbit.config.arguments.shared`, and `check_options` checks them.
+
+    Other rooms read and change state by `members`, `laid_out`, `state_of` and the other methods without an underscore
+    that torch does not have. They are no part of the API: users need none of them.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._layouts: dict[Any, Layout] = {}
-        self._flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # lowbit.flat.bind
-        self._parts: GroupParts | None = None  # if something steps parts of the groups
-        self._shown: list[Any] | None = None  # of the last step by parts: the tensors that stepped
-        self._numbered_groups: list[
+        self.layouts: dict[Any, Layout] = {}
+        self.flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # lowbit.flat.bind
+        self._whole_groups: WholeGroups | None = None  # if something shows some at a time
+        self._shown: list[Any] | None = None  # the tensors that the last step was shown
+        self.numbered_groups: list[
             list[str]
         ] = []  # names as another program groups and numbers them
         self._laid_out_for: Any = None
         self._structure: dict[int, tuple[Any, dict[str, Any]]] = {}  # by group
         # Group number -> (its parameters' names, all names it came with), for groups that are part of another.
-        self._part_names: dict[int, tuple[list[str], list[str]]] = {}
+        self._subset_names: dict[int, tuple[list[str], list[str]]] = {}
         self._ready = False
-        self._warned: set[str] = set()  # what is said once
-        check_params(type(self).__name__, params)
+        self.warned: set[str] = set()  # what is said once
+        arguments.check_params(type(self).__name__, params)
         # No group entry, so that checkpoints do not depend on it.
         self.state_memory = memory.checked(defaults.pop("state_memory", "device"))
         # No group entries if they are empty, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
         defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
+        self.check_options(defaults)
         super().__init__(params, defaults)
         self._ready = True
         if self._unbound():
@@ -71,6 +76,14 @@ class StatefulOptimizer(Optimizer):
     decides: tuple[
         str, ...
     ] = ()  # group entries that the rule depends on and that may change between steps
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        """Checks all options of a group, or of the optimizer itself, so that a bad one fails here and not in a step.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: with torch's messages, where torch checks an option.
+        """
+        arguments.check_shared(group)
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         """The update rule of a parameter of this global shape, as the catalog names it."""
@@ -95,25 +108,25 @@ class StatefulOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("state_memory", "device")  # older pickles have none
-        self._layouts = {}
+        self.layouts = {}
         self._laid_out_for, self._structure = self._decided(), {}
-        self.__dict__.setdefault("_flat_shards", {})
-        if self.__dict__.setdefault("_parts", None) is not None:
-            self._parts = GroupParts(self)
+        self.__dict__.setdefault("flat_shards", {})
+        if self.__dict__.setdefault("_whole_groups", None) is not None:
+            self._whole_groups = WholeGroups(self)
         self.__dict__.setdefault("_shown", None)
-        self.__dict__.setdefault("_numbered_groups", [])
-        self.__dict__.setdefault("_part_names", {})
-        self.__dict__.setdefault("_warned", {"nearest"})  # the original of a copy has said it
+        self.__dict__.setdefault("numbered_groups", [])
+        self.__dict__.setdefault("_subset_names", {})
+        self.__dict__.setdefault("warned", {"nearest"})  # the original of a copy has said it
         self._ready = True
 
-    def _lay_out_again(self) -> None:
+    def lay_out_again(self) -> None:
         """Drops all layouts and what was derived from them."""
-        self._layouts.clear()
+        self.layouts.clear()
 
     def _check_structure(self) -> None:
         """Raises ValueError if a group's layout options changed after its state was laid out."""
         for number, group in enumerate(self.param_groups):
-            now = {key: group.get(key) for key in STRUCTURE if key not in self.decides}
+            now = {key: group.get(key) for key in arguments.STRUCTURE if key not in self.decides}
             known, before = self._structure.get(id(group), (None, now))
             for key in now if known is group else ():
                 if now[key] != before[key]:
@@ -138,20 +151,21 @@ class StatefulOptimizer(Optimizer):
             ValueError: the numbers of `param_names` and parameters differ, and which name belongs to which is unknown.
         """
         if isinstance(param_group, dict):
-            check_params(type(self).__name__, param_group.get("params"))
-            check_group("the parameter group", param_group)
-            warn_of_typos(param_group, self.defaults, self._warned)
+            arguments.check_params(type(self).__name__, param_group.get("params"))
+            arguments.check_group("the parameter group", param_group)
+            arguments.warn_of_typos(param_group, self.defaults, self.warned)
+            check_added(self, param_group)
             self._take_names(param_group)
         super().add_param_group(param_group)
         if self._ready and not self._unbound():
-            self._lay_out_again()
+            self.lay_out_again()
             try:
                 self._check_matched()
                 self.init_state()
             except BaseException:
                 self.param_groups.pop()
-                self._part_names.pop(len(self.param_groups), None)
-                self._lay_out_again()
+                self._subset_names.pop(len(self.param_groups), None)
+                self.lay_out_again()
                 raise
 
     def _take_names(self, param_group: dict[str, Any]) -> None:
@@ -165,38 +179,38 @@ class StatefulOptimizer(Optimizer):
             return
         if any(isinstance(p, tuple) for p in params):
             return  # pairs, from which torch takes the names
-        known = overrides.names_of_part(params, names)
+        known = overrides.names_of_subset(params, names)
         if known is None and len(names) != len(params):
             raise ValueError(
                 f"a parameter group has the names of {len(names)} parameters for {len(params)}, and it is not known which name is whose. Give a wrapper "
                 "that hands over parts of groups, such as ZeroRedundancyOptimizer, those of lowbit.param_groups(model), or groups without param_names"
             )
         known = list(names) if known is None else known
-        if not self._part_names and known == list(names):
+        if not self._subset_names and known == list(names):
             return  # an ordinary group
         # torch requires names in all groups or in none: from here on, in none.
         for number, group in enumerate(self.param_groups):
             kept = group.pop("param_names", None)
-            if number not in self._part_names and kept is not None:
-                self._part_names[number] = (list(kept), list(kept))
+            if number not in self._subset_names and kept is not None:
+                self._subset_names[number] = (list(kept), list(kept))
         del param_group["param_names"]
-        self._part_names[len(self.param_groups)] = (known, list(names))
+        self._subset_names[len(self.param_groups)] = (known, list(names))
 
-    def _names(self, number: int) -> list[str] | None:
+    def names_of(self, number: int) -> list[str] | None:
         """The names of a group's parameters, or None."""
-        if number in self._part_names:
-            return self._part_names[number][0]
+        if number in self._subset_names:
+            return self._subset_names[number][0]
         return self.param_groups[number].get("param_names")
 
     def _with_names(self, number: int, group: dict[str, Any]) -> dict[str, Any]:
         """A group with the names of its own parameters."""
-        names = self._part_names.get(number)
+        names = self._subset_names.get(number)
         return group if names is None else {**group, "param_names": list(names[0])}
 
     def _check_matched(self) -> None:
         """Checks that the patterns of `overrides` and `full_precision` match a name; the latter's only warn, and once."""
-        named = {number: names for number, (_, names) in self._part_names.items()}
-        overrides.check_matched(self.param_groups, named, self._warned)
+        named = {number: names for number, (_, names) in self._subset_names.items()}
+        overrides.check_matched(self.param_groups, named, self.warned)
 
     def init_state(self) -> None:
         """Creates missing state of every parameter that requires or has a gradient, empty shards included.
@@ -208,25 +222,33 @@ class StatefulOptimizer(Optimizer):
         self._laid_out_for = self._decided()
         self._drop_replaced()
         if self._unbound():
-            self._layouts.clear()  # FSDP1 wrapped the model later, which raises below
-        for group, p, lay in self._laid_out():
+            self.layouts.clear()  # FSDP1 wrapped the model later, which raises below
+        for group, p, lay in self.laid_out():
             if not p.is_meta and (p.requires_grad or p.grad is not None):
-                state = self._state_of(p)
+                state = self.state_of(p)
                 if not state or any(key not in state for key in lay.keys):
-                    self._keep(p, {**self._fresh(group, p, lay), **state})
+                    self.set_state_of(p, {**self.fresh_state(group, p, lay), **state})
 
     def _drop_replaced(self) -> None:
         """Drops parameters that were replaced after construction, as Accelerate does when it shards."""
         here = {p for group in self.param_groups for p in group["params"]}
         for p in replaced(self, here):
             del self.state[p]
-        owners = (p.owner if isinstance(p, sharding.FlatShard) else p for p in self._layouts)
+        owners = (p.owner if isinstance(p, sharding.FlatShard) else p for p in self.layouts)
         if any(p not in here for p in owners):
-            self._lay_out_again()
+            self.lay_out_again()
+
+    def whole_groups(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which `param_groups` has all groups and tensors, even if something shows some of them."""
+        return (
+            contextlib.nullcontext()
+            if self._whole_groups is None
+            else self._whole_groups.whole(self)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """torch's state dict, with state for every parameter, including those that replaced others."""
-        with whole_groups(self):  # DeepSpeed empties them between steps
+        with self.whole_groups():  # DeepSpeed empties them between steps
             self.init_state()
             made = super().state_dict()
             made["param_groups"] = [
@@ -234,14 +256,14 @@ class StatefulOptimizer(Optimizer):
             ]
         return made
 
-    def _state_of(self, p: Any) -> dict[str, Any]:
+    def state_of(self, p: Any) -> dict[str, Any]:
         """The state of a parameter or flat shard. A flattened parameter's state has an entry per original parameter."""
         if not isinstance(p, sharding.FlatShard):
             return self.state.get(p, {})
         kept = self.state.get(p.owner, {})
         return kept if p.alone else kept.get(p.name, {})
 
-    def _keep(self, p: Any, values: dict[str, Any], among: Any = None) -> None:
+    def set_state_of(self, p: Any, values: dict[str, Any], among: Any = None) -> None:
         """Sets the state of a parameter or flat shard."""
         among = self.state if among is None else among
         if isinstance(p, sharding.FlatShard) and not p.alone:
@@ -252,86 +274,69 @@ class StatefulOptimizer(Optimizer):
     def _unbound(self) -> bool:
         """Whether the optimizer has flat shards that are not bound to original parameters."""
         return any(
-            sharding.is_flat(p) and p not in self._flat_shards
+            sharding.is_flat(p) and p not in self.flat_shards
             for g in self.param_groups
             for p in g["params"]
         )
 
-    def _fresh(self, group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, Tensor]:
-        device = sharding.local(p).device
-        state = {
-            "step": torch.zeros(
-                (), dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
-            ),
-            **lay.identity(lay.stream),
-        }
-        for entry in lay.entries():
-            tensor = memory.empty(lay, entry, device, self.state_memory).zero_()
-            state[entry.key] = sharding.like(
-                lay.placed(p, entry), tensor, entry.shape, entry.follows
-            )
-        for slot in lay.slots:  # the code of zero is not 0 in every format
-            value = self.initial(group, slot.name)
-            if slot.coded or value:
-                tensors = fresh_slot(value, lay, slot, device)
-                for entry, tensor in zip(lay.of_slots[slot.name], tensors, strict=True):
-                    sharding.local(state[entry.key]).copy_(tensor)
-        return state
+    def fresh_state(self, group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, Tensor]:
+        """The state of a parameter or flat shard before its first step."""
+        return fresh_state(p, lay, functools.partial(self.initial, group), self.state_memory)
 
-    def _bind_flat_shards(
+    def bind_flat_shards(
         self, flat_shards: dict[Tensor, list[sharding.FlatShard]], by_parts: bool = False
     ) -> None:
         """Binds flat shards to the original parameters; drops state with another layout, which no step has made yet."""
         for p in cut_anew(self, flat_shards):
             self.state.pop(p, None)
         self._shown = None
-        self._flat_shards = flat_shards
-        self._parts = GroupParts(self) if by_parts else None
-        self._lay_out_again()
+        self.flat_shards = flat_shards
+        self._whole_groups = WholeGroups(self) if by_parts else None
+        self.lay_out_again()
         bound = [
-            {**group, "param_names": [m.name for m in self._members() if m.group == number and m.name] or None}
+            {**group, "param_names": [m.name for m in self.members() if m.group == number and m.name] or None}
             for number, group in enumerate(self.param_groups)
         ]  # fmt: skip
-        overrides.check_matched(bound, warned=self._warned)
+        overrides.check_matched(bound, warned=self.warned)
         self.init_state()
 
-    def _members(self) -> Iterable[Member]:
+    def members(self) -> Iterable[Member]:
         """Every parameter, flat shards in place of flattened ones."""
         index = 0
         for number, group in enumerate(self.param_groups):
-            names = self._names(number)
+            names = self.names_of(number)
             for i, p in enumerate(group["params"]):
                 name = names[i] if names else None
-                for flat_shard in self._flat_shards.get(p, ()):
+                for flat_shard in self.flat_shards.get(p, ()):
                     own = name if flat_shard.alone else flat_shard.name
                     yield Member(number, flat_shard, own, index)
-                if p not in self._flat_shards:
+                if p not in self.flat_shards:
                     yield Member(number, p, name, index)
                 index += 1
 
-    def _laid_out(self) -> Iterable[tuple[dict[str, Any], Any, Layout]]:
+    def laid_out(self) -> Iterable[tuple[dict[str, Any], Any, Layout]]:
         """Every parameter with its group and layout."""
         streams: dict[int, tuple[str, Any]] = {}
-        members = list(self._members())
-        complete = len(self._layouts) == len(members)
+        members = list(self.members())
+        complete = len(self.layouts) == len(members)
         for number, p, name, index in members:
             group = self.param_groups[number]
-            if not complete and p not in self._layouts:
+            if not complete and p not in self.layouts:
                 what = f"parameter {name!r}" if name else f"parameter {index}"
                 check_place(p, sharding.local(p), what)
-                self._layouts[p] = self.layout_of(group, p, name, index)
-                reduce_groups(self._layouts[p])  # raises where shards could not agree
+                self.layouts[p] = self.layout_of(group, p, name, index)
+                reduce_groups(self.layouts[p])  # raises where shards could not agree
             if not complete and name:
-                check_stream(self._layouts[p].stream, name, p, streams, self._warned)
-            yield group, p, self._layouts[p]
+                check_stream(self.layouts[p].stream, name, p, streams, self.warned)
+            yield group, p, self.layouts[p]
 
     def _found(self, p: Any, what: str) -> tuple[dict[str, Any], str | None, int]:
         """The group, name and number of a parameter. Raises ValueError if it is none of this optimizer's."""
         index = 0
         for number, group in enumerate(self.param_groups):
-            names = self._names(number)
+            names = self.names_of(number)
             for i, q in enumerate(group["params"]):
-                if q is p and q not in self._flat_shards:
+                if q is p and q not in self.flat_shards:
                     return group, names[i] if names else None, index
                 index += 1
         raise ValueError(f"{what!r} of the module is no parameter of this optimizer")

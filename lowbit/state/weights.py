@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ def mix(p: Tensor, lay: Layout, state: Mapping[str, Tensor], slot: Slot, share: 
     if lay.home:
         tensors = [sharding.local(state[entry.key]) for entry in lay.of_slots[slot.name]]
         other = sharding.returned(lay.home, dequantize_slot(tensors, lay.at_home, slot))
-        _mix(value, lay, state, other, share)
+        _mix_rows(value, lay, state, other, share)
         return
     whole = slot.cross_tile or value.shape != lay.part.local or lay.part.cut != sharding.CUT_NONE
     cols = max(1, lay.part.cols)
@@ -78,6 +79,21 @@ def mix(p: Tensor, lay: Layout, state: Mapping[str, Tensor], slot: Slot, share: 
         tensors = [kept[entry.key] for entry in slot.entries(some.part)]
         other = some.part.without_room(dequantize_slot(tensors, some, slot))
         _mix(here, some, kept, other, share)
+
+
+def _mix_rows(
+    value: Tensor, lay: Layout, state: Mapping[str, Tensor], other: Tensor, share: float
+) -> None:
+    """`_mix` of some rows after the other, which in double take four times the memory of the weights."""
+    part = lay.param_part
+    at_once = max(1, _AT_ONCE // max(1, part.cols))
+    key = lay.compensation.key if lay.compensation else None
+    extra = {} if key is None else {key: sharding.local(state[key])}
+    for begin in range(0, part.rows, at_once):
+        end = min(begin + at_once, part.rows)
+        some = replace(lay, home=None, part=part.take_rows(begin, end))
+        kept = {key: tensor[begin:end] for key, tensor in extra.items()}
+        _mix(value[begin:end], some, kept, other[begin:end], share)
 
 
 def _mix(

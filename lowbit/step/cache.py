@@ -33,7 +33,19 @@ class StepCache:
         groups: Sequence[Mapping[str, Any]],
         state: Mapping[Any, Any],
         step_groups: Sequence[StepGroup],
+        visitors: Sequence[tuple[int, Any]] = (),
     ) -> None:
+        """
+        Args:
+            groups: the optimizer's.
+            state: the optimizer's.
+            step_groups: of the step.
+            visitors: the parameters whose state lies elsewhere, with the numbers of their groups, which a repeated step
+                inspects.
+        """
+        self.visitors = visitors
+        # Ranks that lack a gradient give zeros of the dtype that was told when ranks last agreed.
+        self.kinds = [p.grad.dtype for _, p in visitors]
         self.groups = [(group, len(group["params"])) for group in groups]
         self.params = list(chain.from_iterable(_params_of(groups)))
         self.idle = [p for p in self.params if p.grad is None]
@@ -53,14 +65,16 @@ class StepCache:
                 streams = []
             self.ids.append(step_group.prepare(streams))
         self.versions = list(map(_version, self.streams))
-        self.written = versioned(chain.from_iterable(each.members for each in step_groups))
+        members = chain.from_iterable(each.members for each in step_groups)
+        self.written = versioned(chain(members, (p for _, p in visitors)))
 
     @staticmethod
-    def serves(params: Sequence[Any], step_groups: Sequence[StepGroup]) -> bool:
-        """Whether these step groups are the whole step and can be repeated."""
-        return sum(len(step_group.members) for step_group in step_groups) == len(
-            params
-        ) and not any(
+    def serves(
+        params: Sequence[Any], step_groups: Sequence[StepGroup], visitors: Sequence[Any] = ()
+    ) -> bool:
+        """Whether these step groups and visitors are the whole step and can be repeated."""
+        members = sum(len(step_group.members) for step_group in step_groups)
+        return members + len(visitors) == len(params) and not any(
             step_group.copies
             or step_group.flat_shards
             or step_group.strided
@@ -83,6 +97,10 @@ class StepCache:
             and objects.same(self.values, self.dicts)
             and list(map(_version, self.streams)) == self.versions
             and all(p.grad is None for p in self.idle)
+            and all(
+                p.grad is not None and p.grad.dtype == kind
+                for (_, p), kind in zip(self.visitors, self.kinds, strict=True)
+            )
             and all(map(objects.Gradients.take, self.gradients, self.ids))
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,10 +10,9 @@ from torch import Tensor
 from lowbit import sharding
 from lowbit.state.layout import Layout
 from lowbit.state.reduce_groups import reduce_groups
+from lowbit.step.buckets import buckets, numel_of_rank
 from lowbit.step.group import StepGroup, refuse_overlap
 from lowbit.step.phases import run_phases
-
-TOGETHER = 1 << 24  # local elements that are at home at once; a larger parameter goes alone
 
 
 class Visitor:
@@ -105,17 +103,7 @@ def _buckets(visitors: Sequence[Visitor]) -> Iterator[list[Visitor]]:
         groups = tuple(group for _, group in one.lay.part.cuts)
         together.setdefault((groups, one.value.device), []).append(one)
     for several in together.values():
-        bucket: list[Visitor] = []
-        held = 0
-        for one in several:
-            ranks = math.prod(group.size() for _, group in one.lay.part.cuts)
-            size = math.prod(one.lay.part.shape) // ranks  # the same on every rank
-            if bucket and held + size > TOGETHER:
-                yield bucket
-                bucket, held = [], 0
-            bucket.append(one)
-            held += size
-        yield bucket
+        yield from buckets(several, lambda one: numel_of_rank(one.lay))
 
 
 def at_home(

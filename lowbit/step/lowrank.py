@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,10 +13,9 @@ from torch import Tensor
 from lowbit import ops, sharding
 from lowbit.state.lowrank_layout import LowRankLayout
 from lowbit.state.reduce_groups import reduce_groups
+from lowbit.step.buckets import buckets
 from lowbit.step.group import StepGroup, refuse_overlap
 from lowbit.step.phases import run_phases
-
-TOGETHER = 1 << 24  # local elements whose workspace is held at once; a larger parameter goes alone
 
 PASSES = ("project", "sum_columns", "values", "measure", "norm", "apply")
 INNER_BEFORE = "measure"  # the inner step comes after L and before the pass that measures N
@@ -150,7 +149,7 @@ class Work(Matrix):
 
     @property
     def size(self) -> int:
-        """Local elements, of which a bucket has at most TOGETHER."""
+        """Local elements, the same on every rank."""
         return self.max_rows * self.lay.own.global_cols
 
     @staticmethod
@@ -259,19 +258,6 @@ def _torch_projection(lay: LowRankLayout, refresh: int) -> Tensor:
     return drawn.t() if lay.tall else drawn
 
 
-def _buckets(works: Sequence[AnyWork]) -> Iterator[list[AnyWork]]:
-    bucket: list[AnyWork] = []
-    held = 0
-    for work in works:
-        if bucket and held + work.size > TOGETHER:
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(work)
-        held += work.size
-    if bucket:
-        yield bucket
-
-
 def run(works: Sequence[AnyWork], inner: Callable[[list[AnyWork]], Sequence[StepGroup]]) -> None:
     """Steps the parameters of one device pass by pass: one collective for each process group, operation and dtype.
 
@@ -279,7 +265,7 @@ def run(works: Sequence[AnyWork], inner: Callable[[list[AnyWork]], Sequence[Step
         works: the parameters.
         inner: returns the step groups of some parameters' inner step, ready to be called.
     """
-    for bucket in _buckets(works):
+    for bucket in buckets(works, lambda work: work.size):
         passes = type(bucket[0]).together(bucket)
         for name in PASSES:
             if name == INNER_BEFORE:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from lowbit import sharding
 from lowbit.config.hints import warn_once
+from lowbit.state.layout import Layout
 
 
 def warn_idle(params: Sequence[Any], warned: set[str]) -> None:
@@ -23,6 +26,15 @@ def warn_idle(params: Sequence[Any], warned: set[str]) -> None:
             "than the optimizer: fully_shard, parallelize_module, to_empty and load_state_dict(assign=True) replace them; call these first, then build "
             "the optimizer from the model. Otherwise call backward() before step(), and zero_grad() after it",
         )
+
+
+def changed(what: str, value: Tensor, lay: Layout) -> RuntimeError:
+    """The error for a parameter whose dtype or shape changed after its state was laid out."""
+    here, before = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, lay.dtype))
+    return RuntimeError(
+        f"parameter {what} is {here} {tuple(value.shape)} now, but its state was laid out for {before} {lay.param_part.local}: "
+        "convert the model first, then build the optimizer, and load this one's state dict into that"
+    )
 
 
 def no_values(what: str) -> RuntimeError:

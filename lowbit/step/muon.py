@@ -15,10 +15,9 @@ from lowbit.config import muon
 from lowbit.state.layout import Layout
 from lowbit.state.muon_layout import ROW_MOMENTS, UPDATE, MuonLayout
 from lowbit.state.reduce_groups import reduce_groups
+from lowbit.step.buckets import buckets, numel_of_rank
 from lowbit.step.group import StepGroup, refuse_overlap
 from lowbit.step.phases import run_phases
-
-TOGETHER = 1 << 24  # local elements whose updates are held at once; a larger parameter goes alone
 
 MAX_ROUNDS = 4  # exchanges each way of a process group's matrices
 MIN_ROUND_NUMEL = 1 << 24  # elements that are worth one
@@ -78,7 +77,7 @@ class Matrix:
                 piece.copy_(straight)
 
     @property
-    def parts(self) -> sharding.Matrices:
+    def traveling(self) -> sharding.Matrices:
         """What travels to the owners and back, for matrices that several ranks have."""
         assert self.lay.spread
         rows, cols = self.lay.part.shape[-2:]
@@ -142,7 +141,7 @@ def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
         skipped: gradients overflowed and operators change nothing; what ranks exchange is exchanged all the same.
     """
     alone = [one for one in matrices if not one.lay.spread]
-    for bucket in () if skipped else _buckets(alone):
+    for bucket in () if skipped else buckets(alone, lambda one: numel_of_rank(one.lay)):
         _run(bucket, bind, {}, False)
     together: dict[Any, list[Matrix]] = {}
     at_home: dict[Any, list[Matrix]] = {}
@@ -181,14 +180,14 @@ def _exchange(group: Any, rounds: Sequence[Sequence[Matrix]], skipped: bool) -> 
     returning = []
     for i in range(len(rounds)):
         for several in rounds[len(coming) : i + 2]:
-            parts = [one.parts for one in several]
-            coming.append((parts, sharding.to_owners(group, parts)))
-        several, (parts, arrived) = rounds[i], coming[i]
+            sent = [one.traveling for one in several]
+            coming.append((sent, sharding.to_owners(group, sent)))
+        several, (sent, arrived) = rounds[i], coming[i]
         coming[i], whole = None, arrived()
         del arrived  # it has what was sent and received
         for k, owned in () if skipped else whole.items():
             several[k].orthogonalize(*owned)
-        returning.append(sharding.from_owners(group, parts, whole))
+        returning.append(sharding.from_owners(group, sent, whole))
     for returned in returning:
         returned()
 
@@ -232,21 +231,6 @@ def _run_at_home(several: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
     run_phases(_steps(several, bind))
     for one in several:
         one.end()
-
-
-def _buckets(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
-    bucket: list[Matrix] = []
-    held = 0
-    for one in matrices:
-        ranks = math.prod(group.size() for _, group in one.lay.part.cuts)
-        size = math.prod(one.lay.part.shape) // ranks  # the same on every rank: buckets may reduce
-        if bucket and held + size > TOGETHER:
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(one)
-        held += size
-    if bucket:
-        yield bucket
 
 
 def _momentum(bucket: Sequence[Matrix], bind: Bind) -> list[StepGroup]:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from lowbit import ops, sharding
 from lowbit.state.layout import Layout
-from lowbit.state.lowrank_layout import LowRankLayout
-from lowbit.state.muon_layout import MuonLayout
 from lowbit.step.numbers import capturing
 
 # What a rank tells of a parameter: 0 if it has no gradient, else 1 + the place of its dtype here. Ranks that give zeros give this dtype, since what
@@ -96,6 +94,14 @@ class Presence:
         return found
 
 
+def give_zeros(lacking: Iterable[tuple[Any, torch.dtype]]) -> None:
+    """Gives the parameters that `Presence.lacking` found gradients of zeros."""
+    for p, dtype in lacking:
+        if getattr(p, "grad_dtype", None) not in (None, dtype):
+            p.grad_dtype = None  # as on the ranks that have a gradient of another dtype
+        p.grad = torch.zeros_like(p, dtype=dtype)
+
+
 def _told(p: Any, stepped: Collection[Any]) -> int:
     if p.grad is None and p not in stepped:
         return 0
@@ -114,30 +120,17 @@ def waits_for_others(p: Any, lay: Layout) -> bool:
 
 def _groups(p: Any, lay: Layout) -> tuple[Any, ...]:
     """The process groups whose ranks have other parts of a parameter; of flat shards none, for which FlatShardReducer asks."""
-    if isinstance(p, sharding.FlatShard):
-        return ()
-    cuts = _part(lay).cuts
-    if not (isinstance(lay, MuonLayout) and lay.spread):
-        return tuple(group for _, group in cuts)
-    batches = len(lay.part.shape) - 2  # dimensions whose ranks exchange nothing
-    groups = (lay.group, *(group for dim, group in cuts if dim < batches))
-    return tuple(dict.fromkeys(groups))
-
-
-def _part(lay: Layout) -> sharding.Part:
-    """The local part of the parameter itself, even if its state belongs to a subspace."""
-    return lay.own if isinstance(lay, LowRankLayout) else lay.part
+    return () if isinstance(p, sharding.FlatShard) else lay.cut_groups
 
 
 def _is_batch(lay: Layout) -> bool:
     """Whether a parameter is a batch of matrices, as experts are: [E, H, D]. Conv1d's [out, in, kernel] is none: kernels are short."""
-    shape = _part(lay).shape
-    return len(shape) == 3 and shape[2] >= ops.policy("thresholds")["min_cols"]
+    return len(lay.shape) == 3 and lay.shape[2] >= ops.policy("thresholds")["min_cols"]
 
 
 def _reduces(lay: Layout) -> bool:
     """Whether the step of a sharded parameter reduces anything over the ranks."""
-    if lay.home or isinstance(lay, LowRankLayout) or (isinstance(lay, MuonLayout) and lay.spread):
+    if lay.exchanges:
         return True
     dims = {dim for dim, _ in lay.part.cuts}
     scales = {slot.scale for slot in lay.slots if slot.cross_tile}

@@ -423,7 +423,7 @@ def test_numbers_of_the_groups_of_another_program(words, tmp_path, file):
     opt = lowbit.AdamW(here, state_format="float32")
     with pytest.raises(ValueError, match="different number of parameter groups"):
         opt.load_state_dict(old.state_dict())
-    opt._numbered_groups = order
+    opt.numbered_groups = order
     if file:
         lowbit.load_optimizer(opt, saved(tmp_path, old))
     else:

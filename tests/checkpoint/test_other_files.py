@@ -208,6 +208,42 @@ def test_a_folder_of_deepspeed_is_not_mixed_with_other_files(tmp_path):
     assert checkpoint.verify(target)["ok"]
 
 
+@pytest.mark.parametrize("store", [False, True])
+def test_files_that_stay_behind_are_named(tmp_path, store):
+    """reshard and convert write the checkpoint alone: Lightning takes its folder for one by meta.pt."""
+    source = tmp_path / "a"
+    save(storage_worker.state(0), source)
+    assert checkpoint.reshard(source, tmp_path / "none", world_size=2)["warnings"] == []
+    for name in ("meta.pt", "config.json", "hf/x"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(b"of a trainer")
+    given = source
+    if store:
+        import fsspec
+
+        given = f"memory://behind-{tmp_path.name}/a"
+        fsspec.filesystem("memory").put(str(source), given, recursive=True)
+    said = [
+        "config.json, hf and meta.pt beside the checkpoint: not copied to the target; Lightning resumes only where its meta.pt lies too: copy that"
+    ]
+    for number, options in enumerate(({}, {"dry_run": True})):
+        assert checkpoint.reshard(given, tmp_path / f"b{number}", world_size=2, **options)["warnings"] == said  # fmt: skip
+        assert checkpoint.convert(given, tmp_path / f"c{number}", container="dcp", **options)["warnings"] == said  # fmt: skip
+        assert checkpoint.convert(given, tmp_path / f"{number}.pt", **options)["warnings"] == said
+    assert not (tmp_path / "b0" / "meta.pt").exists()
+    (source / "meta.pt").unlink()
+    if not store:
+        (line,) = checkpoint.reshard(given, tmp_path / "d", world_size=2)["warnings"]
+        assert line == "config.json and hf beside the checkpoint: not copied to the target"
+
+
+def test_a_folder_is_not_named_like_a_file(tmp_path):
+    save(storage_worker.state(0), tmp_path / "a")
+    with pytest.raises(checkpoint.CheckpointError, match="is the name of a file") as caught:
+        checkpoint.reshard(tmp_path / "a", tmp_path / "x.pt", world_size=2)
+    assert caught.value.code == 2 and os.listdir(tmp_path) == ["a"]
+
+
 def test_a_checkpoint_is_not_written_into_its_source(tmp_path):
     save(storage_worker.state(0), tmp_path / "a")
     for target in (tmp_path / "a" / "sub", tmp_path / "a" / "x" / ".." / "sub"):

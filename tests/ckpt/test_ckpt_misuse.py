@@ -167,6 +167,13 @@ def test_options_that_would_do_nothing_are_refused(saved, tmp_path):
     assert not os.listdir(tmp_path)
 
 
+def test_an_empty_path_and_a_negative_tolerance(saved):
+    assert run("inspect", "", code=2).stderr == "lowbit-ckpt: the path of a checkpoint is empty\n"
+    error = run("diff", saved / "adam", saved / "adam", "--tolerance", "-1", code=2).stderr
+    assert "--tolerance" in error and "must not be negative" in error and len(error) < 200
+    run("diff", saved / "adam", saved / "adam", "--tolerance", "1e-3")
+
+
 def test_a_plan_refuses_what_the_deed_would(saved, tmp_path):
     (tmp_path / "there.pt").write_bytes(b"")
     (tmp_path / "there").mkdir()

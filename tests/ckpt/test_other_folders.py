@@ -25,12 +25,40 @@ FOLDERS = {
     "as Lightning writes them": ["epoch=1-step=20.ckpt", "last.ckpt"],
     "MLX": ["weights.npz", "config.json"],
     "GGUF": ["model-q4.gguf"],
+    "verl.model_merger": [
+        "model_world_size_2_rank_0.pt",
+        "optim_world_size_2_rank_0.pt",
+        "huggingface/",
+    ],
+    "Composer": ["ep0-ba10-rank0.pt", "ep0-ba10-rank1.pt"],
+    "holds one file for each rank; no file is the whole": ["rank_0.pt", "rank_1.pt"],
+    "each rank; no file": ["checkpoint-rank0.pth", "checkpoint-rank1.pth"],
+    "fairscale": ["checkpoint_last-shard0.pt", "checkpoint_last-shard1.pt"],
+    "recipe_state/recipe_state.pt": ["epoch_0/", "recipe_state/"],
+    "one of them: a.pt, b.pt": ["a.pt", "b.pt", "notes.txt"],
+    "give it: model.pth": ["model.pth"],
+    "and 2 more": [f"{i}.pt" for i in range(7)],
+    "one model in several files": [
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ],
+    "max_shard_size": ["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"],
 }
 FILES = {
     "a.gguf": (b"GGUF\x03\x00\x00\x00", "for llama.cpp"),
     "a.h5": (b"\x89HDF\r\n\x1a\n", "HDF5"),
     "a.npy": (b"\x93NUMPY\x01\x00", "array of numpy"),
     "a.nemo": (b"./".ljust(257, b"\0") + b"ustar\x0000", "archive of NeMo"),
+    "a.tar": (b"x.pt".ljust(257, b"\0") + b"ustar\x0000", "is a tar; unpack it"),
+    "old.pt": (b"storages".ljust(257, b"\0") + b"ustar\x0000", "torch before 0.1.10"),
+    "a.npz": (b"PK\x03\x04", "archive of numpy's arrays"),
+    "a.pt.gz": (b"\x1f\x8b\x08\x08", "compressed with gzip"),
+    "a.pt.bz2": (b"BZh91AY&SY", "compressed with bzip2"),
+    "a.pt.xz": (b"\xfd7zXZ\0", "compressed with xz"),
+    "a.pt.zst": (b"\x28\xb5\x2f\xfd", "compressed with zstd"),
+    "a.7z": (b"7z\xbc\xaf\x27\x1c", "archive of 7-Zip"),
+    "page.pt": (b"<!DOCTYPE html><html>", "failed download"),
+    "error.pt": (b'{"error":"Repository not found"}', "a server's error instead of a download"),
 }
 
 
@@ -45,8 +73,13 @@ def test_folders(tmp_path, said):
             (folder / name).write_bytes(b"x")
     for command in (["inspect", folder], ["convert", folder, tmp_path / "out.pt", "--to", "lowbit"]):  # fmt: skip
         error = run(*command, code=3).stderr
-        assert said in error and str(folder) in error and "; " in error
+        assert said in error and str(folder) in error and "; " in error and error.count("\n") == 1
     assert not (tmp_path / "out.pt").exists()
+
+
+def test_an_empty_folder(tmp_path):
+    error = run("inspect", tmp_path, code=3).stderr
+    assert error == f"lowbit-ckpt: {tmp_path}: is an empty folder\n"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_an_engine_of_another_optimizer_is_refused():
 def test_without_partitions_there_is_nothing_to_do():
     opt = lowbit.AdamW([torch.zeros(64, 64, requires_grad=True)])
     integration.bind(SimpleNamespace(optimizer=opt))
-    assert opt._flat_shards == {}
+    assert opt.flat_shards == {}
 
 
 @pytest.mark.parametrize(

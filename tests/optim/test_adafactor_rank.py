@@ -24,7 +24,7 @@ OPTIONS = [
 
 def drawn(p, opt):
     """The projections of a matrix as the optimizer draws them."""
-    lay = opt._layouts[p]
+    lay = opt.layouts[p]
     return lambda refresh, _: reference.long_side_first(lowrank._torch_projection(lay, refresh).numpy(), p.shape)  # fmt: skip
 
 
@@ -96,9 +96,9 @@ def test_seeds_count_parameters_of_two_dimensions_and_a_rank():
     params = [nn.Parameter(torch.zeros(s)) for s in shapes]
     other = nn.Parameter(torch.zeros(30, 30))
     opt = lowbit.Adafactor([{"params": [other], "rank": None}, {"params": params}], rank=4)
-    assert [opt._layouts[params[i]].number_of for i in (0, 4)] == [0, 3]
+    assert [opt.layouts[params[i]].number_of for i in (0, 4)] == [0, 3]
     opt.add_param_group({"params": [nn.Parameter(torch.zeros(9, 9))]})
-    assert opt._layouts[opt.param_groups[2]["params"][0]].number_of == 4
+    assert opt.layouts[opt.param_groups[2]["params"][0]].number_of == 4
 
 
 def test_compensation_counts_in_the_root_mean_square():

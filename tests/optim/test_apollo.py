@@ -10,7 +10,7 @@ from paths import GOLDEN
 from torch import nn
 
 import lowbit
-from lowbit.step import lowrank
+from lowbit.step import buckets, lowrank
 
 LOWRANK = GOLDEN / "lowrank.bin"
 MAKERS = {
@@ -198,7 +198,7 @@ def test_a_remainder_of_16_bits_makes_a_bfloat16_weight_nearly_a_float32_one(mak
 @every
 def test_a_bucket_holds_any_number_of_parameters(make, monkeypatch):
     a = Run(make).advance(2)
-    monkeypatch.setattr(lowrank, "TOGETHER", 1)
+    monkeypatch.setattr(buckets, "BUCKET_NUMEL", 1)
     assert a.same(Run(make).advance(2))
 
 

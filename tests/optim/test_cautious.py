@@ -67,14 +67,14 @@ def test_only_weights_that_agree_move_and_further():
 def test_the_option_may_change_between_steps_and_per_group():
     p, q = (nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(i))) for i in range(2))  # fmt: skip
     opt = lowbit.Lion([{"params": [p]}, {"params": [q], "cautious": True}])
-    rules = [lay.rule for _, _, lay in opt._laid_out()]
+    rules = [lay.rule for _, _, lay in opt.laid_out()]
     assert rules == ["lion", "cautious_lion"]
     for t in range(2):
         for r in (p, q):
             r.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(10 + t))
         opt.step()
         opt.param_groups[0]["cautious"] = True
-    assert [lay.rule for _, _, lay in opt._laid_out()] == ["cautious_lion"] * 2
+    assert [lay.rule for _, _, lay in opt.laid_out()] == ["cautious_lion"] * 2
     saved = opt.state_dict()
     again = lowbit.Lion([{"params": [p]}, {"params": [q]}])
     again.load_state_dict(saved)

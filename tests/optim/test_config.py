@@ -58,7 +58,7 @@ def formats(opt):
         name: [slot.format for slot in lay.slots] + (["factored"] if lay.factors else [])
         for name, (_, _, lay) in zip(
             (name for group in opt.param_groups for name in group["param_names"]),
-            opt._laid_out(),
+            opt.laid_out(),
             strict=True,
         )
     }
@@ -78,7 +78,7 @@ def test_presets(name):
     opt = lowbit.AdamW(net.named_parameters(), lr=1e-2, state_format=name)
     signed, unsigned = entry["signed"]["format"], entry["unsigned"]["format"]
     assert formats(opt)["body.0.weight"] == [signed, unsigned]
-    lay = opt._layouts[net["body"][0].weight]
+    lay = opt.layouts[net["body"][0].weight]
     for slot, kind in zip(lay.slots, ("signed", "unsigned"), strict=False):
         spec = entry[kind]
         assert (slot.scale, slot.block) == (spec["scale"], spec["block"])
@@ -148,7 +148,7 @@ def test_every_optimizer_takes_them(cls):
         overrides=lowbit.override("body.*", full_precision=True),
         min_numel=1 << 20,
     )
-    assert not any(slot.coded for _, _, lay in opt._laid_out() for slot in lay.slots)
+    assert not any(slot.coded for _, _, lay in opt.laid_out() for slot in lay.slots)
 
 
 def test_the_first_pattern_that_matches_counts():
@@ -184,9 +184,9 @@ def test_overrides_of_the_parameters_format_and_of_wrapped_names():
     net = model(torch.bfloat16)
     named = [(f"module._orig_mod.{name}", p) for name, p in net.named_parameters()]
     opt = lowbit.AdamW(named, overrides=lowbit.override("body.*", param_format="bfloat16"))
-    kinds = {lay.param_format for _, p, lay in opt._laid_out() if p is net["body"][0].weight}
+    kinds = {lay.param_format for _, p, lay in opt.laid_out() if p is net["body"][0].weight}
     assert kinds == {"bfloat16"}
-    assert opt._layouts[net["head"].weight].param_format == "bfloat16_stochastic"
+    assert opt.layouts[net["head"].weight].param_format == "bfloat16_stochastic"
 
 
 def test_one_pattern_is_one_pattern():
@@ -217,7 +217,7 @@ def test_overrides_of_groups_and_of_numbers():
         opt.add_param_group({"params": [("x", nn.Parameter(torch.ones(70, 70)))], "overrides": {"nothing*": {"full_precision": True}}})  # fmt: skip
     assert len(opt.param_groups) == 3  # as before
     opt = lowbit.AdamW(net.parameters(), overrides=lowbit.override("1", full_precision=True))
-    full_precision = [not any(slot.coded for slot in lay.slots) for _, _, lay in opt._laid_out()]
+    full_precision = [not any(slot.coded for slot in lay.slots) for _, _, lay in opt.laid_out()]
     assert full_precision == [False, True, True, False, True, False]  # the biases by their shape
     with pytest.raises(ValueError, match=r"'some.name'.*there are only numbers, 0 to 5"):
         lowbit.AdamW(net.parameters(), overrides=lowbit.override("some.name", full_precision=True))

@@ -192,7 +192,7 @@ def test_split_by_name():
     params, opt = train(lowbit.Muon, shapes, split={"p1": 3}, lr=LR)
     plain, _ = train(lowbit.Muon, shapes, lr=LR)
     assert torch.equal(params[0], plain[0]) and not torch.equal(params[1], plain[1])
-    assert [opt._layouts[p].pieces for p in params] == [(96,), (32, 32, 32)]
+    assert [opt.layouts[p].pieces for p in params] == [(96,), (32, 32, 32)]
 
 
 @pytest.mark.filterwarnings("ignore:.*rounded to nearest")
@@ -204,7 +204,7 @@ def test_bfloat16_parameters():
         (p,), opt = train(lowbit.Muon, [(64, 128)], steps=30, lr=1e-3, dtype=torch.bfloat16, param_format=name)  # fmt: skip
         errors[name] = float((p.detach().float() - exact[0].detach()).square().mean().sqrt())
         assert errors[name] < 1e-2, errors
-        assert bool(opt._layouts[p].compensation) == ("kahan" in name or "split" in name)
+        assert bool(opt.layouts[p].compensation) == ("kahan" in name or "split" in name)
     assert errors["bfloat16_split16"] < errors["nearest"]
 
 

@@ -42,7 +42,7 @@ def set_grads(model, seed):
 
 def decoded(opt, p, state=None):
     """State name -> (format, codes or None, float32 values)."""
-    lay, state, made = opt._layouts[p], state or opt.state[p], {}
+    lay, state, made = opt.layouts[p], state or opt.state[p], {}
     for slot in lay.slots:
         tensors = [state[e.key].clone() for e in slot.entries(lay.part)]
         codes = unpack(tensors[0], ops.state_format(slot.format)["bits"], lay.part.cols) if slot.coded else None  # fmt: skip

@@ -58,7 +58,7 @@ def same(a, b):
 
 def precise(params, opt):
     """The weights with all that is kept beside them."""
-    return [float32_weights(p.detach(), opt._layouts[p], opt.state[p]) for p in params]
+    return [float32_weights(p.detach(), opt.layouts[p], opt.state[p]) for p in params]
 
 
 def replayed(golden, name, **options):
@@ -233,7 +233,7 @@ def test_z_has_the_precision_of_the_weights():
     def formats(dtype, **options):
         p = nn.Parameter(drawn(32, 256).to(dtype))
         opt = lowbit.ScheduleFreeAdamW([("w", p)], **options)
-        return {slot.name: (slot.format, slot.stochastic) for slot in opt._layouts[p].slots}
+        return {slot.name: (slot.format, slot.stochastic) for slot in opt.layouts[p].slots}
 
     v = ("dynamic8_unsigned", False)
     assert formats(torch.float32) == {"z": ("float32", False), "exp_avg_sq": v}

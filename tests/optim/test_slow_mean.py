@@ -25,7 +25,7 @@ def build(shape=(80, 64), **options):
 
 
 def slots(opt, p):
-    return {s.name: (s.format, s.stochastic) for s in opt._layouts[p].slots}
+    return {s.name: (s.format, s.stochastic) for s in opt.layouts[p].slots}
 
 
 @pytest.mark.parametrize("preset", SERVED)
@@ -36,7 +36,7 @@ def test_presets_keep_the_slow_mean(preset):
     wanted = ("float32", False) if preset == "float32" else ("bfloat16", True)
     assert made["exp_avg_slow"] == wanted
     plain = lowbit.AdamW([("w", nn.Parameter(torch.zeros(80, 64)))], state_format=preset)
-    (lay,) = plain._layouts.values()
+    (lay,) = plain.layouts.values()
     assert [made["exp_avg"], made["exp_avg_sq"]] == [(s.format, s.stochastic) for s in lay.slots]
     for small, options in (((40, 40), {}), ((80, 64), {"full_precision": True})):
         opt, p = build(small, state_format=preset, **options)

@@ -45,7 +45,7 @@ def trained(dtype=torch.bfloat16, steps=2, **options):
 
 def values_of(opt, p):
     """Each slot of a parameter and its values."""
-    lay = opt._layouts[p]
+    lay = opt.layouts[p]
     return {
         slot.name: (
             slot,
@@ -278,7 +278,7 @@ def test_probe_of_factored_state():
         pytest.skip("no factored rule")
     net, opt = trained(lr=1e-3, state_format="factored8")
     weight = net[0].weight
-    lay = opt._layouts[weight]
+    lay = opt.layouts[weight]
     exact = 0.9 * values_of(opt, weight)["exp_avg"][1].double() + 0.1 * weight.grad.double()
     entry = opt.stats(probe=True)["parameters"]["0.weight"]
     opt.step()

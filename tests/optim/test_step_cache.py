@@ -94,7 +94,7 @@ def test_is_run_again_and_not_looked_at(monkeypatch):
     opt = lowbit.AdamW(ps)
     give_gradients(ps, 0)
     opt.step()
-    monkeypatch.setattr(opt, "_update", None)
+    monkeypatch.setattr(opt, "step_params", None)
     give_gradients(ps, 1)
     opt.step()
     assert [float(opt.state[p]["step"]) for p in ps] == [2.0] * len(ps)

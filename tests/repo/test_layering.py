@@ -53,6 +53,7 @@ TEXTS = [
     ("only lowbit/sharding and the storage of checkpoints know torch.distributed", ["lowbit"], r"import .*torch\.distributed|from torch\.distributed", "import torch.distributed", ["lowbit/sharding", "lowbit/checkpoint/packed_plans.py", "lowbit/checkpoint/partial_folder.py", "lowbit/checkpoint/shared_reads.py", "lowbit/checkpoint/storage_reader.py", "lowbit/checkpoint/storage_writer.py", "lowbit/checkpoint/upload.py", "lowbit/checkpoint/written.py"]),
     ("only lowbit/sharding knows DTensor", ["lowbit"], r"\bDTensor\(|isinstance\(.*DTensor", "isinstance(p, DTensor)", ["lowbit/sharding"]),
     ("lowbit/sharding knows nothing of lowbit but itself", ["lowbit/sharding"], r"(from|import) lowbit(?!\.shard)", "from lowbit import layout", []),
+    ("an optimizer's private members are its own class's", ["lowbit"], r"\b(opt|optimizer)\._(?!optimizer_)[a-z]", "opt._update()", []),
     ("the library imports no test, bench or recipe", ["lowbit"], r"^\s*(from|import) (tests|bench|recipes)", "import bench", []),
     ("the library does not print", ["lowbit"], r"^\s*print\(", "print(1)", []),
     ("lowbit/__init__.py holds the public names and nothing else", ["lowbit/__init__.py"], r"^(def|class|if|for|try|with) ", "def helper(): pass", []),

@@ -35,7 +35,7 @@ def test_buffers_of_a_round_are_gone_when_its_products_run(monkeypatch):
 
     monkeypatch.setattr(sharding, "to_owners", to_owners)
     monkeypatch.setattr(sharding, "from_owners", lambda group, parts, whole: lambda: None)
-    rounds = [[types.SimpleNamespace(parts=i, orthogonalize=orthogonalize)] for i in range(3)]
+    rounds = [[types.SimpleNamespace(traveling=i, orthogonalize=orthogonalize)] for i in range(3)]
     muon._exchange(None, rounds, False)
     # Those of the next round are on their way.
     assert seen == [(0, [False, True]), (1, [False, False, True]), (2, [False] * 3)]

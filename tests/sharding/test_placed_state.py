@@ -50,7 +50,7 @@ def misplaced(p, opt):
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    entries = {entry.key: entry for entry in opt._layouts[p].entries()}
+    entries = {entry.key: entry for entry in opt.layouts[p].entries()}
     wrong = []
     for key, value in opt.state[p].items():
         if not isinstance(value, DTensor):
@@ -160,7 +160,7 @@ def test_a_part_is_the_matrix_of_its_elements(shape, dims):
         with rank_of(rank, 2 ** len(dims)):
             mesh = init_device_mesh("cpu", (2,) * len(dims))
             p, opt = built("AdamW full precision", shape, mesh, [Shard(dim) for dim in dims])
-            part = opt._layouts[p].part
+            part = opt.layouts[p].part
             rows, cols, global_cols, first = part.place
             mine = elements
             for dim, (begin, length) in enumerate(zip(part.offset, part.local, strict=True)):

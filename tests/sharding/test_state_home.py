@@ -1,12 +1,13 @@
 """State that cannot lie where its parameter lies, such as that of experts cut on dimension 2: it has the bits of one process."""
 
-import contextlib
 import functools
 
 import home_worker
 import pytest
 import torch
 from test_placed_state import CASES, built, check, rank_of
+
+from lowbit.step import buckets, home
 
 # Every rule and format is trained where two ranks cut experts, alone and with expert parallelism. Elsewhere some are.
 SOME = ("AdamW", "4bit", "LAMB", "lpmm4", "Kahan, Adafactor", "Muon")
@@ -90,7 +91,7 @@ def home_of(case, shape, mesh_shape, placements, rank=0):
         p, opt = built(case, shape, init_device_mesh("cpu", mesh_shape), placements)
         if isinstance(opt, str):
             return opt
-        home = opt._layouts[p].home
+        home = opt.layouts[p].home
         return list(home.placed.placements) if home else None
 
 
@@ -139,11 +140,26 @@ def test_what_has_no_home_is_refused():
     assert "parameter 'w' of shape (4, 6, 8, 10) is sharded on dimensions [2, 3]" in why
     assert "one mesh dimension" in why and "shard it on dimensions 0 and 1" in why
     why = check("AdamW lpmm4", (4, 24, 32), (2, 2), [Shard(1), Shard(2)])
-    assert "parameter 'w'" in why and "rank1" in why
+    assert why.startswith("parameter 'w' of shape (4, 24, 32) is sharded on dimensions [1, 2]")
+    assert "Nor can its state lie by (Shard(dim=1), Shard(dim=0)): " in why and "rank1" in why
     why = check("AdamW 8bit", (5, 23, 33), (2, 2), [Shard(2), Shard(0)])
     assert "order" in why
     why = check("Muon", (4, 24, 32), (2, 2), [Shard(1), Shard(2)])
     assert "Muon takes dimension 2 alone or with dimension 0" in why
+
+
+def test_buckets_hold_what_the_rank_with_most_of_a_parameter_gets(monkeypatch):
+    """Of one expert over four ranks one has everything at home: five such weights are not four at a time there."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    for shape, largest in (((1, 23, 64), 23 * 64), ((4, 23, 64), 23 * 64), ((6, 23, 64), 2 * 23 * 64), ((3, 24, 64), 3 * 24 * 64 // 4)):  # fmt: skip
+        with rank_of(3, 4):
+            p, opt = built("AdamW 8bit", shape, init_device_mesh("cpu", (4,)), [Shard(2)])
+            assert opt.layouts[p].home
+            one = home.Visitor(0, p, opt.layouts[p], opt.state[p])
+            monkeypatch.setattr(buckets, "BUCKET_NUMEL", 2 * largest)
+            assert [len(bucket) for bucket in home._buckets([one] * 5)] == [2, 2, 1], shape
 
 
 def test_averages_and_sums_of_gradients_stay_where_weights_are():
@@ -155,9 +171,9 @@ def test_averages_and_sums_of_gradients_stay_where_weights_are():
 
     with rank_of(0, 4):
         p, opt = built("AdamW 8bit", (4, 24, 32), init_device_mesh("cpu", (2, 2)), [Shard(1), Shard(2)])  # fmt: skip
-        assert opt._layouts[p].home
+        assert opt.layouts[p].home
         model = torch.nn.Module()
         model.w = p
         for make in (lowbit.accumulate, lowbit.EMA):
-            with pytest.raises(ValueError, match="dimensions"), contextlib.ExitStack():
+            with pytest.raises(ValueError, match=r"sharded on dimensions \[1, 2\]"):
                 make(model)

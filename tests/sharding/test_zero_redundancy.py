@@ -78,7 +78,7 @@ def test_a_part_of_a_group_keeps_its_names():
         part = {**copy.copy(group), "params": group["params"][::-1][:2]}
         opt = lowbit.AdamW([part])
         of = {p: name for name, p in net.named_parameters()}
-        assert [name for *_, name, _ in opt._members()] == [of[p] for p in part["params"]]
+        assert [name for *_, name, _ in opt.members()] == [of[p] for p in part["params"]]
 
 
 def test_parameters_that_came_elsewhere_from_have_no_such_name():
@@ -105,7 +105,7 @@ def test_as_many_names_by_hand_are_taken_as_they_stand():
     net = nn.Linear(64, 80)
     lowbit.param_groups(net)
     opt = lowbit.AdamW([{"params": [net.bias, net.weight], "param_names": ["b", "w"]}])
-    assert [name for *_, name, _ in opt._members()] == ["b", "w"]
+    assert [name for *_, name, _ in opt.members()] == ["b", "w"]
 
 
 def test_the_functions_by_name_say_which_optimizer_they_need():

@@ -81,7 +81,7 @@ def test_a_step_that_measures_holds_numbers_of_rows_and_columns(name):
 @pytest.mark.parametrize("name", LOWRANK)
 def test_a_low_rank_step_holds_one_bucket(name, monkeypatch):
     """However many matrices there are: what a bucket made is free before the next begins."""
-    monkeypatch.setattr(lowbit.step.lowrank, "TOGETHER", 2 * 256 * 512)
+    monkeypatch.setattr(lowbit.step.buckets, "BUCKET_NUMEL", 2 * 256 * 512)
     few, many = (step_peak(LOWRANK[name], 256, 512, count) for count in (4, 24))
     assert few > 16 * 4  # there is something to free
     assert many <= few + 20 * 64

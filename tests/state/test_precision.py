@@ -27,7 +27,7 @@ def tracked(param_format, values, grads):
     for t in range(STEPS):
         p.grad = grads[t % len(grads)].to(dtype)
         opt.step()
-    lay = opt._layouts[p]
+    lay = opt.layouts[p]
     extra = opt.state[p][lay.compensation.key] if lay.compensation else None
     return ops.join(p.detach(), extra, param_format)
 
@@ -238,7 +238,7 @@ def test_updates_far_below_a_step_of_the_weight():
         opt.step()
     moved = {}
     for name, p in zip(names, params, strict=True):
-        lay = opt._layouts[p]
+        lay = opt.layouts[p]
         extra = opt.state[p][lay.compensation.key] if lay.compensation else None
         moved[name] = (ops.join(p.detach(), extra, name) - values.float()).double()
     exact = moved["float32"]
@@ -298,5 +298,5 @@ def test_new_memory_is_not_taken_for_correction_bits(monkeypatch):
     monkeypatch.setattr(memory, "empty", lambda lay, entry, *_: torch.full(entry.local, 3).to(entry.dtype))  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = convert_state(p, opt._layouts[p], saved, 0)({}, True)
-    assert not made[opt._layouts[p].compensation.key].any()
+        made = convert_state(p, opt.layouts[p], saved, 0)({}, True)
+    assert not made[opt.layouts[p].compensation.key].any()

@@ -1,41 +1,35 @@
 """State formats: what a code means, and that every instruction set means the same. A format added to the registry is picked up by all of it.
 
-LOWBIT_TEST_FORMAT in the environment picks one format: test_a_format_of_one_file runs this file so, on a build of its own.
+LOWBIT_TEST_FORMAT in the environment picks one format: test_added_format.py runs this file so, on a build of its own.
 """
 
 import json
-import os
-import pathlib
-import shutil
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
 import torch
 from codes import (
+    CODED,
+    ONLY,
     Table,
     anchors,
     bits_of,
     family,
     one_scale,
     pack,
+    table_of,
     unit,
     unpack,
     values_of_codes,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from paths import GOLDEN, ROOT, TESTS, for_build
+from paths import GOLDEN
 from plans import fresh_state, plan_row, run_step
 
-import lowbit
 from lowbit import ops
-from lowbit.state import quantize as coding
 
-ONLY = os.environ.get("LOWBIT_TEST_FORMAT")
-CODED = [s for s in ops.catalog()["state"] if s["scaled"] and ONLY in (None, s["name"])]
 FAMILIES = sorted({family(f) for f in CODED})
 ISAS = ops.catalog()["isas"]
 BLOCKS = [32, 64, 128, 256, 512, 1024, 2048]
@@ -464,211 +458,7 @@ def test_stochastic_bfloat16_keeps_the_mean():
     assert ((up - share).abs() < 5 * (share * (1 - share) / 2000).sqrt() + 1e-3).all()
 
 
-# ---- scales that are measured over more than a block ----
-
-
-def least_of_maxima(x, scale):
-    """The largest magnitude that each value's scale covers, in numpy."""
-    a = np.abs(x)
-    if scale == "tensor":
-        return np.broadcast_to(a.max(), x.shape)
-    if scale == "row":
-        return np.broadcast_to(a.reshape(len(a), -1).max(1).reshape(-1, *[1] * (x.ndim - 1)), x.shape)  # fmt: skip
-    if scale == "column":
-        return np.broadcast_to(a.max(0), x.shape)
-    each = [a.max(axis=tuple(i for i in range(x.ndim) if i != d), keepdims=True) for d in range(x.ndim)]  # fmt: skip
-    least = each[0]
-    for one in each[1:]:
-        least = np.minimum(least, one)
-    return np.broadcast_to(least, x.shape)
-
-
-def by_block(f, x, most):
-    """Each value through a block that holds it and what its scale covers: a path that brute force has checked."""
-    pairs = np.zeros((x.size, 32), F)
-    pairs[:, 0], pairs[:, 1] = most.reshape(-1), x.reshape(-1)
-    codes, scales = ops.quantize(torch.from_numpy(pairs), f["name"], 32)
-    return ops.dequantize(codes, scales, f["name"], 32, 32)[:, 1].numpy().reshape(x.shape)
-
-
-@pytest.mark.parametrize("shape", [(24, 70), (6, 5, 4, 7)], ids=str)
-@pytest.mark.parametrize("scale", ["row", "column", "tensor", "rank1"])
-def test_measured_scales_are_least_maxima(scale, shape):
-    """Two steps of AdamW: what state decodes to equals a numpy reference, float32 operation by operation."""
-    signed = [f for f in CODED if f["cross_tile"] and f["signed"]]
-    unsigned = [f for f in CODED if f["cross_tile"] and not f["signed"]]
-    if ONLY:
-        signed, unsigned = signed or unsigned, unsigned or signed
-    generator = torch.Generator().manual_seed(0)
-    spread = torch.exp2(-torch.randint(0, 9, shape, generator=generator).float())
-    grads = [torch.randn(shape, generator=generator) * spread for _ in range(2)]
-    pairs = [
-        (signed[min(i, len(signed) - 1)], unsigned[min(i, len(unsigned) - 1)])
-        for i in range(max(len(signed), len(unsigned)))
-    ]
-    params = [torch.nn.Parameter(torch.zeros(shape)) for _ in pairs]
-    groups = []
-    for p, (first, second) in zip(params, pairs, strict=True):
-        formats = {"exp_avg": lowbit.scaled(first["name"], scale=scale)}
-        if not second["signed"] or ONLY:
-            formats["exp_avg_sq"] = lowbit.scaled(second["name"], scale=scale)
-        groups.append({"params": [p], "state_format": formats})
-    opt = lowbit.AdamW(groups, betas=(0.9, 0.99), min_numel=1)
-    kept = [[np.zeros(shape, F), np.zeros(shape, F)] for _ in pairs]
-    for grad in grads:
-        for p in params:
-            p.grad = grad.clone()
-        opt.step()
-        g = grad.numpy()
-        for p, pair, values in zip(params, pairs, kept, strict=True):
-            m = values[0] + (g - values[0]) * F(1 - 0.9)
-            v = values[1] * F(0.99) + (g * g) * F(1 - 0.99)
-            lay = opt._layouts[p]
-            at = 0
-            for k, (f, want) in enumerate(zip(pair, (m, v), strict=True)):
-                slot = lay.slots[k]
-                assert slot.scale == scale
-                n = len(slot.entries(lay.part))
-                tensors = [opt.state[p][key] for key in lay.keys[at : at + n]]
-                at += n
-                got = coding.dequantize_slot(tensors, lay, slot).numpy()
-                values[k] = by_block(f, want, least_of_maxima(want, scale))
-                np.testing.assert_array_equal(got, values[k], err_msg=f"{f['name']} {scale}")
-                cover(f, "measured", got.size)
-
-
-def test_measured_scales_and_rounding_by_chance():
-    """Under cross-tile scales too each value becomes one of its neighbours, and the mean stays."""
-    f = next(s for s in CODED if s["cross_tile"] and s["signed"] and s["domain"] == "linear")
-    generator = torch.Generator().manual_seed(0)
-    row = torch.rand(64, generator=generator)
-    shape = (256, 64)
-    p = torch.nn.Parameter(torch.zeros(shape))
-    formats = {"exp_avg": lowbit.scaled(f["name"], scale="row", rounding="stochastic")}
-    opt = lowbit.AdamW([p], betas=(0.0, 0.9), state_format=formats, min_numel=1)
-    p.grad = row[None].repeat(256, 1)
-    opt.step()
-    lay = opt._layouts[p]
-    tensors = [opt.state[p][key] for key in lay.keys[:2]]
-    got = coding.dequantize_slot(tensors, lay, lay.slots[0]).double()
-    gap = float(np.diff(table_of(f)).max()) * float(row.max())
-    assert ((got - p.grad).abs() < gap).all()
-    assert ((got.mean(0) - p.grad[0]).abs() < 4 * gap / 2 / 16).all()
-    assert (got.std(0) > 0).any()
-
-
-# ---- a format that somebody adds ----
-
-TOY = """// Three bits, evenly spaced in the square root: what the test of one added file adds.
-#pragma once
-
-#include "core/scale/block.h"
-
-namespace lowbit {
-
-struct Toy3 {
-  static constexpr const char* kName = "toy3";
-  static constexpr const char* kDtype = "uint8";
-  static constexpr const char* kDomain = "linear";
-  static constexpr int kBits = 3, kBlock = 64, kCodes = 8;
-  static constexpr bool kScaled = true, kSigned = true;
-  static constexpr uint32_t kZeroCode = 3;
-  using Storage = uint8_t;
-  using Scale = BlockScale;
-
-  LB_HD static float dequantize(uint32_t code) {
-    const float q = static_cast<float>(static_cast<int32_t>(code) - 3) * 0.25f;
-    return q < 0.0f ? -(q * q) : q * q;
-  }
-  LB_HD static uint32_t quantize(float z) {
-    uint32_t code = 0;
-    for (uint32_t k = 1; k < 8; ++k) code += z >= (dequantize(k - 1) + dequantize(k)) * 0.5f;
-    return code;
-  }
-  LB_HD static constexpr uint32_t neighbour(uint32_t code, bool up) {
-    if (up) return code < 7 ? code + 1 : code;
-    return code > 0 ? code - 1 : code;
-  }
-};
-
-}  // namespace lowbit
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(bool(ONLY), reason="this is the build that it makes")
-def test_a_format_of_one_file(tmp_path):
-    """A header and its name in the registry are all that a new format needs: built beside, and held by the tests of this file."""
-    root = ROOT
-    if not (root / "csrc").is_dir() or not shutil.which("cmake", path=tool_path()):
-        pytest.skip("no sources or no cmake here")
-    for part in ("csrc", "lowbit"):
-        shutil.copytree(root / part, tmp_path / part, ignore=shutil.ignore_patterns("*.so", "__pycache__"))  # fmt: skip
-    for part in ("CMakeLists.txt", "pyproject.toml"):
-        shutil.copy(root / part, tmp_path)
-    (tmp_path / "csrc/core/state/toy3.h").write_text(TOY)
-    registry = tmp_path / "csrc/core/registry.h"
-    text = registry.read_text().replace(
-        '#include "core/state/power.h"',
-        '#include "core/state/power.h"\n#include "core/state/toy3.h"',
-    )
-    start = text.index("using StateFormats")
-    end = text.index(">;", start)
-    registry.write_text(text[:end] + ", Toy3" + text[end:])
-
-    def run(*command, **environment):
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=for_build(tmp_path) | {"PATH": tool_path()} | environment,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        return done.stdout
-
-    generator = ["-G", "Ninja"] if shutil.which("ninja", path=tool_path()) else []
-    run(
-        "cmake", "-S", ".", "-B", "build", *generator, f"-DPython_EXECUTABLE={sys.executable}",
-        "-DLOWBIT_TOOLS=OFF", "-DLOWBIT_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
-    )  # fmt: skip
-    run("cmake", "--build", "build", "--target", "_ops", "--parallel")
-    shutil.copy(tmp_path / "build/csrc/_ops.so", tmp_path / "lowbit")
-    arguments = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        "-s",
-        str(TESTS / "state" / "test_state.py"),
-    ]
-    # An editable installation puts a finder before everything on the path.
-    program = (
-        "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in type(f).__module__.lower()]; "
-        f"import lowbit, pytest; assert lowbit.__file__.startswith({str(tmp_path)!r}), lowbit.__file__; "
-        f"sys.exit(pytest.main({arguments!r}))"
-    )
-    said = run(
-        sys.executable, "-c", program,
-        PYTHONPATH=f"{tmp_path}", LOWBIT_TEST_FORMAT="toy3", PYTHONSAFEPATH="1",
-    )  # fmt: skip
-    assert "toy3" in said, said
-    print(said)
-
-
-def tool_path():
-    """PATH, and where this Python's own tools are."""
-    return os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
-
-
 # ---- what is written on disk ----
-
-
-def table_of(format):
-    """The value of every code at scale 1, float32 [2 ** bits]."""
-    return values_of_codes(format, torch.ones(1, 1))[0]
 
 
 @pytest.mark.skipif(bool(ONLY), reason="one format only")

@@ -46,8 +46,8 @@ class Outside:
     def check(self, opt, kind):
         """Codes and values of 64 KiB and more are outside, and nothing else is."""
         found = set()
-        for _, p, lay in opt._laid_out():
-            state = opt._state_of(p)
+        for _, p, lay in opt.laid_out():
+            state = opt.state_of(p)
             assert set(lay.keys) <= set(state)
             for key, tensor in state.items():
                 large = tensor.numel() * tensor.element_size() >= 1 << 16
@@ -180,7 +180,7 @@ def test_every_optimizer_steps_the_same_bits(outside, cls):
     some = any(outside.kind_of(t) == "pinned" for t in kept)
     large = any(
         key in lay.large and math.prod(entry.local) * entry.dtype.itemsize >= 1 << 16
-        for _, _, lay in there[1]._laid_out()
+        for _, _, lay in there[1].laid_out()
         for entry in lay.entries()
         for key in [entry.key]
     )

@@ -1,5 +1,6 @@
 """Codes and their domains in numpy: packing, tables of what codes mean under given scales, and brute force."""
 
+import os
 import re
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from lowbit import ops
 
 F = np.float32
+ONLY = os.environ.get("LOWBIT_TEST_FORMAT")  # one format alone
+CODED = [s for s in ops.catalog()["state"] if s["scaled"] and ONLY in (None, s["name"])]
 
 
 def family(format):
@@ -50,6 +53,11 @@ def values_of_codes(format, scales):
     codes = torch.from_numpy(pack(np.arange(n)[None], bits)).expand(rows, -1).contiguous()
     held = scales.repeat(1, -(-n // block))
     return ops.dequantize(codes, held, format["name"], block, n).numpy()
+
+
+def table_of(format):
+    """The value of every code at scale 1, float32 [2 ** bits]."""
+    return values_of_codes(format, torch.ones(1, 1))[0]
 
 
 def unit(format):

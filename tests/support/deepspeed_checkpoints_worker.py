@@ -14,6 +14,7 @@ import traceback
 import deepspeed
 import torch
 import torch.distributed as dist
+from leaving import leave
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -195,8 +196,7 @@ def main() -> None:
     dist.all_gather_object(of_all, found)
     if dist.get_rank() == 0:
         pathlib.Path(out).write_text(json.dumps(of_all))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

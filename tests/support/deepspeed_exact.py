@@ -28,7 +28,6 @@ from torch.distributed.fsdp import fully_shard
 
 import lowbit
 from lowbit.integrations import deepspeed as integration
-from lowbit.state.parts import whole_groups
 
 HALF, ALL, MORE = 5, 10, 7  # steps: saved, taken, and taken under another layout
 SHAPES = {"a": (67, 130), "bias": (67,), "b": (131, 65), "deep": (3, 40, 37), "one": (1,)}
@@ -219,7 +218,7 @@ class Engine:
         return self.engine.get_global_grad_norm()
 
     def digests(self) -> dict[str, str]:
-        with whole_groups(self.opt):
+        with self.opt.whole_groups():
             return digest(self.opt, self.taken)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -250,7 +249,7 @@ def _train(case: str, folder: pathlib.Path) -> dict:
         one, run = Alone(rule, dtype), Engine(case)
         for number in range(ALL):
             if number == HALF and case in ("1", "2", "3"):
-                with whole_groups(run.opt):
+                with run.opt.whole_groups():
                     save(run.opt, run.weights(), folder / case)
             norm = run.step(number, lose=loses and number == LOSE)
             assert (norm is None) == (loses and number == LOSE), f"step {number}: {norm}"
@@ -258,8 +257,8 @@ def _train(case: str, folder: pathlib.Path) -> dict:
                 one.clipped(number, norm, limit, run.reader)
             if number in (HALF - 1, ALL - 1):
                 same.append(run.digests() == one.digests() and run.rounded(one.model))
-        with whole_groups(run.opt):
-            kept = [t for _, p, _, _ in run.opt._members() for t in run.opt._state_of(p).values()]
+        with run.opt.whole_groups():
+            kept = [t for _, p, _, _ in run.opt.members() for t in run.opt.state_of(p).values()]
         return {"same": same, "reader": run.reader, "devices": sorted({t.device.type for t in kept})}  # fmt: skip
 
 
@@ -335,7 +334,7 @@ def resume(pairs: list[tuple[str, str]], folder: str) -> list[str]:
 
 
 def load(opt, folder: pathlib.Path) -> None:
-    with whole_groups(opt):
+    with opt.whole_groups():
         saved = {"optim": lowbit.flat.get_state_dict(opt)}
         dcp.load(saved, checkpoint_id=folder)
         lowbit.flat.set_state_dict(opt, saved["optim"])

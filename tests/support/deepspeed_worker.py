@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from digests import digest
 from frameworks_worker import Net, batch_of, loss_of
+from leaving import leave
 
 import lowbit
 from lowbit.integrations import deepspeed as integration
-from lowbit.state.parts import whole_groups
 
 HALF, ALL = 5, 10  # steps
 OPTIONS = {"lr": 1e-2, "seed": 3, "weight_decay": 0.1}
@@ -50,7 +50,7 @@ def engine_of(case: str, seed: int):
 
 
 def digests(opt, steps: int) -> dict[str, str]:
-    with whole_groups(opt):
+    with opt.whole_groups():
         return digest(opt, steps)
 
 
@@ -119,8 +119,7 @@ def main() -> None:
             found[case] = {"error": traceback.format_exc()}
     if dist.get_rank() == 0:
         pathlib.Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

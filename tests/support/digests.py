@@ -30,7 +30,7 @@ def digest(opt, steps: int) -> dict[str, str]:
     """Of each parameter's weight and state, which has counted so many steps."""
     found = {}
     state = fsdp1.get_state_dict(opt)["state"]
-    for _, p, name, _ in opt._members():
+    for _, p, name, _ in opt.members():
         name = clean_name(p.name if isinstance(p, sharding.FlatShard) else name)
         h = hashlib.sha256()
         for key, t in [("", whole_weight(p)), *sorted(state.get(name, {}).items())]:
@@ -38,7 +38,7 @@ def digest(opt, steps: int) -> dict[str, str]:
             h.update(f"{key} {t.dtype} {tuple(t.shape)}".encode())
             h.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
         found[name] = h.hexdigest()[:16]
-        kept = opt._state_of(p)
+        kept = opt.state_of(p)
         if kept and not name.startswith("unused"):
             assert kept["step"] == steps, f"{name} is at step {kept['step']} here, not {steps}"
     return found

@@ -92,7 +92,7 @@ def build(layout: str, name: str, known: bool = False, **binding):
 
 
 def step(opt, number: int) -> None:
-    for _, p, _, _ in opt._members():
+    for _, p, _, _ in opt.members():
         begin, end = p.elements(p.flat.rank)
         if p.owner.grad is None:
             p.owner.grad = torch.ones_like(p.owner)
@@ -103,14 +103,14 @@ def step(opt, number: int) -> None:
 def unequal(opt, want) -> list[str]:
     state = flat.get_state_dict(opt)["state"]
     wrong = []
-    for _, p, _, _ in opt._members():
+    for _, p, _, _ in opt.members():
         found = {"": p, **state[p.name]}
         keys = found.keys() | want[p.name].keys()
         wrong += [f"{p.name}.{k}" for k in keys if not (k in found and k in want[p.name] and equal(found[k], want[p.name][k]))]  # fmt: skip
     for group in opt.param_groups:
         for vector in group["params"]:
             rest = vector.detach().clone()
-            for p in opt._flat_shards[vector]:
+            for p in opt.flat_shards[vector]:
                 p.here(rest).zero_()
             wrong += ["padding was stepped"] if rest.any() else []
     return wrong
@@ -140,7 +140,7 @@ def same_bits(name: str, folder: str) -> list[str]:
 
 def weights(opt, name: str, number: int) -> None:
     """Those that one process has after so many steps."""
-    for _, p, _, _ in opt._members():
+    for _, p, _, _ in opt.members():
         begin, end = p.elements(p.flat.rank)
         with torch.no_grad():
             p.value.copy_(alone(name)[number][p.name][""].reshape(-1)[begin:end])
@@ -167,7 +167,7 @@ def by_parts(how: str) -> list[str]:
     opt = build("sections", "8bit", by_parts=True)
     groups, wrong = opt.param_groups, []
     for number in range(3):
-        for _, p, _, _ in opt._members():
+        for _, p, _, _ in opt.members():
             begin, end = p.elements(p.flat.rank)
             p.owner.grad = torch.ones_like(p.owner) if p.owner.grad is None else p.owner.grad
             p.here(p.owner.grad).copy_(drawn(p.name, number).reshape(-1)[begin:end])
@@ -221,7 +221,7 @@ def float32_view() -> list[str]:
 def clipped() -> tuple[float, float]:
     """The norm of all slices' gradients, and that of whole gradients."""
     opt = build("each", "8bit")
-    for _, p, _, _ in opt._members():
+    for _, p, _, _ in opt.members():
         begin, end = p.elements(p.flat.rank)
         p.owner.grad = torch.zeros_like(p.owner) if p.owner.grad is None else p.owner.grad
         p.here(p.owner.grad).copy_(drawn(p.name, 0).reshape(-1)[begin:end])

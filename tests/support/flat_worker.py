@@ -190,7 +190,7 @@ def bind_refuses() -> dict[str, str]:
 def cuts_inside_bytes(wrapper: str) -> bool:
     """Whether this rank's part of a parameter with 4-bit state begins in the middle of a byte of codes."""
     _, opt = build(wrapper, "4bit")
-    coded = [lay for _, _, lay in opt._laid_out() if any(slot.coded for slot in lay.slots)]
+    coded = [lay for _, _, lay in opt.laid_out() if any(slot.coded for slot in lay.slots)]
     return any(lay.part.front * 4 % 8 for lay in coded)
 
 
@@ -211,7 +211,7 @@ def one_on_each(name: str) -> list[str]:
         model = FullyShardedDataParallel(Two(), use_orig_params=orig, device_id=torch.device("cpu"))
         opt = MAKE[name](model.named_parameters())
         fsdp1.bind(model, opt)
-        assert all(len(p.holding_ranks) == 1 for _, p, _, _ in opt._members())
+        assert all(len(p.holding_ranks) == 1 for _, p, _, _ in opt.members())
         train(opt, range(3), 10.0)
         wrong += unequal(opt, kept_of(single, alone_opt))
     return wrong
@@ -274,7 +274,7 @@ def probed(wrapper: str, name: str) -> dict[str, dict[str, float]]:
     assert unequal(opt, alone(name)[10]) == []
     opt.step()  # and that nothing waits for anybody
     found = {}
-    members = {name_of(p, own): p for _, p, own, _ in opt._members()}
+    members = {name_of(p, own): p for _, p, own, _ in opt.members()}
     for key, entry in stats["parameters"].items():
         count = sharding.local(members[key]).numel()
         assert entry["values"] == count

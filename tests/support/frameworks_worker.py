@@ -6,7 +6,6 @@ torchrun --nproc-per-node N tests/support/frameworks_worker.py OUT FOLDER train|
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from digests import digest
+from leaving import leave
 from torch import nn
 
 import lowbit
@@ -368,6 +368,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()

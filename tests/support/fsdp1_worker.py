@@ -43,9 +43,9 @@ def wide(kind: str, tied: bool) -> list[str]:
         model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
     opt = lowbit.AdamW(lowbit.param_groups(model, lr=1e-2))
     lowbit.fsdp1.bind(model, opt)
-    laid_out = {p: lay for _, p, lay in opt._laid_out()}
+    laid_out = {p: lay for _, p, lay in opt.laid_out()}
     found = []
-    for _, p, name, _ in opt._members():
+    for _, p, name, _ in opt.members():
         assert name is not None
         if not any(slot.coded for slot in laid_out[p].slots):
             found.append(lowbit.config.overrides.clean_name(name))

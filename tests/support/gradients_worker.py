@@ -13,17 +13,29 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from gradients_misuse import refused, wrong_places
+from gradients_nets import (
+    KINDS,
+    POLICIES,
+    Found,
+    agreed,
+    batch,
+    equal,
+    everything,
+    grads_of,
+    named,
+    net,
+    optimizer,
+    whole,
+)
 from memory import held_bytes, peak_bytes
-from test_gradients import Net, tokens
+from test_gradients import Net
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FullyShardedDataParallel,
-    MixedPrecisionPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -36,66 +48,6 @@ from lowbit.gradients import clip
 
 SHAPES = [(96, 64), (37, 130), (2, 2080), (6, 5, 160), (70,), (1, 512)]
 POWERS = (2.0, 1.0, 3.0, math.inf)
-Found = dict[str, Any]
-
-
-def whole(t: torch.Tensor) -> torch.Tensor:
-    t = t.detach()
-    return t.full_tensor() if isinstance(t, DTensor) else t
-
-
-def named(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {n.removeprefix("module."): p for n, p in model.named_parameters() if p.requires_grad}
-
-
-def grads_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {n: whole(p.grad).clone() for n, p in named(model).items() if p.grad is not None}
-
-
-def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(t, b[n]) for n, t in a.items())
-
-
-def agreed(a: dict[str, torch.Tensor]) -> bool:
-    """Whether every rank has the same."""
-    total = torch.stack([t.double().sum() for t in a.values()])
-    both = [torch.empty_like(total) for _ in range(dist.get_world_size())]
-    dist.all_gather(both, total)
-    return all(torch.equal(t, total) for t in both)
-
-
-def sharded(model: nn.Module, mesh: Any = None, **options: Any) -> nn.Module:
-    for part in model.children():
-        if part is not getattr(model, "head", None) and part is not getattr(model, "embed", None):
-            fully_shard(part, mesh=mesh, **options)  # the shared weight is the root's
-    return fully_shard(model, mesh=mesh, **options)
-
-
-def net(kind: str, mesh: Any = None) -> nn.Module:
-    model = Net()
-    if kind.startswith("fsdp2"):
-        policies: dict[str, dict[str, Any]] = {
-            "fsdp2": {},
-            "fsdp2 offload": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
-            "fsdp2 reducing in float32": {
-                "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)
-            },
-        }
-        return sharded(model, mesh, **policies[kind])
-    options: dict[str, dict[str, Any]] = {
-        "ddp": {},
-        "ddp view": {"gradient_as_bucket_view": True},
-        "ddp small buckets": {"bucket_cap_mb": 0.001},
-    }
-    return DistributedDataParallel(model, find_unused_parameters=True, **options[kind])
-
-
-KINDS = ("ddp", "ddp view", "ddp small buckets", "fsdp2")
-POLICIES = ("fsdp2 offload", "fsdp2 reducing in float32")
-
-
-def batch(i: int) -> torch.Tensor:
-    return tokens(100 * i + dist.get_rank())
 
 
 # ---- clipping ----
@@ -246,13 +198,13 @@ def ranks_that_use_different_parameters(ranks: int) -> Found:
         opt = optimizer(model)
         lowbit.step_in_backward(model, opt)
         seen: dict[str, torch.Tensor] = {}
-        update = opt._update
+        update = opt.step_params
 
         def keep(params: Any, *rest: Any, model=model, update=update, seen=seen) -> Any:
             seen.update(grads_of(model))
             return update(params, *rest)
 
-        opt._update = keep  # type: ignore[method-assign]
+        opt.step_params = keep  # type: ignore[method-assign]
         for window, used in enumerate(((True, True, dist.get_rank() == 0), (dist.get_rank() == 1, False, False))):  # fmt: skip
             seen.clear()
             mean: dict[str, torch.Tensor] = {}
@@ -340,20 +292,6 @@ def static_graph(ranks: int) -> Found:
 
 
 # ---- steps in backward ----
-
-
-def optimizer(model: nn.Module, name: str = "AdamW") -> lowbit.LowbitOptimizer:
-    params = [
-        (n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad
-    ]
-    return getattr(lowbit, name)(params, lr=1e-2)
-
-
-def everything(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    made = {n: whole(p) for n, p in named(model).items()}
-    for n, p in named(model).items():
-        made |= {f"{n} {key}": whole(t) for key, t in opt.state[p].items()}
-    return made
 
 
 def in_backward(ranks: int) -> Found:
@@ -489,76 +427,6 @@ def memory(ranks: int) -> Found:
     return {
         "memory": {"weights and state": kept, "layer": layer, "in backward": ours, "dropped": floor, "behind": behind},
     }  # fmt: skip
-
-
-# ---- wrong places ----
-
-
-def refused(text: str, call: Callable[[], Any]) -> bool:
-    try:
-        call()
-    except (ValueError, RuntimeError) as error:
-        assert text in str(error), str(error)
-        return True
-    return False
-
-
-def wrong_places(ranks: int) -> Found:
-    found = {}
-    model = Net()
-    accumulator = lowbit.accumulate(model)
-    sharded(model)
-    text = "fully_shard was called after lowbit.accumulate"
-    found["before fully_shard, forward"] = refused(text, lambda: model(batch(0)))
-    found["before fully_shard, micro"] = refused(text, accumulator.micro(last=True).__enter__)
-
-    inner = Net()
-    lowbit.accumulate(inner)
-    ddp = DistributedDataParallel(inner, find_unused_parameters=True)
-    found["inside DDP"] = refused("call it on the DistributedDataParallel", lambda: ddp(batch(0)))
-    model = Net()
-    lowbit.step_in_backward(model, optimizer(model))
-    ddp = DistributedDataParallel(model, find_unused_parameters=True)
-    text = "lowbit.step_in_backward was called on a module inside"
-    found["inside DDP, steps"] = refused(text, lambda: ddp(batch(0)))
-    outer = nn.Sequential(net("ddp"))
-    text = "this Sequential contains a DistributedDataParallel; call lowbit"
-    found["inside DDP, around it"] = refused(text, lambda: lowbit.accumulate(outer))
-    found["inside DDP, steps around it"] = refused(
-        text, lambda: lowbit.step_in_backward(outer, optimizer(outer))
-    )
-    model = Net()
-    lowbit.step_in_backward(model, optimizer(model))
-    sharded(model)
-    text = "fully_shard was called after lowbit.step_in_backward"
-    found["before fully_shard, steps"] = refused(text, lambda: model(batch(0)))
-    ddp = net("ddp")
-    found["assign_hooks on DDP"] = refused(
-        "before DistributedDataParallel reduces", lambda: lowbit.StochasticAccumulator.assign_hooks(ddp)
-    )  # fmt: skip
-    lowbit.accumulate(ddp)
-    loss = ddp(batch(0))
-    found["DDP outside of micro"] = refused("outside `with accumulator.micro", loss.backward)
-
-    for orig in (True, False):
-        torch.manual_seed(0)
-        plain = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).bfloat16()
-        fsdp = FullyShardedDataParallel(plain, use_orig_params=orig, device_id=torch.device("cpu"))
-        text = "flat shard of FSDP1"
-        found[f"FSDP1, {orig}"] = refused(text, lambda fsdp=fsdp: lowbit.accumulate(fsdp))
-        found[f"clip FSDP1, {orig}"] = refused(text, lambda fsdp=fsdp: lowbit.clip_grad_norm_(fsdp.parameters(), 1.0))  # fmt: skip
-        total = None
-        accumulator = lowbit.accumulate(fsdp, rounding="kahan", hooks=False)
-        for i in range(4):
-            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * i + dist.get_rank())).bfloat16()  # fmt: skip
-            fsdp(x).square().mean().backward()
-            local = torch.cat([p.grad.double().flatten() for p in fsdp.parameters() if p.grad is not None])  # fmt: skip
-            total = local if total is None else total + local
-            accumulator.add()
-        accumulator.finish()
-        local = torch.cat([p.grad.double().flatten() for p in fsdp.parameters() if p.grad is not None])  # fmt: skip
-        found[f"FSDP1 after the backward pass, {orig}"] = float((local - total).norm() / total.norm()) < 4e-3  # fmt: skip
-    return found
 
 
 def found(ranks: int) -> Found:

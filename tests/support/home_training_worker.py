@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import lowbit
 from lowbit import fsdp1, sharding
+from lowbit.state import weights
 from lowbit.step import home
 
 NAMES = ("down", "uneven", "square")
@@ -125,7 +126,7 @@ def raised(model: Model, opt) -> None:
             model.square.grad = None  # it has no home and was stepped
             model.down.grad = model.down.grad.clone()
         else:
-            assert not any(lay.home for _, _, lay in opt._laid_out())
+            assert not any(lay.home for _, _, lay in opt.laid_out())
             opt.zero_grad()
     opt.step()
     opt.zero_grad()
@@ -197,9 +198,37 @@ def averaged(model: Model, opt) -> None:
     ema.copy_to()
 
 
+def repeated(model: Model, opt) -> None:
+    """Steps after the first are repeated from the cache, weights away from their state among them; with other settings, and if a gradient is gone."""
+    step(model, opt, 0)
+    with mock.patch.object(opt, "_update", side_effect=AssertionError("not repeated")):
+        step(model, opt, 1)
+        opt.param_groups[0]["lr"] = 3e-2
+        step(model, opt, 2)
+    set_grads(model, 3)
+    model.down.grad = None
+    opt.step()
+    step(model, opt, 4)
+
+
+def in_modes(model: Model, opt) -> None:
+    """Weights and averages change places a row at a time, where all are too many."""
+    sizes = []
+    with mock.patch.object(weights, "_AT_ONCE", 300), mock.patch.object(weights, "_mix", wraps=weights._mix) as mix:  # fmt: skip
+        for number in range(3):
+            opt.train()
+            step(model, opt, number)
+            opt.eval()
+        sizes = [call.args[0].numel() for call in mix.call_args_list]
+    longest = max(sharding.local(p)[0].numel() for p in model.parameters())
+    assert sizes and max(sizes) <= max(300, longest), sizes
+
+
 AROUND = {
-    "AdamW": (clipped, overflowed, lacking, lacking_wide, raised, probed, loaded, in_backward, accumulated, averaged),
-    "LAMB": (clipped, overflowed, lacking, raised, in_backward),
+    "AdamW": (clipped, overflowed, lacking, lacking_wide, raised, probed, loaded, in_backward, accumulated, averaged, repeated),
+    "LAMB": (clipped, overflowed, lacking, raised, in_backward, repeated),
+    "Schedule-Free": (in_modes,),
+    "Schedule-Free, split8": (in_modes,),
     "lpmm4": (lacking, loaded),
     "split8": (clipped, raised, probed, loaded, averaged),
     "Kahan, Adafactor": (clipped, lacking, accumulated),
@@ -267,7 +296,7 @@ def fully_sharded() -> list[str]:
             opt.zero_grad()
         runs.append((model, opt))
     (model, opt), (plain, want) = runs
-    assert opt._layouts[model.down].home
+    assert opt.layouts[model.down].home
     return differs(model, opt, kept_of(plain, want))
 
 

@@ -226,7 +226,7 @@ def train(place: str, folder: str, cases: Sequence[str] = tuple(CASES)) -> dict[
     for case in cases:
         model, opt = built(place, case)
         if place in ("2", "EP x TP") and case == "AdamW":
-            away = {name for name, p in model.named_parameters() if opt._layouts[p].home}
+            away = {name for name, p in model.named_parameters() if opt.layouts[p].home}
             assert away == set(CUT), away
         take_steps(model, opt, 0, 10)
         wrong[case] = differs(model, opt, alone(folder, case)[0])

@@ -106,7 +106,8 @@ OF_KINDS = {name: RULES[name] for name in ("AdamW", "Adafactor")}
 OVER_KINDS = {
     name: (4,)
     for name in (
-        "DDP", ZERO, "FSDP1 orig", "FSDP1 flat", SLICES, "FSDP2", "CPU offload", "HSDP 2x2", "TP x FSDP 2x2 row", "EP x FSDP 2x2", "pipeline",
+        "DDP", ZERO, "FSDP1 orig", "FSDP1 flat", SLICES, "FSDP2", "CPU offload", "HSDP 2x2", "TP x FSDP 2x2 row", "TP x FSDP 2x2 col", "EP",
+        "EP x FSDP 2x2", "pipeline", "pipeline x FSDP2 2x2",
     )
 }  # fmt: skip
 # By the name of the table: its cases and its wrappers.
@@ -148,7 +149,7 @@ class Run:
         """All that this rank has some of, DTensors and flat shards included, by name."""
         if self.opt is not self.outer:
             return {clean_name(name): p for name, p in self.model.named_parameters()}
-        return {name_of(p, name): p for _, p, name, _ in self.opt._members()}
+        return {name_of(p, name): p for _, p, name, _ in self.opt.members()}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """What torch.distributed.checkpoint saves, and loads in place but for flat shards."""
@@ -164,7 +165,7 @@ class Run:
 
     def unequal(self, want: Kept) -> list[str]:
         """The parameters of which what is here are not the bytes of one process: weight or state."""
-        members = {name_of(p, name) for _, p, name, _ in self.opt._members()}
+        members = {name_of(p, name) for _, p, name, _ in self.opt.members()}
         wrong = wrappers_worker.unequal(self.opt, {name: want[name] for name in members})
         return wrong + [
             f"{name} (weight)"
@@ -178,7 +179,7 @@ def set_grads(run: Run, number: int) -> None:
         for name, p in run.params().items():
             p.grad = global_gradient(name, number, tuple(p.shape), p.dtype).clone()
         return
-    members = [p for _, p, _, _ in run.opt._members()]
+    members = [p for _, p, _, _ in run.opt.members()]
     if not members or not isinstance(run.model, Vectors):
         return wrappers_worker.set_grads(run.opt, number)
     for p in members:

@@ -206,7 +206,7 @@ def sources_of(kind: str, place: Place, sources: dict[str, Place]) -> list[Place
     """Stages, of which no rank has every parameter, load what they saved too: dcp keeps one rank's groups of nested names."""
     if not KINDS[kind][0]:
         return [place]
-    return [sources.get(kind, ONE), *([place] if place[0] == "pipeline" else [])]
+    return [sources.get(kind, ONE), *([place] if place[0].startswith("pipeline") else [])]
 
 
 def resumed(folder: str, wrapper: str, kind: str, source: Place) -> tuple[str | None, list[str]]:

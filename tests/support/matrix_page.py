@@ -65,7 +65,7 @@ COLUMNS_OF_KINDS: Columns = {
 # What is longer than what it means.
 SHORTER = {
     r"^RuntimeError: Optimizer state has not been consolidated.*": "torch: Optimizer state has not been consolidated on this rank",
-    r"^at loading what pipeline saved: ValueError: (no group|group 0) of the state dict has .*":
+    r"^at loading what pipeline[^:]* saved: ValueError: (group 0|no group) of the state dict has .*":
         "ValueError on a stage that loads it: torch.distributed.checkpoint keeps one rank's param_groups. "
         "Save flat names, or load the state alone: [pipeline.md](pipeline.md)",
 }  # fmt: skip

@@ -84,7 +84,7 @@ def alone(name: str) -> tuple[Kept, Kept]:
 
 def differs(opt, want: Kept) -> list[str]:
     """`unequal` among the parameters that this rank has."""
-    here = {name_of(p, name) for _, p, name, _ in opt._members()}
+    here = {name_of(p, name) for _, p, name, _ in opt.members()}
     return unequal(opt, {name: kept for name, kept in want.items() if name in here})
 
 

@@ -224,7 +224,7 @@ def trained(early: bool, micro: int) -> list[str]:
     accumulator = lowbit.accumulate(model, "float32") if micro > 1 else None
     seen: dict[str, torch.Tensor] = {}
     if early:
-        update = opt._update
+        update = opt.step_params
 
         def kept(params: Any, *rest: Any) -> Any:
             several = list(params)
@@ -232,7 +232,7 @@ def trained(early: bool, micro: int) -> list[str]:
             seen.update((names[p], sharding.whole(p.grad)) for _, p in several)
             return update(several, *rest)
 
-        opt._update = kept
+        opt.step_params = kept
         lowbit.step_in_backward(model, opt)
     for t in range(3):
         for i in range(micro):
@@ -288,7 +288,7 @@ def collectives(kind: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> dict[str, 
         for name, plain in before.items():
             setattr(dist, name, plain)
     groups: dict[Any, list[Any]] = {}
-    for _, p, lay in opt._laid_out():
+    for _, p, lay in opt.laid_out():
         if getattr(lay, "spread", None) and not lay.home:
             groups.setdefault(lay.group, []).append(types.SimpleNamespace(lay=lay, owners=opt._owners[p]))  # fmt: skip
     exchanges = []
@@ -368,7 +368,7 @@ def of_some_ranks() -> list[str]:
             opt.step()
         runs.append({"": p.detach(), **opt.state[p]})
         if isinstance(p, DTensor):
-            assert dist.get_process_group_ranks(opt._layouts[p].group) == [0, 1, 2, 3]
+            assert dist.get_process_group_ranks(opt.layouts[p].group) == [0, 1, 2, 3]
     return differing(*runs)
 
 

@@ -66,7 +66,7 @@ def recode_columns() -> bool:
             saved = opt.state_dict()
             saved["state"] = {0: {"step": torch.tensor(3.0), **moments}}
             opt.load_state_dict(saved)
-            ((_, _, lay),) = opt._laid_out()
+            ((_, _, lay),) = opt.laid_out()
             values = [
                 coding.dequantize_slot([sharding.local(opt.state[p][e.key]) for e in slot.entries(lay.part)], lay, slot)
                 for slot in lay.slots

@@ -24,6 +24,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from digests import digest, part_of
+from leaving import leave
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -210,6 +211,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()

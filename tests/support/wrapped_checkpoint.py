@@ -64,7 +64,7 @@ def spoil(model, opt) -> None:
     """Other weights and state, so that what is not loaded is seen."""
     for p in model.parameters():
         sharding.local(p.detach()).fill_(-3)
-    for _, p, _, _ in opt._members():
-        for key, t in opt._state_of(p).items():
+    for _, p, _, _ in opt.members():
+        for key, t in opt.state_of(p).items():
             if key != "shape":
                 sharding.local(t).fill_(1)

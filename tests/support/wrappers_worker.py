@@ -102,7 +102,7 @@ def name_of(p, name: str) -> str:
 
 def set_grads(opt, step: int) -> None:
     """As each wrapper leaves the global gradients."""
-    for _, p, name, _ in opt._members():
+    for _, p, name, _ in opt.members():
         name = name_of(p, name)
         if name in ("d.never", "e.frozen"):
             continue
@@ -158,7 +158,7 @@ def kept_of(model: nn.Module, opt) -> Kept:
 def unequal(opt, want: Kept, without: tuple[str, ...] = ()) -> list[str]:
     """The parameters of which what is here are not the bytes that one process has there: weight, or state."""
     state = fsdp1.get_state_dict(opt)["state"]
-    members = {name_of(p, name): p for _, p, name, _ in opt._members()}
+    members = {name_of(p, name): p for _, p, name, _ in opt.members()}
     wrong = {f"{name} is missing" for name in want.keys() - members.keys()}
     for name, p in members.items():
         found = {"": p.detach() if isinstance(p, torch.Tensor) else p, **state.get(name, {})}

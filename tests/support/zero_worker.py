@@ -100,7 +100,7 @@ def names_said() -> list[str]:
     net = model()
     opt = sharded(lowbit.param_groups(net))
     of = {p: name for name, p in net.named_parameters()}
-    wrong = [f"{said}, not {of[p]}" for _, p, said, _ in opt.optim._members() if said != of[p]]
+    wrong = [f"{said}, not {of[p]}" for _, p, said, _ in opt.optim.members() if said != of[p]]
     train(net, opt, 0, 1)
     for group in opt.param_groups:
         if group["param_names"] != [of[p] for p in group["params"]]:

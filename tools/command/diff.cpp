@@ -56,7 +56,9 @@ void add_diff(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option(
           "--tolerance", given->options.tolerance,
           "How far a tensor may be off, as a part of the larger one's 2-norm, such as 0.02")
-      ->check(CLI::NonNegativeNumber);
+      ->check([](const std::string& text) {
+        return text.starts_with('-') ? "must not be negative" : std::string();
+      });
   add_selection(*command, given->options.select);
   given->report.add(*command);
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <functional>
 
 #include "io/text.h"
+#include "pickle/numpy_value.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 class Unfolder {
  public:
   Unfolder(const Pickle& p, const std::string& what, uint64_t limit)
-      : p_(p), what_(what), left_(limit) {}
+      : p_(p), what_(what), left_(limit), arrays_left_(array_limit(p.bytes.size())) {}
 
   Result<Value> value(NodeId id, int depth) {
     if (depth > Value::kMaxDepth)
@@ -49,7 +49,7 @@ class Unfolder {
         return Value{.kind = Value::Kind::kLong, .text = std::string(p_.text(id))};
       case Kind::kUnknown:
       case Kind::kOpaque:
-        return opaque(p_.opaque_name(id));
+        return opaque(p_.opaque_name(id), p_.holds_tensor(id) ? Value::kHolder : Value::kObject);
       default:
         if (p_.opaque && p_.is(id, Kind::kObject) && p_.global(id)->name == "fragment_address")
           return fragment(id);
@@ -62,8 +62,8 @@ class Unfolder {
   static std::string name_of(const GlobalRule& rule) {
     return std::string(rule.module) + "." + std::string(rule.name);
   }
-  static Value opaque(std::string_view name) {
-    return {.kind = Value::Kind::kOpaque, .text = std::string(name)};
+  static Value opaque(std::string_view name, Value::Opaque kind = Value::kObject) {
+    return {.kind = Value::Kind::kOpaque, .integer = kind, .text = std::string(name)};
   }
   /// DeepSpeed's: opaque too, with its two numbers, which place a slice.
   Value fragment(NodeId id) {
@@ -201,13 +201,32 @@ class Unfolder {
                ? ""
                : name + std::to_string(8 * (code[1] - '0'));
   }
-  /// A number of numpy as Python's; an array by its type and shape alone.
+  /// The array at a node with its content, if it is one of plain numbers.
+  Result<Value> array(NodeId id, std::string name) {
+    const auto found = p_.opaque ? numpy_array(p_, id) : std::nullopt;
+    if (!found) return opaque(name);
+    NodeId content = found->content;
+    // Of no bytes: bytes().
+    const bool none = p_.is(content, Kind::kCall) && p_.global(content)->name == "bytes" &&
+                      p_.items(p_.item(content, 1)).empty();
+    if (none) content = kNoNode;
+    const bool coded = p_.is(content, Kind::kCall) && p_.global(content)->name == "encode" &&
+                       p_.text(p_.item(p_.item(content, 1), 1)) == "latin1";
+    if (!none && !coded && !p_.is(content, Kind::kBytes)) return opaque(name);
+    if (found->bytes > arrays_left_)
+      return bad(what_ + ": its arrays of numpy have more bytes than the file could hold");
+    ASSIGN_OR_RETURN(held, bytes(content, Value::Kind::kBytes));
+    if (held.text.size() != found->bytes) return opaque(name);
+    arrays_left_ -= found->bytes;
+    return array_value(*found, std::move(name), std::move(held.text));
+  }
+  /// A number of numpy as Python's; an array of anything but numbers by its type and shape alone.
   Result<Value> numpy(NodeId id, const GlobalRule& rule) {
     const NodeId arguments = p_.item(id, 1);
     if (rule.name == "scalar") {
       const std::string dtype = numpy_dtype(p_.item(arguments, 0));
       ASSIGN_OR_RETURN(content, bytes(p_.item(arguments, 1), Value::Kind::kBytes));
-      const Value number = number_of(dtype, content.text);
+      const Value number = numpy_number(dtype, content.text);
       return number.is(Value::Kind::kNone) ? opaque("numpy scalar") : number;
     }
     if (rule.name == "_reconstruct") {
@@ -225,38 +244,14 @@ class Unfolder {
         }
         text += "]";
       }
-      return opaque(text);
+      return array(id, std::move(text));
     }
     return opaque(name_of(rule));
-  }
-  static Value number_of(const std::string& dtype, const std::string& bytes) {
-    const auto as = [&]<class T>(T x) {
-      if (bytes.size() == sizeof x) std::memcpy(&x, bytes.data(), sizeof x);
-      return x;
-    };
-    const size_t digits = dtype.find_first_of("123468");
-    const size_t width = dtype == "bool"               ? 1
-                         : digits == std::string::npos ? 0
-                                                       : std::stoul(dtype.substr(digits)) / 8;
-    if (width == 0 || bytes.size() != width) return Value::none();
-    if (dtype == "bool") return Value::boolean(as(uint8_t{}) != 0);
-    if (dtype == "float64") return Value::floating(as(double{}));
-    if (dtype == "float32") return Value::floating(static_cast<double>(as(float{})));
-    if (dtype == "float16") return Value::none();
-    if (dtype == "int8") return Value::number(as(int8_t{}));
-    if (dtype == "int16") return Value::number(as(int16_t{}));
-    if (dtype == "int32") return Value::number(as(int32_t{}));
-    if (dtype == "int64") return Value::number(as(int64_t{}));
-    if (dtype == "uint8") return Value::number(as(uint8_t{}));
-    if (dtype == "uint16") return Value::number(as(uint16_t{}));
-    if (dtype == "uint32") return Value::number(as(uint32_t{}));
-    const uint64_t large = as(uint64_t{});
-    return large <= INT64_MAX ? Value::number(static_cast<int64_t>(large)) : Value::none();
   }
 
   const Pickle& p_;
   const std::string& what_;
-  uint64_t left_;
+  uint64_t left_, arrays_left_;
 };
 
 }  // namespace
@@ -313,7 +308,7 @@ bool Value::is_opaque() const {
 bool Value::holds_tensor() const {
   const bool tensor =
       text.starts_with("torch._utils._rebuild_") || text.starts_with("torch._tensor._rebuild_");
-  return (kind == Kind::kOpaque && tensor) ||
+  return (kind == Kind::kOpaque && (tensor || integer == kHolder)) ||
          std::any_of(items.begin(), items.end(),
                      [](const Value& item) { return item.holds_tensor(); });
 }
@@ -465,7 +460,8 @@ void write_value(PickleWriter& to, const Value& v) {
     case Value::Kind::kLong:
       to.long_integer(v.text);
       return;
-    case Value::Kind::kOpaque:  // writers refuse it before
+    case Value::Kind::kOpaque:  // writers refuse any other before
+      if (v.integer == Value::kArray) return write_array(to, v);
       to.none();
       return;
     case Value::Kind::kGlobal: {

@@ -34,9 +34,13 @@ struct Value {
     kBytearray,  // text
     kLong,       // text: an integer of more than 64 bits, little-endian in two's complement
     kOpaque,     // text: the class of an object that is not looked at, "argparse.Namespace";
-                 // items, of DeepSpeed's fragment_address alone: numel and start
+                 // items, of DeepSpeed's fragment_address alone: numel and start;
+                 // of an array of numpy: what it consists of; integer: kTensor, ... below
   };
   static constexpr int kMaxDepth = 100;
+  /// What `integer` says of a kOpaque: a tensor that is not read (text is its kind), an array of
+  /// numpy that can be written again, an object whose arguments or items hold tensors.
+  enum Opaque : uint8_t { kObject, kTensor, kArray, kHolder };
   /// The text of a kDict that is a yacs CfgNode.
   static constexpr const char* kConfiguration = "yacs.config CfgNode";
   /// The text of a kDict that is a Counter.
@@ -53,12 +57,19 @@ struct Value {
   static Value number(int64_t n) { return {.kind = Kind::kInt, .integer = n}; }
   static Value floating(double x) { return {.kind = Kind::kFloat, .real = x}; }
   static Value words(std::string s) { return {.kind = Kind::kText, .text = std::move(s)}; }
+  static Value unread_tensor(std::string kind) {
+    return {.kind = Kind::kOpaque, .integer = kTensor, .text = std::move(kind)};
+  }
   static Value list(std::vector<Value> v) { return {.kind = Kind::kList, .items = std::move(v)}; }
   static Value tuple(std::vector<Value> v) { return {.kind = Kind::kTuple, .items = std::move(v)}; }
 
   bool is(Kind k) const { return kind == k; }
-  /// Whether it is an opaque object, or holds one. Such a value cannot be written.
+  /// Whether it is an opaque object, or holds one. Only arrays of numpy among them can be written.
   bool is_opaque() const;
+  /// Whether it is opaque by arrays of numpy alone.
+  bool is_writable() const;
+  /// Whether it is a tensor that is not read: a leaf of its own, "a sparse tensor".
+  bool is_unread_tensor() const { return kind == Kind::kOpaque && integer == kTensor; }
   /// Whether one of its opaque objects is a tensor, which is data and no object of a class.
   bool holds_tensor() const;
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
@@ -76,9 +87,15 @@ std::string opaque_names(const Value& value);
 /// A kLong as people and Python's int(text, 16) read it: "-0x1f...".
 std::string hexadecimal(const Value& value);
 /// The plain value at a node. An error if it is no plain value, is nested too deep, repeats a key,
-/// or expands to more than `limit` values. `what` names the input in errors.
+/// or expands to more than `limit` values, or to arrays of far more bytes than the pickle has.
+/// `what` names the input in errors.
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
                           uint64_t limit = 1u << 19);
+/// The bytes that a value's arrays of numpy may have together, where the pickle is so long: a few
+/// references to one of them must not fill the memory.
+constexpr uint64_t array_limit(uint64_t pickle) { return (1u << 20) + 4 * pickle; }
+/// The bytes of a value's arrays of numpy.
+uint64_t array_bytes(const Value& value);
 /// Writes a value with the opcodes of protocol 2, with the batches and the memo of Python's
 /// pickler.
 void write_value(PickleWriter& to, const Value& value);

@@ -154,7 +154,24 @@ class PickleReader {
     const NodeId first = out_.item(arguments, 0);
     const bool rebuilt = name == "_reconstructor" || name == "__newobj_ex__";
     return push(Kind::kOpaque,
-                rebuilt && out_.is(first, Kind::kUnknown) ? out_.nodes[first].data : number);
+                rebuilt && out_.is(first, Kind::kUnknown) ? out_.nodes[first].data : number,
+                holds_tensor(arguments, 0));
+  }
+  /// Whether a tensor lies in what an opaque object is given: such an object (a namedtuple, a dict of
+  /// an own class) is a container of data. Not looked at is what is deep or comes late in a large
+  /// file, and the state of objects, which modules and optimizers have too.
+  bool holds_tensor(NodeId node, int depth) {
+    constexpr int kDepth = 6;
+    constexpr uint64_t kLooks = 1u << 20;
+    if (depth > kDepth || looks_ == kLooks) return false;
+    ++looks_;
+    if (out_.is(node, Kind::kCall)) return out_.global(node)->name.starts_with("_rebuild_");
+    if (out_.holds_tensor(node)) return true;
+    if (!out_.is(node, Kind::kTuple) && !out_.is(node, Kind::kList) && !out_.is(node, Kind::kDict))
+      return false;
+    const auto items = out_.items(node);
+    return std::any_of(items.begin(), items.end(),
+                       [&](NodeId item) { return holds_tensor(item, depth + 1); });
   }
   /// A dict of the pairs that Python 2 hands to an OrderedDict, or Python 3 to a Counter.
   Status filled_dict(NodeId from, uint64_t kind) {
@@ -220,6 +237,8 @@ class PickleReader {
     if (!has(n + 1)) return empty();
     Node& target = out_.nodes[stack_[stack_.size() - n - 1]];
     if (target.kind == Kind::kOpaque) {
+      for (size_t i = stack_.size() - n; i < stack_.size(); ++i)
+        if (holds_tensor(stack_[i], 0)) target.length = 1;
       stack_.resize(stack_.size() - n);
       return fine();
     }
@@ -393,6 +412,7 @@ class PickleReader {
   const std::string& what_;
   PickleLimits limits_;
   size_t at_ = 0;
+  uint64_t looks_ = 0;  // of holds_tensor
   uint64_t added_ = 0;
   Pickle out_;
   std::unordered_map<std::string, uint64_t> unknown_;

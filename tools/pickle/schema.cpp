@@ -31,6 +31,8 @@ bool fits(const Pickle& p, NodeId id, char letter) {
       return p.is(id, Kind::kPersistent);
     case 'g':
       return p.is(id, Kind::kGlobal);
+    case 'q':
+      return fits(p, id, 'g') || fits(p, id, 'c');
     case 'o':
       return p.ordered(id) && p.items(id).empty();
     case 'z':

@@ -5,7 +5,7 @@
 //   u any tuple   x anything
 //   t a call that gives a tensor
 //   m the class of one of torch's enums   f the name of one of its members
-//   c a class outside the allowlist, or an object of one
+//   c a class outside the allowlist, or an object of one   q that, or a global
 //   * after a letter: any number of it      ? the arguments that follow are optional
 #pragma once
 

@@ -34,7 +34,8 @@ enum class Kind : uint8_t {
   kPersistent,  // items: the id
   kLong,        // text: an integer of more than 64 bits, little-endian in two's complement
   kUnknown,     // a global outside the allowlist, where such may be named: `data` in `unknown`
-  kOpaque,      // an object of such a class, whose content is not looked at: the same
+  kOpaque,      // an object of such a class, whose content is not looked at: the same, and
+                // `length` 1 where a tensor was seen in its arguments or items
 };
 
 struct Node {
@@ -107,6 +108,8 @@ class Pickle {
     return is(id, Kind::kUnknown) || is(id, Kind::kOpaque) ? unknown[nodes[id].data]
                                                            : std::string_view();
   }
+  /// Whether a tensor was seen in the arguments or the items of an opaque object.
+  bool holds_tensor(NodeId id) const { return is(id, Kind::kOpaque) && nodes[id].length != 0; }
   /// The value of a string key of a dict, or kNoNode.
   NodeId find(NodeId dict, std::string_view key) const {
     const auto all = items(dict);

@@ -230,7 +230,10 @@ Status open_source(Conversion& at, const Selection& selection, const std::string
   at.document->optimizer = optimizer;
   if (at.document->leaves.empty())
     return usage("nothing of " + printable(at.source) + " is selected");
+  RETURN_IF_ERROR(check_no_rank_part(*at.document, at.source));
   at.warnings = at.document->manifest->warnings;
+  for (std::string& line : warn_of_left_behind(*at.document->manifest))
+    at.warnings.push_back(std::move(line));
   return at.to == nullptr ? check_common_kept(*at.document, at.source, at.warnings) : fine();
 }
 
@@ -238,6 +241,7 @@ Status open_source(Conversion& at, const Selection& selection, const std::string
 Status make_target(Conversion& at, const ConvertOptions& options) {
   if (!options.model.empty()) {
     ASSIGN_OR_RETURN(model, open_checkpoint(options.model));
+    RETURN_IF_ERROR(check_no_rank_part(model, options.model));
     at.document->model = std::make_shared<Document>(std::move(model));
   }
   // Those of Megatron-Core are in tensors of their own, which no target has.
@@ -400,8 +404,8 @@ Result<Json> convert(const std::string& source, const std::string& target,
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
   const bool directory = kind == ContainerKind::kDcp;
   RETURN_IF_ERROR(check_parts(options, target, directory));
-  if (to != nullptr) RETURN_IF_ERROR(check_no_opaque_state(*at.document));
-  ASSIGN_OR_RETURN(left_out, leave_out_opaque(*at.document, directory));
+  RETURN_IF_ERROR(check_no_opaque_state(*at.document, to != nullptr, kind));
+  ASSIGN_OR_RETURN(left_out, leave_out_opaque(*at.document, kind));
   at.warnings.insert(at.warnings.end(), left_out.begin(), left_out.end());
   RETURN_IF_ERROR(make_target(at, options));
   restore_keys(at, kind);

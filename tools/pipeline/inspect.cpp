@@ -33,7 +33,8 @@ Json shown(const Value& v, int depth) {
     case Value::Kind::kDevice:
       return printable(v.text);
     case Value::Kind::kOpaque:
-      return fmt::format("<{}: opaque, not read>", printable(v.text));
+      return v.is_writable() ? fmt::format("<{}>", printable(v.text))
+                             : fmt::format("<{}: opaque, not read>", printable(v.text));
     case Value::Kind::kLong:
       return hexadecimal(v);
     case Value::Kind::kComplex:

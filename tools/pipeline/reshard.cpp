@@ -27,17 +27,33 @@ Status check_mesh(const Document& document, const Mesh& mesh) {
   return fine();
 }
 
+/// reshard writes a folder, and a name that ends like a file's asks for something else.
+Status check_folder_name(const std::string& target) {
+  for (const char* end : {".pt", ".pth", ".bin", ".safetensors"}) {
+    if (target.ends_with(end))
+      return usage(printable(target) +
+                   " is the name of a file, and reshard writes a folder: take " +
+                   "another name, or convert for a file");
+  }
+  return fine();
+}
+
 }  // namespace
 
 Result<Json> reshard(const std::string& source, const std::string& target,
                      const ReshardOptions& options) {
+  RETURN_IF_ERROR(check_folder_name(target));
   ASSIGN_OR_RETURN(whole, open_checkpoint(source));
   RETURN_IF_ERROR(check_no_zero_rank(whole, source));
   RETURN_IF_ERROR(check_selection(whole, options.select));
   Document document = select(std::move(whole), options.select);
   std::vector<std::string> warnings = document.manifest->warnings;
   RETURN_IF_ERROR(check_common_kept(document, source, warnings));
-  ASSIGN_OR_RETURN(left_out, leave_out_opaque(document, true));
+  RETURN_IF_ERROR(check_no_rank_part(document, source));
+  RETURN_IF_ERROR(check_no_opaque_state(document, false, ContainerKind::kDcp));
+  for (std::string& line : warn_of_left_behind(*document.manifest))
+    warnings.push_back(std::move(line));
+  ASSIGN_OR_RETURN(left_out, leave_out_opaque(document, ContainerKind::kDcp));
   warnings.insert(warnings.end(), left_out.begin(), left_out.end());
   if (document.leaves.empty())
     return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};

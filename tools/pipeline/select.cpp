@@ -4,6 +4,8 @@
 
 #include "dialect/common/algorithm.h"
 #include "dialect/common/optimizer_root.h"
+#include "io/checkpoint_folder.h"
+#include "io/file.h"
 #include "io/glob.h"
 #include "io/partial_name.h"
 #include "io/text.h"
@@ -53,14 +55,41 @@ std::vector<std::string> warn_of_leftovers(const std::string& target) {
   return warnings;
 }
 
-Result<std::vector<std::string>> leave_out_opaque(Document& document, bool directory) {
+std::vector<std::string> warn_of_left_behind(const Manifest& source) {
+  if (source.kind != ContainerKind::kDcp) return {};
+  const auto folder = Directory::open(source.path);
+  const auto names = folder.ok() ? folder.value()->list() : folder.error();
+  if (!names.ok()) return {};
+  FolderContent content;
+  for (const std::string& name : names.value()) {
+    const auto& files = source.file_names;
+    // A data file that nothing names has a warning of its own, and Megatron's files a check.
+    const bool megatron = name == "common.pt" || name == "metadata.json";
+    if (name == "." || name == ".." || is_dcp_file(name) || name.ends_with(".distcp") || megatron ||
+        std::find(files.begin(), files.end(), name) != files.end())
+      continue;
+    content.others.push_back(name);
+  }
+  if (content.others.empty()) return {};
+  std::sort(content.others.begin(), content.others.end());
+  const bool lightning =
+      std::find(content.others.begin(), content.others.end(), "meta.pt") != content.others.end();
+  return {content.names() + " beside the checkpoint: not copied to the target" +
+          (lightning ? "; Lightning resumes only where its meta.pt lies too: copy that" : "")};
+}
+
+Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerKind target) {
+  const bool directory = target == ContainerKind::kDcp;
   constexpr size_t kShown = 5;
   std::vector<std::string> warnings;
   std::vector<Leaf> kept;
   size_t left_out = 0;
   for (Leaf& leaf : document.leaves) {
     const bool copied = directory && leaf.blob != nullptr && leaf.blob->extent.length > 0;
-    if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
+    const bool writable = leaf.value.is_writable() && target != ContainerKind::kSafetensors;
+    if (leaf.kind == Leaf::Kind::kOpaque && writable && !copied) {
+      leaf.kind = Leaf::Kind::kValue;
+    } else if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
       if (leaf.value.holds_tensor())
         return bad(printable(leaf.name()) + ": holds a tensor inside one value (" +
                    opaque_names(leaf.value) +
@@ -85,14 +114,16 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, bool direc
   return warnings;
 }
 
-Status check_no_opaque_state(const Document& document) {
+Status check_no_opaque_state(const Document& document, bool converted, ContainerKind target) {
   std::vector<OptimizerRoot> roots = optimizer_roots(document);
   if (!document.optimizer.empty())
     std::erase_if(roots, [&](const OptimizerRoot& root) {
       return flat_name(root.path) != document.optimizer;
     });
   for (const Leaf& leaf : document.leaves) {
-    if (leaf.kind != Leaf::Kind::kOpaque) continue;
+    const bool tensor = leaf.value.is_unread_tensor();
+    const bool array = leaf.value.is_writable() && target == ContainerKind::kSafetensors;
+    if (leaf.kind != Leaf::Kind::kOpaque || !(converted || tensor || array)) continue;
     const Path path = nested_path(document, leaf);
     for (const OptimizerRoot& root : roots) {
       const size_t n = root.path.size();
@@ -100,7 +131,8 @@ Status check_no_opaque_state(const Document& document) {
           !path[n].is_name())
         continue;
       const std::string& key = path[n].name;
-      const bool state = (key == "state" && path.size() > n + 2) || key.starts_with("state.");
+      const bool state =
+          (key == "state" && path.size() > n + (tensor ? 1 : 2)) || key.starts_with("state.");
       // A user's own objects may be left out, what the optimizer computes with may not.
       const bool nested = key == "param_groups" && path.size() > n + 2;
       const bool flat = key.starts_with("param_groups.");

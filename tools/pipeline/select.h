@@ -22,16 +22,21 @@ std::vector<std::string> names_of(const std::string& name, const State& state);
 Document select(Document document, const Selection& selection);
 
 /// Leaves out objects that only the program that wrote them can make again; a place in a list stays,
-/// as None. Returns a warning for each, or for the first of many. `directory`: what is written is
-/// one, which keeps the items of another as they are. An error where a value has tensors inside:
-/// they are data, which nothing leaves out unasked.
-Result<std::vector<std::string>> leave_out_opaque(Document& document, bool directory);
+/// as None. Returns a warning for each, or for the first of many. `target`: what is written; a
+/// directory keeps the items of another as they are, and files of safetensors have no arrays of
+/// numpy. An error where a value or an object has tensors inside: they are data, which nothing
+/// leaves out unasked.
+Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerKind target);
 
-/// An error where an optimizer that is converted would lose part of its state or of its settings.
-Status check_no_opaque_state(const Document& document);
+/// An error where an optimizer would lose part of its state or of its settings. Where it is copied
+/// and not `converted`, only data counts: tensors that are not read, and arrays that `target` lacks.
+Status check_no_opaque_state(const Document& document, bool converted, ContainerKind target);
 
 /// A warning for each hidden folder or file that a killed run left beside `target`.
 std::vector<std::string> warn_of_leftovers(const std::string& target);
+/// A line that names what lies in the source's folder and is no part of the checkpoint: the target
+/// has none of it.
+std::vector<std::string> warn_of_left_behind(const Manifest& source);
 
 /// An error (usage) where a pattern of `include` fits no leaf: a typing mistake would else write a
 /// checkpoint without what was asked for, or find that nothing differs.

@@ -210,7 +210,7 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
       continue;
     }
     ++out.values;
-    if (leaf.kind != Leaf::Kind::kOpaque) continue;
+    if (leaf.kind != Leaf::Kind::kOpaque || leaf.value.is_writable()) continue;
     // Tensors in a value, arrays of numpy, io.BytesIO: Reader loads them, and runs nothing.
     const Manifest& m = *document.manifest;
     if (m.kind == ContainerKind::kDcp && leaf.blob->extent.length > 0 &&
@@ -220,6 +220,11 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
     if (!options.opaque) {
       ASSIGN_OR_RETURN(value,
                        document.manifest->container->value(*leaf.blob));  // says what it names
+      if (value.is_unread_tensor())
+        return bad(
+            printable(document.manifest->path) + ": " + printable(leaf.name()) + ": is " +
+            printable(value.text) +
+            ", which is not read. verify --opaque lets it pass, and --exclude leaves it out");
       return bad(printable(document.manifest->path) + ": " + printable(leaf.name()) +
                  ": is opaque: " + opaque_names(value) +
                  ", which torch would import and run; nothing was executed. verify --opaque lets "

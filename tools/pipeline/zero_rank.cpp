@@ -3,6 +3,7 @@
 #include <set>
 #include <string_view>
 
+#include "container/common/unread_tensor.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -42,6 +43,21 @@ Status check_no_zero_rank(const Document& document, const std::string& source) {
                  "has one rank's slices of flat vectors, of a ZeRO checkpoint of DeepSpeed: no "
                  "parameter's state is whole in it; give the folder that has all ranks' files");
     }
+  }
+  return fine();
+}
+
+Status check_no_rank_part(const Document& document, const std::string& source) {
+  for (const Leaf& leaf : document.leaves) {
+    const bool unread = leaf.value.is_unread_tensor() && leaf.value.text.starts_with(kOneRank);
+    const bool part = leaf.stored != nullptr && !leaf.stored->one_rank.empty();
+    if (!unread && !part) continue;
+    return bad(
+        printable(source) + ": " + printable(leaf.name()) + ": is " +
+        (part ? "one rank's part, " + leaf.stored->one_rank : printable(leaf.value.text)) +
+        "; the other ranks' are in other files. Save with dcp.save, to which each rank gives "
+        "its part, or gather it with full_tensor(); where files of all ranks lie in a "
+        "folder, merge them with the program that wrote them. --exclude leaves it out");
   }
   return fine();
 }

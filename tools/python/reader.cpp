@@ -163,10 +163,15 @@ Object Reader::read_leaf(const Leaf& leaf, const std::string& name, const Shape&
 
 Object Reader::layout() const {
   const Manifest& manifest = *document_->manifest;
-  if (manifest.kind != ContainerKind::kDcp)
+  if (manifest.kind != ContainerKind::kDcp) {
+    const bool folder =
+        manifest.kind == ContainerKind::kZero || manifest.kind == ContainerKind::kUniversal;
+    const std::string what = folder ? "a folder of DeepSpeed"
+                                    : std::string("a file of ") + container_name(manifest.kind);
     raise(
-        usage(printable(manifest.path) + ": is a file of " + container_name(manifest.kind) +
+        usage(printable(manifest.path) + ": is " + what +
               " and no directory of torch.distributed.checkpoint; lowbit-ckpt convert makes one"));
+  }
   List tensors, values;
   for (const Tensor& t : manifest.tensors) {
     List chunks;

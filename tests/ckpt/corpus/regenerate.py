@@ -18,6 +18,7 @@ import sys
 import tempfile
 import zipfile
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -117,6 +118,19 @@ def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
     ]
     contents.append(torch.randn(3).to(torch.float8_e4m3fn))
     contents += [net.state_dict(), torch.nn.Parameter(shared), torch.zeros(0, 4), torch.tensor(2.0)]
+    # What is named and not read, and arrays of numpy.
+    contents += [
+        {"x": x, "w": torch.ones(2)}
+        for x in (
+            torch.empty(3, device="meta"),
+            torch.ones(2, dtype=torch.cfloat).conj(),
+            torch.eye(2).to_sparse(),
+            torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+            torch.ones(2, 2).max(0),
+            np.arange(6, dtype="u4").reshape(2, 3),
+            {(1, None): torch.ones(1)},
+        )
+    ]
     for opt in optimizers:
         net(torch.randn(2, 4)).sum().backward()
         opt.step()

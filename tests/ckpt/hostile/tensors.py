@@ -70,6 +70,10 @@ for name, arguments, named, ok in (
     ("hooks_are_a_number", [SHAPE], {"rest": (False, 7)}, None),
     ("hooks_are_full", [SHAPE], {"rest": (False, {"hook": 1})}, None),
     ("conjugate_of_a_float", [SHAPE], {"rest": (False, ORDERED, {"conj": True})}, None),
+    ("conjugate_of_text", [SHAPE], {"rest": (False, ORDERED, {"conj": "True"})}, None),
+    ("no_conjugate", [SHAPE], {"rest": (False, ORDERED, {"conj": False})}, None),
+    ("negated_and_more", [SHAPE], {"rest": (False, ORDERED, {"neg": True, "also": True})}, None),
+    ("negated_beyond", [(1 << 62,)], {"rest": (False, ORDERED, {"neg": True})}, None),
 ):  # fmt: skip
     add(
         "tensor." + name,
@@ -182,8 +186,17 @@ add(
     "tensor.meta_small",
     put("weight", reduce(META, DTYPE, SHAPE, row_major(SHAPE), False)),
     BAD,
-    "meta|data|storage|allow|outside",
+    "a meta tensor, which has no values, which is not read",
     torch=True,
+    convert=(FINE,),
+    about="As torch writes it: named by all, left out by convert.",
+)
+add(
+    "tensor.meta_negative",
+    put("weight", reduce(META, DTYPE, (-4, 8), (8, 1), False)),
+    BAD,
+    "meta",
+    torch=None,
 )
 V3 = glob("torch._utils", "_rebuild_tensor_v3")
 UNTYPED = glob("torch.storage", "UntypedStorage")

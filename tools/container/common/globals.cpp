@@ -38,7 +38,7 @@ constexpr GlobalRule kDistributed[] = {
     {"torch.distributed._mesh_layout", "_FlatLayout", nullptr, true},
 };
 
-/// Tensors without dense elements. The allowlist has them so that an error can name their kind.
+/// Tensors without dense elements. The allowlist has them so that their kind can be named.
 struct Refused {
   const char *function, *kind;
 };
@@ -83,10 +83,10 @@ const Allowlist& tensor_globals() {
     std::vector<GlobalRule> r = plain_globals();
     r.insert(r.end(), {{"torch._utils", "_rebuild_tensor", "pizz"},
                        {"torch._utils", "_rebuild_tensor_v2", "pizzbh?w"},
-                       {"torch._utils", "_rebuild_tensor_v3", "pizzbhg?w"},
+                       {"torch._utils", "_rebuild_tensor_v3", "pizzbhq?w"},
                        {"torch._utils", "_rebuild_parameter", "tbh"},
                        {"torch._utils", "_rebuild_parameter_with_state", "tbhx"},
-                       {"torch._tensor", "_rebuild_from_type_v2", "ggux"},
+                       {"torch._tensor", "_rebuild_from_type_v2", "qqux"},
                        {"torch._utils", "_rebuild_wrapper_subclass", "ggnnixx?b"},
                        {"torch", "Tensor", nullptr},
                        {"torch.nn.parameter", "Parameter", nullptr},

@@ -55,8 +55,9 @@ struct Tensor {
   std::vector<Chunk> chunks;        // they tile the shape; sorted by offset
   std::optional<Alias> alias = {};  // where the container keeps sharing
   Gradient gradient = {};
-  std::string part = {};  // not empty: this is that inner tensor of the subclass called `name`
-  uint64_t place = 0;     // of a directory: among the leaves, in the order of its metadata
+  std::string one_rank = {};  // not empty: these are one rank's values, and what they are
+  std::string part = {};      // not empty: this is that inner tensor of the subclass called `name`
+  uint64_t place = 0;         // of a directory: among the leaves, in the order of its metadata
 
   uint64_t bytes() const { return volume(shape) * static_cast<uint64_t>(dtype->bytes); }
 };

@@ -44,13 +44,9 @@ Result<Manifest> read_file(const std::string& path) {
   // Before the others: its first bytes are a length, which may be any magic number.
   const Safetensors safetensors = safetensors_of(head, size);
   if (safetensors == Safetensors::kWhole) return read_safetensors(path);
-  if (head.starts_with("PK")) return read_torch_zip(path);
+  if (head.starts_with("PK") && !path.ends_with(".npz")) return read_torch_zip(path);
   RETURN_IF_ERROR(check_other_file(path, head));
   if (head.starts_with(kLegacyMagic)) return read_torch_legacy(path);
-  if (head.size() == 512 && head.substr(257, 5) == "ustar")
-    return bad(what +
-               ": is a tar of torch before 0.1.10, which is not read; load and save it with "
-               "that torch");
   if (head.starts_with("\x80") && head.size() > 1 && static_cast<uint8_t>(head[1]) <= 5)
     return bad(what +
                ": is a pickle, but not of torch.save, and may hold anything; load it where it was "
@@ -101,6 +97,27 @@ Result<std::optional<ContainerKind>> kind_of_deepspeed(const Directory& folder,
   return std::optional<ContainerKind>();
 }
 
+/// An error that names the files of a folder that may be checkpoints, if it has any, or says that it
+/// is empty: for folders of which nothing else is known.
+Status check_loose_files(const std::string& what, const std::vector<std::string>& names) {
+  constexpr size_t kShown = 5;
+  std::string files;
+  size_t count = 0, entries = 0;
+  for (const std::string& name : names) {
+    if (name == "." || name == "..") continue;
+    ++entries;
+    const bool file = name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin");
+    if (file && ++count <= kShown) files += (files.empty() ? "" : ", ") + printable(name);
+  }
+  if (entries == 0) return bad(what + ": is an empty folder");
+  if (count > kShown) files += " and " + std::to_string(count - kShown) + " more";
+  if (count == 0) return fine();
+  return bad(what +
+             (count == 1 ? ": is no checkpoint, but holds a file; give it: "
+                         : ": is a folder of several files; give one of them: ") +
+             files);
+}
+
 /// How a folder lies on disk, an error where it is no checkpoint by itself.
 Result<ContainerKind> kind_of_folder(const std::string& path) {
   ASSIGN_OR_RETURN(folder, Directory::open(path));
@@ -110,7 +127,8 @@ Result<ContainerKind> kind_of_folder(const std::string& path) {
   for (const std::string& name : names) {
     if (name.ends_with(".metadata") || name.ends_with(".distcp")) return ContainerKind::kDcp;
     const bool known = name == "optimizer.pt" || name == "optimizer.bin" ||
-                       name.ends_with(".safetensors") || name == "pytorch_model.bin";
+                       name.ends_with(".safetensors") || name == "pytorch_model.bin" ||
+                       name.starts_with("pytorch_model-");
     if (known) files += (files.empty() ? "" : ", ") + printable(name);
     // Each look into an object store is a request: the first few folders are enough of an example.
     constexpr int kLooks = 8;
@@ -133,10 +151,18 @@ Result<ContainerKind> kind_of_folder(const std::string& path) {
   if (deepspeed) return *deepspeed;
   if (!folders.empty())
     return bad(what + ": is no checkpoint, but holds some; give one of them: " + folders);
+  const bool sharded =
+      folder->has("model.safetensors.index.json") || folder->has("pytorch_model.bin.index.json");
+  if (sharded && !files.empty())
+    return bad(what +
+               ": is one model in several files, each with some of its tensors; give one of them, "
+               "or save the model in one (save_pretrained with a larger max_shard_size): " +
+               files);
   if (!files.empty())
     return bad(what + ": is a folder of several files; give one of them: " + files);
   // Last: what is read goes before what another program left beside it.
   RETURN_IF_ERROR(check_other_folder(path, names));
+  RETURN_IF_ERROR(check_loose_files(what, names));
   return ContainerKind::kDcp;
 }
 
@@ -176,6 +202,7 @@ std::pair<std::string, std::string> member_of(const std::string& path) {
 }  // namespace
 
 Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
+  if (path.empty()) return usage("the path of a checkpoint is empty");
   ASSIGN_OR_RETURN(kind, path_kind(path));
   if (kind == PathKind::kMissing) {
     const int why = errno;

@@ -49,6 +49,24 @@ constexpr FolderKind kFolders[] = {
      "load it with TensorFlow and save the variables as safetensors (safetensors.tensorflow)"},
     {"saved_model.pb", "variables", "is a SavedModel of TensorFlow",
      "load it with TensorFlow and save the variables as safetensors (safetensors.tensorflow)"},
+    {"model_world_size_*_rank_*.pt", nullptr,
+     "holds one file for each rank, as verl does: DTensors, each with one rank's part",
+     "train on with verl, or merge the weights with its model_merger (python -m "
+     "verl.model_merger)"},
+    {"*-shard[0-9]*.pt", nullptr,
+     "holds one file for each rank's shard, as fairscale (fairseq) does",
+     "put them together with the program that wrote them "
+     "(FullyShardedDataParallel.consolidate_shard_weights)"},
+    {"ep*-ba*-rank*", nullptr, "holds checkpoints of Composer, one file for each rank",
+     "give rank 0's file where the model was not sharded; else load them with Composer and save "
+     "with FSDP's state_dict_type 'full'"},
+    {"*rank[_0-9]*.p[tk]*", nullptr, "holds one file for each rank",
+     "no file is the whole: save with dcp.save, to which each rank gives its part, or put the "
+     "files "
+     "together with the program that wrote them"},
+    {"epoch_*", "recipe_state", "is the output of torchtune",
+     "give the file recipe_state/recipe_state.pt for the optimizer, or a folder epoch_N for "
+     "weights"},
     {"hparams.yaml", "checkpoints", "is the log of a run of Lightning",
      "give a file .ckpt in the folder checkpoints"},
     {"lightning_logs", nullptr, "holds runs of Lightning",
@@ -73,6 +91,19 @@ constexpr FileKind kFiles[] = {
     {"\x89HDF\r\n", "is an HDF5 file, such as Keras writes",
      "load it there and save the arrays as safetensors"},
     {"\x93NUMPY", "is an array of numpy", "load it with numpy and save it as safetensors"},
+    {"\x1f\x8b", "is compressed with gzip",
+     "unpack it (gunzip, or tar -xzf) and give what is in it"},
+    {"BZh", "is compressed with bzip2", "unpack it (bunzip2, or tar -xjf) and give what is in it"},
+    {"\xfd"
+     "7zXZ",
+     "is compressed with xz", "unpack it (unxz, or tar -xJf) and give what is in it"},
+    {"\x28\xb5\x2f\xfd", "is compressed with zstd", "unpack it (unzstd) and give what is in it"},
+    {"7z\xbc\xaf\x27\x1c", "is an archive of 7-Zip", "unpack it (7z x) and give what is in it"},
+    {"<!DOCTYPE", "is a web page, as a failed download leaves it", "download the file again"},
+    {"<!doctype", "is a web page, as a failed download leaves it", "download the file again"},
+    {"<html", "is a web page, as a failed download leaves it", "download the file again"},
+    {"{", "is JSON: a server's error instead of a download, or an index or configuration",
+     "download the file again, or give the file that holds the tensors"},
 };
 
 bool has(const std::vector<std::string>& names, const char* pattern) {
@@ -91,6 +122,10 @@ Status check_other_folder(const std::string& folder, const std::vector<std::stri
 }
 
 Status check_other_file(const std::string& path, std::string_view head) {
+  if (path.ends_with(".npz"))
+    return bad(printable(path) +
+               ": is an archive of numpy's arrays; load it with numpy (or MLX) and save it as "
+               "safetensors");
   for (const FileKind& kind : kFiles) {
     if (head.starts_with(kind.begins))
       return bad(printable(path) + ": " + kind.is + "; " + kind.advice);
@@ -98,7 +133,15 @@ Status check_other_file(const std::string& path, std::string_view head) {
   if (path.ends_with(".nemo"))
     return bad(printable(path) +
                ": is an archive of NeMo (a tar); unpack it (tar -xf) and give what is in it");
-  return fine();
+  if (head.size() < 512 || head.substr(257, 5) != "ustar") return fine();
+  const std::string_view first = head.substr(0, std::min<size_t>(head.find('\0'), 100));
+  for (const char* member : {"sys_info", "pickle", "tensors", "storages"}) {
+    if (first == member)
+      return bad(printable(path) +
+                 ": is a tar of torch before 0.1.10, which is not read; load and save it with that "
+                 "torch");
+  }
+  return bad(printable(path) + ": is a tar; unpack it (tar -xf) and give what is in it");
 }
 
 }  // namespace lowbit::ckpt

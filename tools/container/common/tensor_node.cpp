@@ -56,7 +56,16 @@ Status check_strides(const Payload& t, uint64_t held, const std::string& what) {
              : Status(bad(what + ": reaches beyond its record"));
 }
 
-Result<StorageName> storage_name(const Pickle& p, NodeId persistent, const std::string& what) {
+/// The storages of quantized tensors, which are only walked over: by a type of the same size.
+const Dtype* quantized_storage(std::string_view type) {
+  if (type == "QInt32Storage") return find_storage("IntStorage");
+  const bool bytes = type == "QUInt8Storage" || type == "QInt8Storage" ||
+                     type == "QUInt4x2Storage" || type == "QUInt2x4Storage";
+  return bytes ? find_storage("ByteStorage") : nullptr;
+}
+
+Result<StorageName> storage_name(const Pickle& p, NodeId persistent, const std::string& what,
+                                 bool quantized = false) {
   const NodeId id = p.item(persistent, 0);
   const auto parts = p.items(id);
   // Old files have a sixth item: a view into another storage, or None.
@@ -71,6 +80,7 @@ Result<StorageName> storage_name(const Pickle& p, NodeId persistent, const std::
   StorageName out;
   out.key = std::string(p.text(parts[2]));
   out.dtype = type == "UntypedStorage" ? nullptr : find_storage(type);
+  if (quantized && out.dtype == nullptr) out.dtype = quantized_storage(type);
   if (out.dtype == nullptr && type != "UntypedStorage")
     return bad(what + ": has the storage " + std::string(type) + ", which is unknown");
   if (p.integer(parts[4]) < 0) return bad(what + ": has a storage of a negative size");
@@ -118,10 +128,11 @@ class TensorParser {
     if (metadata != kNoNode && !p_.items(metadata).empty())
       return bad(what_ + ": is a conjugated or negated view; save it resolved");
     Payload out;
-    out.dtype = v3 ? find_dtype(p_.global(p_.item(arguments, 6))->name) : name.dtype;
+    const GlobalRule* named = p_.global(p_.item(arguments, 6));  // of v3
+    if (v3 && named == nullptr) return bad(what_ + ": has a dtype that is unknown");
+    out.dtype = v3 ? find_dtype(named->name) : name.dtype;
     if (out.dtype == nullptr)
-      return bad(what_ + ": has the dtype " + std::string(p_.global(p_.item(arguments, 6))->name) +
-                 ", which is unknown");
+      return bad(what_ + ": has the dtype " + std::string(named->name) + ", which is unknown");
     const int64_t first = p_.integer(p_.item(arguments, 1));
     if (first < 0) return bad(what_ + ": has a negative storage offset");
     out.first = static_cast<uint64_t>(first);
@@ -157,6 +168,8 @@ class TensorParser {
 
   /// _rebuild_from_type_v2(function, type, arguments, state).
   Result<TensorNode> typed(NodeId arguments, int depth) {
+    if (p_.global(p_.item(arguments, 0)) == nullptr || p_.global(p_.item(arguments, 1)) == nullptr)
+      return bad(what_ + ": is a tensor of a class that is not known");
     const GlobalRule& function = *p_.global(p_.item(arguments, 0));
     const GlobalRule& type = *p_.global(p_.item(arguments, 1));
     const NodeId inner = p_.item(arguments, 2);
@@ -171,6 +184,17 @@ class TensorParser {
                  ", which is not known");
     out.dropped = "attributes of a tensor";
     return out;
+  }
+
+  /// Whether a DTensorSpec has a placement Partial.
+  bool is_partial(NodeId spec) const {
+    const NodeId state = state_of(p_.item(spec, 2));
+    if (!p_.is(spec, Kind::kObject) || !p_.is(state, Kind::kDict)) return false;
+    const auto placements = p_.items(p_.find(state, "placements"));
+    return std::any_of(placements.begin(), placements.end(), [this](NodeId placement) {
+      const GlobalRule* type = p_.global(placement);
+      return type != nullptr && type->name.ends_with("Partial");
+    });
   }
 
   /// The attributes by name: a dict, or with slots a pair of two.
@@ -202,6 +226,7 @@ class TensorParser {
       ASSIGN_OR_RETURN(part, read(local, depth + 1));
       part.is_local = true;
       part.whole = out.shape;
+      part.is_summand = is_partial(p_.find(state, "_spec"));
       return part;
     }
     if (!is_known_subclass(cls)) return bad(what_ + ": is a " + cls + ", which is not known");
@@ -241,7 +266,7 @@ std::vector<StorageName> storage_names(const Pickle& pickle) {
   const std::string what;
   for (NodeId id = 0; id < pickle.nodes.size(); ++id) {
     if (!pickle.is(id, Kind::kPersistent)) continue;
-    if (auto name = storage_name(pickle, id, what); name.ok())
+    if (auto name = storage_name(pickle, id, what, true); name.ok())
       out.push_back(std::move(name.value()));
   }
   return out;

@@ -30,8 +30,9 @@ struct TensorNode {
   Shape shape;
   std::optional<Alias> alias;  // of a plain one
   Gradient gradient;
-  bool is_local = false;  // one rank's part of a DTensor of shape `whole`
+  bool is_local = false;  // what one rank has of a DTensor of shape `whole`
   Shape whole;
+  bool is_summand = false;   // of a DTensor whose ranks' values are still to be added
   bool is_expanded = false;  // a dimension of stride 0: one value stands for many elements
   std::string dropped;       // what is not kept ("attributes of a tensor"); usually empty
 };

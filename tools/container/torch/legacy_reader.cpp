@@ -105,11 +105,10 @@ Result<Manifest> read_torch_legacy(const std::string& path) {
     ASSIGN_OR_RETURN(scratch, Archive::open(path));
     NamedStorages named(file->size());
     RETURN_IF_ERROR(read_tree(tree, named, *scratch, first));
-    if (!tree.unknown.empty()) {  // those of opaque objects lie between the others
-      for (const StorageName& name : storage_names(tree)) {
-        ASSIGN_OR_RETURN(found, named.find(name, what));
-        static_cast<void>(found);
-      }
+    // Those of what is named and not read lie between the others.
+    for (const StorageName& name : storage_names(tree)) {
+      ASSIGN_OR_RETURN(found, named.find(name, what));
+      static_cast<void>(found);
     }
     PlacedStorages placed;
     RETURN_IF_ERROR(place(*file, at, keys, named, placed, *archive, what));

@@ -120,13 +120,14 @@ Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::str
   Manifest m;
   RETURN_IF_ERROR(read_tree(pickle, storages, *archive, m));
   if (!index.has_crcs) m.facts.push_back("no checksums were computed");
-  std::set<std::string> hidden;  // storages that only opaque objects use
-  if (!pickle.unknown.empty()) {
-    for (const StorageName& name : storage_names(pickle)) {
-      if (!storages.used(name.key)) hidden.insert(name.key);
-    }
+  std::set<std::string> hidden;  // storages of what is named and not read
+  for (const StorageName& name : storage_names(pickle)) {
+    if (!storages.used(name.key)) hidden.insert(name.key);
   }
-  if (!hidden.empty())
+  const bool opaque = std::any_of(m.blobs.begin(), m.blobs.end(), [](const Blob& blob) {
+    return blob.value && blob.value->is_opaque();
+  });
+  if (!hidden.empty() && opaque)
     m.facts.push_back(std::to_string(hidden.size()) +
                       " tensors belong to opaque objects and are not read");
   size_t unknown = 0;

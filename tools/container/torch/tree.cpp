@@ -1,8 +1,11 @@
 #include "container/torch/tree.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 
+#include "container/common/unread_tensor.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -112,6 +115,9 @@ class TreeReader {
     }
     ASSIGN_OR_RETURN(value, plain_value(p_, node, here(), left_));
     RETURN_IF_ERROR(spend(count(value)));
+    arrays_ += array_bytes(value);
+    if (arrays_ > array_limit(p_.bytes.size()))
+      return bad(archive_.what() + ": its arrays of numpy have more bytes than it could hold");
     return leaf(std::move(value));
   }
 
@@ -154,12 +160,47 @@ class TreeReader {
       } else if (p_.is(items[i], Kind::kInt)) {
         path_.emplace_back(Key::Kind::kNumber, p_.integer(items[i]));
       } else {
-        return bad(here() + ": has a tensor under a key that is neither text nor a whole number");
+        path_.emplace_back(odd_key(items[i], i / 2));
+        RETURN_IF_ERROR(below_odd_key(items[i], items[i + 1]));
+        path_.pop_back();
+        continue;
       }
       RETURN_IF_ERROR(enter(items[i + 1]));
       path_.pop_back();
     }
     return fine();
+  }
+
+  /// What lies under a key that no path has; it is not looked into.
+  Status below_odd_key(NodeId key, NodeId item) {
+    constexpr const char* kKey = " under a key that is neither text nor a whole number";
+    RETURN_IF_ERROR(spend(4));
+    if (seen_[key] == kTensors || seen_[item] == kTensors)
+      return leaf(Value::unread_tensor(std::string("a tensor") + kKey));
+    return leaf(Value{.kind = Value::Kind::kOpaque, .text = std::string("a value") + kKey});
+  }
+
+  /// A name for it: as Python shows it where that is short, else its number in the dict.
+  std::string odd_key(NodeId key, size_t number) const {
+    constexpr size_t kLongest = 64;
+    const std::string text = shown(key, 0);
+    return text.empty() || text.size() > kLongest ? "key " + std::to_string(number) : text;
+  }
+  std::string shown(NodeId key, int depth) const {
+    if (p_.is(key, Kind::kNone)) return "None";
+    if (p_.is(key, Kind::kBool)) return p_.integer(key) != 0 ? "True" : "False";
+    if (p_.is(key, Kind::kInt)) return std::to_string(p_.integer(key));
+    if (p_.is(key, Kind::kFloat)) return fmt::format("{}", p_.real(key));
+    if (p_.is(key, Kind::kString) && p_.text(key).size() < 32)
+      return "'" + std::string(p_.text(key)) + "'";
+    if (!p_.is(key, Kind::kTuple) || p_.items(key).size() > 8 || depth > 1) return "";
+    std::string out;
+    for (const NodeId item : p_.items(key)) {
+      const std::string text = shown(item, depth + 1);
+      if (text.empty()) return "";
+      out += (out.empty() ? "" : ", ") + text;
+    }
+    return "(" + out + (p_.items(key).size() == 1 ? ",)" : ")");
   }
 
   Status places(std::span<const NodeId> items, Key::Kind kind) {
@@ -171,15 +212,26 @@ class TreeReader {
     return fine();
   }
 
+  /// What one rank has of a DTensor that is not whole here; else "".
+  static std::string one_rank_of(const TensorNode& t) {
+    if (!t.is_local || (t.shape == t.whole && !t.is_summand)) return "";
+    const std::string whole = " of a DTensor of " + shape_text(t.whole);
+    return t.is_summand ? "a summand" + whole : shape_text(t.shape) + whole;
+  }
+
   Status tensor(NodeId node) {
+    if (std::string kind = unread_kind(p_, node); !kind.empty())
+      return leaf(Value::unread_tensor(std::move(kind)));
     ASSIGN_OR_RETURN(t, read_tensor(p_, node, storages_, here()));
-    local_ += t.is_local;
+    const std::string one_rank = one_rank_of(t);
+    local_ += !one_rank.empty();
     expanded_ += t.is_expanded;
     if (!t.dropped.empty()) dropped_.insert(t.dropped);
     order_.emplace_back(false, manifest_.tensors.size());
     Tensor out{{}, path_, t.dtype, std::move(t.shape), {}};
     out.alias = std::move(t.alias);
     out.gradient = t.gradient;
+    out.one_rank = one_rank;
     return archive_.add(manifest_, std::move(out), std::move(t.stored));
   }
 
@@ -188,7 +240,7 @@ class TreeReader {
   Archive& archive_;
   Manifest& manifest_;
   std::vector<uint8_t> seen_;
-  uint64_t left_ = 0, limit_ = 0;
+  uint64_t left_ = 0, limit_ = 0, arrays_ = 0;
   Path path_;
   std::vector<std::pair<bool, size_t>> order_;
   uint64_t local_ = 0, expanded_ = 0;

@@ -1,4 +1,4 @@
-"""The groups of an optimizer that something steps in parts: one group or one tensor at a time, as DeepSpeed's ZeRO does."""
+"""The groups of an optimizer to which something shows one group or one tensor at a time, as DeepSpeed's ZeRO does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.optimizer import Optimizer
 
 
-class GroupParts:
+class WholeGroups:
     """All groups with all their tensors, while `opt.param_groups` shows some of them."""
 
     def __init__(self, opt: Optimizer) -> None:
@@ -41,13 +41,3 @@ class GroupParts:
             opt.param_groups = shown if now is whole else [now[i] for i in places if i is not None]
             for group, part in zip(opt.param_groups, params, strict=True):
                 group["params"] = part
-
-
-@contextlib.contextmanager
-def whole_groups(opt: Any) -> Iterator[None]:
-    """All groups and tensors of an optimizer for a while, whether something shows parts of them or not."""
-    if opt._parts is None:
-        yield
-    else:
-        with opt._parts.whole(opt):
-            yield

@@ -1,0 +1,70 @@
+"""Data inside objects: tensors in containers of other classes, and what arrays may unfold to."""
+
+import collections
+
+import numpy as np
+import pytest
+import torch
+from peer_files import need_tool, run
+
+need_tool()
+
+
+class Listed(list):
+    pass
+
+
+class Ordered(collections.OrderedDict):
+    """As a library's own class of state dicts."""
+
+
+Averages = collections.namedtuple("Averages", "step weight")
+
+
+def optimizer():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 7)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.randn(3, 5)).sum().backward()
+    opt.step()
+    return model, opt
+
+
+HOLDERS = {
+    "namedtuple": (lambda: Averages(1, torch.ones(2)), "Averages"),
+    "state dict of a class": (lambda: Ordered(torch.nn.Linear(2, 2).state_dict()), "Ordered"),
+    "list of a class": (lambda: Listed([1, torch.ones(2)]), "Listed"),
+    "deque": (lambda: collections.deque([1, torch.ones(2)], maxlen=4), "collections.deque"),
+    "return type": (lambda: torch.ones(2, 2).max(0), "torch.return_types.max"),
+    "deeper": (lambda: Averages(1, {"a": [Averages(2, torch.ones(2))]}), "Averages"),
+}
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_containers_of_tensors_are_not_left_out(tmp_path, name, legacy):
+    """A model in a dict of its own class is data: whoever deletes the source would have lost it."""
+    make, cls = HOLDERS[name]
+    model, opt = optimizer()
+    content = {"model": model.state_dict(), "args": make(), "optimizer": opt.state_dict()}
+    torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
+    assert cls in run("inspect", tmp_path / "a.pt").stdout
+    for more in ([], ["--to", "lowbit"], ["--container", "dcp"]):
+        error = run("convert", tmp_path / "a.pt", tmp_path / "b", *more, code=3).stderr
+        assert "args: holds a tensor" in error and cls in error and "--exclude" in error
+    run("reshard", tmp_path / "a.pt", tmp_path / "b", "--world-size", "2", code=3)
+    assert not (tmp_path / "b").exists()
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "torch", "--exclude", "args")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert torch.equal(back["optimizer"]["state"][0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"])  # fmt: skip
+
+
+def test_one_array_many_times(tmp_path):
+    """A file of a megabyte must not unfold to the memory of a machine."""
+    big = np.zeros(1 << 20, dtype=np.uint8)
+    torch.save({"x": {str(i): big for i in range(4000)}, "w": torch.ones(2)}, tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").stat().st_size < 4 << 20
+    error = run("inspect", tmp_path / "a.pt", code=3).stderr
+    assert "arrays of numpy have more bytes than" in error
+    torch.save({"x": [np.arange(600)] * 20, "w": torch.ones(2)}, tmp_path / "a.pt")
+    run("inspect", tmp_path / "a.pt")

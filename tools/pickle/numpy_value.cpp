@@ -1,0 +1,111 @@
+#include "pickle/numpy_value.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lowbit::ckpt {
+namespace {
+
+/// The bytes of an element; 0 for a dtype that is no plain number.
+uint64_t width_of(std::string_view code) {
+  constexpr std::string_view kCodes[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
+                                         "u4", "u8", "f2", "f4", "f8", "c8", "c16"};
+  if (std::find(std::begin(kCodes), std::end(kCodes), code) == std::end(kCodes)) return 0;
+  return code == "c16" ? 16 : static_cast<uint64_t>(code[1] - '0');
+}
+
+bool has_arrays_alone(const Value& v) {
+  return v.is(Value::Kind::kOpaque) ? v.integer == Value::kArray
+                                    : std::all_of(v.items.begin(), v.items.end(), has_arrays_alone);
+}
+
+}  // namespace
+
+std::optional<NumpyArray> numpy_array(const Pickle& p, NodeId node) {
+  const GlobalRule* rule = p.is(node, Kind::kCall) ? p.global(node) : nullptr;
+  if (rule == nullptr || rule->name != "_reconstruct") return std::nullopt;
+  const GlobalRule* cls = p.global(p.item(p.item(node, 1), 0));
+  // (version, shape, dtype, column-major, content)
+  const NodeId state = p.item(node, 2), dtype = p.item(state, 2), columns = p.item(state, 3);
+  const GlobalRule* type = p.is(dtype, Kind::kCall) ? p.global(dtype) : nullptr;
+  if (cls == nullptr || cls->name != "ndarray" || type == nullptr || type->name != "dtype" ||
+      !p.is(state, Kind::kTuple) || p.items(state).size() != 5 || !p.is(columns, Kind::kBool))
+    return std::nullopt;
+  const NodeId order = p.item(p.item(dtype, 2), 1), sizes = p.item(state, 1);
+  if ((p.is(order, Kind::kString) && p.text(order) == ">") || !p.is(sizes, Kind::kTuple) ||
+      p.items(sizes).size() > 32)
+    return std::nullopt;
+  NumpyArray out;
+  out.module = std::string(rule->module);
+  out.code = std::string(p.text(p.item(p.item(dtype, 1), 0)));
+  out.columns = p.integer(columns) != 0;
+  out.content = p.item(state, 4);
+  out.bytes = width_of(out.code);
+  if (out.bytes == 0) return std::nullopt;
+  for (const NodeId size : p.items(sizes)) {
+    if (!p.is(size, Kind::kInt) || p.integer(size) < 0) return std::nullopt;
+    out.shape.push_back(p.integer(size));
+    const auto n = static_cast<uint64_t>(p.integer(size));
+    if (n != 0 && out.bytes > (uint64_t{1} << 40) / n) return std::nullopt;
+    out.bytes *= n;
+  }
+  return out;
+}
+
+Value array_value(const NumpyArray& array, std::string name, std::string content) {
+  Value shape = Value::tuple({});
+  for (const int64_t size : array.shape) shape.items.push_back(Value::number(size));
+  Value out{.kind = Value::Kind::kOpaque, .integer = Value::kArray, .text = std::move(name)};
+  out.items = {Value::words(array.module), Value::words(array.code), std::move(shape),
+               Value::boolean(array.columns),
+               Value{.kind = Value::Kind::kBytes, .text = std::move(content)}};
+  return out;
+}
+
+void write_array(PickleWriter& to, const Value& v) {
+  const std::string& code = v.items[1].text;
+  to.global(v.items[0].text, "_reconstruct").global("numpy", "ndarray").integer(0).tuple(1).put();
+  to.bytes("b").tuple(3).put().call().put().mark().integer(1);
+  write_value(to, v.items[2]);
+  to.global("numpy", "dtype").text(code).boolean(false).boolean(true).tuple(3).put().call().put();
+  to.mark().integer(3).text(code.ends_with('1') ? "|" : "<").none().none().none();
+  to.integer(-1).integer(-1).integer(0).tuple(8).put().build();
+  to.boolean(v.items[3].integer != 0).bytes(v.items[4].text).tuple(5).put().build();
+}
+
+Value numpy_number(const std::string& dtype, const std::string& bytes) {
+  const auto as = [&]<class T>(T x) {
+    if (bytes.size() == sizeof x) std::memcpy(&x, bytes.data(), sizeof x);
+    return x;
+  };
+  const size_t digits = dtype.find_first_of("123468");
+  const size_t width = dtype == "bool"               ? 1
+                       : digits == std::string::npos ? 0
+                                                     : std::stoul(dtype.substr(digits)) / 8;
+  if (width == 0 || bytes.size() != width) return Value::none();
+  if (dtype == "bool") return Value::boolean(as(uint8_t{}) != 0);
+  if (dtype == "float64") return Value::floating(as(double{}));
+  if (dtype == "float32") return Value::floating(static_cast<double>(as(float{})));
+  if (dtype == "float16") return Value::none();
+  if (dtype == "int8") return Value::number(as(int8_t{}));
+  if (dtype == "int16") return Value::number(as(int16_t{}));
+  if (dtype == "int32") return Value::number(as(int32_t{}));
+  if (dtype == "int64") return Value::number(as(int64_t{}));
+  if (dtype == "uint8") return Value::number(as(uint8_t{}));
+  if (dtype == "uint16") return Value::number(as(uint16_t{}));
+  if (dtype == "uint32") return Value::number(as(uint32_t{}));
+  const uint64_t large = as(uint64_t{});
+  return large <= INT64_MAX ? Value::number(static_cast<int64_t>(large)) : Value::none();
+}
+
+bool Value::is_writable() const { return is_opaque() && has_arrays_alone(*this); }
+
+uint64_t array_bytes(const Value& value) {
+  uint64_t bytes = value.is(Value::Kind::kOpaque) && value.integer == Value::kArray
+                       ? value.items.back().text.size()
+                       : 0;
+  for (const Value& item : value.items) bytes += array_bytes(item);
+  return bytes;
+}
+
+}  // namespace lowbit::ckpt
