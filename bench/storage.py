@@ -39,21 +39,22 @@ from lowbit import checkpoint
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "storage.json"
 KILLS = ROOT / "bench" / "results" / "kills.json"
-STATES = ("float32", "8bit")
+# And how many times as many parameters as have 1 GiB of float32 state: 8-bit state of the same model, and of a model with as many bytes of it.
+STATES = {"float32": 1, "8bit": 1, "8bit, 4 times the parameters": 4}
 RUNS = (("save", 2), ("load0", 2), ("load0", 4), ("load1", 2))  # and the ranks of each
 TIMES: list[dist.ProcessGroup] = []  # that times are told through
 SHAPES = [(4096, 1024), (1024, 4096), (3072, 1024), (1024, 1024), (1024,)]
 
 
 def state(kind: str, gib: float, dim: int = 0) -> dict[str, Any]:
-    """AdamW state of as many parameters as have `gib` GiB of it in float32, sharded along `dim`."""
+    """AdamW state of as many parameters as have `gib` GiB of it in float32, times those of the kind, sharded along `dim`."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    left, out, i = int(gib * 2**30), {}, 0
+    left, out, i = int(STATES[kind] * gib * 2**30), {}, 0
     generator = torch.Generator().manual_seed(0)
     while left > 0:
         shape = SHAPES[i % len(SHAPES)]
         moments: dict[str, torch.Tensor]
-        if kind == "8bit" and len(shape) == 2:
+        if kind.startswith("8bit") and len(shape) == 2:
             codes = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
             scales = torch.rand(shape[0], shape[1] // 256, generator=generator)
             moments = {"exp_avg_dynamic8": codes, "exp_avg_dynamic8_scale": scales, "exp_avg_sq_dynamic8": codes, "exp_avg_sq_dynamic8_scale": scales}  # fmt: skip
@@ -205,7 +206,7 @@ def write_page() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gib", type=float, default=1.0, help="size of the float32 state")
-    parser.add_argument("--state", nargs="+", choices=STATES, default=None, help="default: float32; with --record, both")  # fmt: skip
+    parser.add_argument("--state", nargs="+", choices=STATES, default=None, help="default: float32; with --record, all")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=None, help="for the data (default: TMPDIR, else /tmp)")
     parser.add_argument("--json", type=pathlib.Path, default=None)
@@ -218,7 +219,7 @@ def main() -> None:
         write_page()
         return
     result: dict[str, Any] = {"machine": machine.describe("cpu"), "file_system": file_system(given.folder), "gib": given.gib, "rounds": given.rounds, "synced": True, "states": {}}  # fmt: skip
-    for kind in STATES if given.record else given.state or STATES[:1]:
+    for kind in STATES if given.record else given.state or ["float32"]:
         found = result["states"][kind] = measured(kind, given)
         print(f"\n{kind}\n\n{storage_page.saves(found)}\n\n{storage_page.loads(found)}", flush=True)  # fmt: skip
     print(f"\n{storage_page.aims(result)}")
