@@ -464,9 +464,21 @@ def test_uniform_momentum_is_lowbits_uniform8(tmp_path):
     opt = lowbit.CAME([p], min_numel=1, state_format={"exp_avg": lowbit.scaled("uniform8", block=256)})  # fmt: skip
     opt.load_state_dict(ours)
     assert torch.equal(opt.state[p]["exp_avg_uniform8"], state["exp_avg_uniform8"])
+    group = opt.param_groups[0]
+    assert (group["eps"], group["betas"]) == ((1e-30, 1e-16), (0.9, 0.999, 0.9999))
     back = convert(tmp_path, ours, "adafactor8bit", "--state-format", "8bit")["state"][0]
     assert torch.equal(back["m_q"], codes["m_q"]) and torch.equal(back["m_scale"], codes["m_scale"])
     assert back["m_quant_type"] == "uf8"
+
+
+def test_groups_of_came_mean_the_same(tmp_path):
+    """It has eps_came, three betas and d under names of their own, and the second eps is Adafactor's alone."""
+    means = {"row_var": torch.ones(16), "col_var": torch.ones(16), "conf_row": torch.ones(16), "conf_col": torch.ones(16)}  # fmt: skip
+    entry = {"step": 5, "is_quantized": False, **means, "m": torch.ones(16, 16)}
+    said = {"eps": (1e-20, 1e-3), "eps_came": 1e-12, "beta1": 0.8, "beta2": 0.98, "beta3": 0.99, "d": 2.0, "weight_decay": 0.1}  # fmt: skip
+    group = convert(tmp_path, adafactor_file([entry], **ADAMW, **said), "lowbit")["param_groups"][0]
+    assert group["eps"] == (1e-20, 1e-12) and group["betas"] == (0.8, 0.98, 0.99)
+    assert group["clip_threshold"] == 2.0 and group["weight_decay"] == 0.1
 
 
 def few_momenta():

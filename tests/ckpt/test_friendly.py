@@ -111,6 +111,15 @@ def test_did_you_mean(arguments, words):
     assert words in run(*arguments, code=2).stderr
 
 
+@pytest.mark.parametrize("length", [123, 0x8B1F, 0x685A42, 0x4B50])
+def test_a_cut_off_header_is_no_magic_number(tmp_path, length):
+    """Its length begins as JSON ('{'), gzip, bzip2 and zip do."""
+    header = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    (tmp_path / "a.safetensors").write_bytes(length.to_bytes(8, "little") + header)
+    error = run("inspect", tmp_path / "a.safetensors", code=3).stderr
+    assert "header" in error and "JSON:" not in error and "compressed" not in error
+
+
 def test_a_pointer_of_git_lfs(tmp_path):
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
     (tmp_path / "a.safetensors").write_text(text)

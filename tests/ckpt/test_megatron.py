@@ -74,7 +74,10 @@ def test_flat_buckets_are_refused(tmp_path):
     run("verify", source)
     error = converted(source, tmp_path / "out.pt", code=3)
     assert "flat buckets of the distributed optimizer" in error and str(source) in error
-    assert "--dist-ckpt-optim-fully-reshardable" in error
+    assert "--dist-ckpt-optim-fully-reshardable" in error and "tensor, pipeline" in error
+    assert "--exclude '*optimizer.*'" in error
+    run("convert", source, tmp_path / "out.pt", "--exclude", "*optimizer.*")
+    assert list(torch.load(tmp_path / "out.pt")) == ["fc1.weight"]
 
 
 def test_load_optimizer(tmp_path):

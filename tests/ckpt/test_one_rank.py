@@ -6,6 +6,8 @@ from peer_files import need_tool, run
 from torch import distributed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 
+import lowbit
+
 need_tool()
 
 
@@ -56,6 +58,50 @@ def test_a_summand_is_refused(tmp_path, mesh):
     torch.save(content(mesh, Partial()), tmp_path / "a.pt")
     error = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", code=3).stderr
     assert "model.weight" in error and "summand" in error and not (tmp_path / "b.pt").exists()
+
+
+def norm_partial():
+    from torch.distributed.tensor._ops._math_ops import _NormPartial
+
+    return _NormPartial(2)
+
+
+def mask_partial():
+    from torch.distributed.tensor.placement_types import _MaskPartial
+
+    return _MaskPartial(offset_shape=torch.Size([16, 4]), offset_dim=0)
+
+
+KIN = {
+    "_NormPartial": norm_partial,
+    "_MaskPartial": mask_partial,
+    "summand": lambda: Partial("max"),
+}
+
+
+@pytest.mark.parametrize("kind", KIN)
+def test_a_placement_that_may_be_a_part_is_refused(tmp_path, mesh, kind):
+    """Its shape is the whole's."""
+    torch.save(content(mesh, KIN[kind]()), tmp_path / "a.pt")
+    for command in (
+        ["convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit"],
+        ["reshard", tmp_path / "a.pt", tmp_path / "b", "--world-size", "2"],
+    ):
+        error = run(*command, code=3).stderr
+        assert "model.weight" in error and kind in error and "[8, 4]" in error
+        assert "dcp.save" in error and sorted(tmp_path.iterdir()) == [tmp_path / "a.pt"]
+    assert "one rank's part" in run("inspect", tmp_path / "a.pt").stdout
+    assert "one rank's part" in run("verify", tmp_path / "a.pt", "--opaque").stderr
+
+
+def test_an_optimizer_is_not_loaded_from_a_summand(tmp_path, mesh):
+    given = content(mesh, Partial())["optimizer"]
+    torch.save(given, tmp_path / "a.pt")
+    weight = torch.nn.Parameter(torch.zeros(8, 4))
+    opt = lowbit.AdamW([weight, torch.nn.Parameter(torch.zeros(8))])
+    with pytest.raises(ValueError, match="state.0.exp_avg: is one rank's part, a summand") as error:
+        lowbit.load_optimizer(opt, tmp_path / "a.pt")
+    assert "full_tensor()" in str(error.value) and "--exclude" not in str(error.value)
 
 
 def test_a_replicated_one_is_whole(tmp_path, mesh):

@@ -2,12 +2,20 @@
 
 import json
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
 from peer_files import need_tool, run
 
 need_tool()
+
+
+class Pair(NamedTuple):
+    """A container that torch pickles with its class."""
+
+    a: object
+    b: object
 
 
 class Own(torch.Tensor):
@@ -107,6 +115,29 @@ def test_the_rest_is_read_beside_an_odd_key(tmp_path, key):
     report = json.loads(run("inspect", tmp_path / "a.pt", "--json").stdout)
     (name,) = [n for n in report["values"] if n.startswith("x.")]
     check_rest(tmp_path, opt, name, "neither text nor a whole number")
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [{"y": x}]], ids=["itself", "inside"])
+def test_an_object_with_tensors_under_an_odd_key_is_data(tmp_path, wrap):
+    """As under any other key, nothing leaves it out unasked."""
+    save({"w": torch.ones(2), None: wrap(Pair(torch.ones(2), 1))}, tmp_path / "a.pt")
+    for command in (["convert"], ["reshard", "--world-size", "2"]):
+        error = run(command[0], tmp_path / "a.pt", tmp_path / "b", *command[1:], code=3).stderr
+        assert "None: holds a tensor" in error and "neither text nor" in error
+        assert "--exclude" in error and not (tmp_path / "b").exists()
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--exclude", "None")
+    save({"w": torch.ones(2), None: wrap(Pair(1, 1))}, tmp_path / "a.pt")
+    assert "None: is opaque" in run("convert", tmp_path / "a.pt", tmp_path / "c.pt").stderr
+
+
+@pytest.mark.parametrize("given", [{"x": torch.eye(3).to_sparse()}, [torch.eye(3).to_sparse()]])
+def test_nothing_but_what_is_left_out_is_no_checkpoint(tmp_path, given):
+    save(given, tmp_path / "a.pt")
+    for more in ([], ["--container", "dcp"], ["--dry-run"]):
+        error = run("convert", tmp_path / "a.pt", tmp_path / "b", *more, code=3).stderr
+        assert "nothing of it would be left to write" in error and "is left out" in error
+    error = run("reshard", tmp_path / "a.pt", tmp_path / "b", "--world-size", "2", code=3).stderr
+    assert "nothing of it would be left to write" in error and not (tmp_path / "b").exists()
 
 
 def test_plain_neighbours_of_an_odd_key_stay(tmp_path):

@@ -100,12 +100,4 @@ Value numpy_number(const std::string& dtype, const std::string& bytes) {
 
 bool Value::is_writable() const { return is_opaque() && has_arrays_alone(*this); }
 
-uint64_t array_bytes(const Value& value) {
-  uint64_t bytes = value.is(Value::Kind::kOpaque) && value.integer == Value::kArray
-                       ? value.items.back().text.size()
-                       : 0;
-  for (const Value& item : value.items) bytes += array_bytes(item);
-  return bytes;
-}
-
 }  // namespace lowbit::ckpt

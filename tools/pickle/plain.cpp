@@ -1,7 +1,6 @@
 #include "pickle/plain.h"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 
 #include "io/text.h"
@@ -12,8 +11,8 @@ namespace {
 
 class Unfolder {
  public:
-  Unfolder(const Pickle& p, const std::string& what, uint64_t limit)
-      : p_(p), what_(what), left_(limit), arrays_left_(array_limit(p.bytes.size())) {}
+  Unfolder(const Pickle& p, const std::string& what, uint64_t limit, PickleBudget& budget)
+      : p_(p), what_(what), left_(limit), budget_(budget) {}
 
   Result<Value> value(NodeId id, int depth) {
     if (depth > Value::kMaxDepth)
@@ -30,9 +29,9 @@ class Unfolder {
       case Kind::kFloat:
         return Value::floating(p_.real(id));
       case Kind::kString:
-        return Value::words(std::string(p_.text(id)));
+        return text(id, Value::Kind::kText);
       case Kind::kBytes:
-        return Value{.kind = Value::Kind::kBytes, .text = std::string(p_.text(id))};
+        return text(id, Value::Kind::kBytes);
       case Kind::kList:
         return items(id, Value::Kind::kList, depth);
       case Kind::kTuple:
@@ -46,7 +45,7 @@ class Unfolder {
       case Kind::kCall:
         return call(id, depth);
       case Kind::kLong:
-        return Value{.kind = Value::Kind::kLong, .text = std::string(p_.text(id))};
+        return text(id, Value::Kind::kLong);
       case Kind::kUnknown:
       case Kind::kOpaque:
         return opaque(p_.opaque_name(id), p_.holds_tensor(id) ? Value::kHolder : Value::kObject);
@@ -73,6 +72,11 @@ class Unfolder {
     if (p_.is(numel, Kind::kInt) && p_.is(start, Kind::kInt))
       out.items = {Value::number(p_.integer(numel)), Value::number(p_.integer(start))};
     return out;
+  }
+  Status spend(NodeId text) { return budget_.spend_text(p_.text(text).size(), what_); }
+  Result<Value> text(NodeId id, Value::Kind kind) {
+    RETURN_IF_ERROR(spend(id));
+    return Value{.kind = kind, .text = std::string(p_.text(id))};
   }
   Result<Value> items(NodeId id, Value::Kind kind, int depth) {
     Value out{.kind = kind};
@@ -109,7 +113,7 @@ class Unfolder {
     }
     return true;
   }
-  /// What protocol 2 makes of bytes: each as the character of that number.
+  /// What protocol 2 makes of bytes: each as the character of that number. The caller counts them.
   Result<Value> latin1(NodeId id) {
     Value out{.kind = Value::Kind::kBytes};
     const std::string_view text = p_.text(id);
@@ -128,11 +132,15 @@ class Unfolder {
     const NodeId arguments = p_.item(id, 1);
     if (rule != nullptr && rule->name == "Size")
       return items(p_.item(arguments, 0), Value::Kind::kSize, depth);
-    if (rule != nullptr && rule->name == "encode" && p_.text(p_.item(arguments, 1)) == "latin1")
+    if (rule != nullptr && rule->name == "encode" && p_.text(p_.item(arguments, 1)) == "latin1") {
+      RETURN_IF_ERROR(spend(p_.item(arguments, 0)));
       return latin1(p_.item(arguments, 0));
+    }
     const NodeId first = p_.item(arguments, 0);
-    if (rule != nullptr && (rule->name == "bytes" || rule->name == "bytearray"))
+    if (rule != nullptr && (rule->name == "bytes" || rule->name == "bytearray")) {
+      if (first != kNoNode) RETURN_IF_ERROR(spend(text_of(first)));
       return bytes(first, rule->name == "bytes" ? Value::Kind::kBytes : Value::Kind::kBytearray);
+    }
     if (rule != nullptr && rule->name == "set") {
       ASSIGN_OR_RETURN(out, items(first, Value::Kind::kSet, depth));
       for (const NodeId item : p_.items(first)) {
@@ -162,7 +170,8 @@ class Unfolder {
                    .text = "torch " + std::string(p_.text(first).substr(6))};
     if (rule != nullptr && rule->module.starts_with("numpy")) return numpy(id, *rule);
     if (rule != nullptr && rule->name == "device" && p_.items(arguments).size() <= 2) {
-      std::string text(p_.text(p_.item(arguments, 0)));
+      RETURN_IF_ERROR(spend(first));
+      std::string text(p_.text(first));
       if (p_.is(p_.item(arguments, 1), Kind::kInt))
         text += ":" + std::to_string(p_.integer(p_.item(arguments, 1)));
       return Value{.kind = Value::Kind::kDevice, .text = std::move(text)};
@@ -174,14 +183,17 @@ class Unfolder {
                ", which is no plain value");
   }
 
-  /// Bytes, or text that stands for them byte by byte. An encoding but latin-1 is text of Python 2.
+  /// Where the bytes of bytes() lie.
+  NodeId text_of(NodeId id) const {
+    return p_.is(id, Kind::kCall) ? p_.item(p_.item(id, 1), 0) : id;
+  }
+  /// Bytes, or text that stands for them byte by byte; the caller counts them. An encoding but latin-1 is text of Python 2.
   Result<Value> bytes(NodeId id, Value::Kind kind) {
     Value out{.kind = kind};
     if (p_.is(id, Kind::kBytes)) {
       out.text = std::string(p_.text(id));
     } else if (id != kNoNode) {
-      const NodeId text = p_.is(id, Kind::kCall) ? p_.item(p_.item(id, 1), 0) : id;
-      ASSIGN_OR_RETURN(decoded, latin1(text));
+      ASSIGN_OR_RETURN(decoded, latin1(text_of(id)));
       out.text = std::move(decoded.text);
     }
     return out;
@@ -201,7 +213,7 @@ class Unfolder {
                ? ""
                : name + std::to_string(8 * (code[1] - '0'));
   }
-  /// The array at a node with its content, if it is one of plain numbers.
+  /// The array at a node with its content, if it is one of plain numbers and there is room for it.
   Result<Value> array(NodeId id, std::string name) {
     const auto found = p_.opaque ? numpy_array(p_, id) : std::nullopt;
     if (!found) return opaque(name);
@@ -213,11 +225,14 @@ class Unfolder {
     const bool coded = p_.is(content, Kind::kCall) && p_.global(content)->name == "encode" &&
                        p_.text(p_.item(p_.item(content, 1), 1)) == "latin1";
     if (!none && !coded && !p_.is(content, Kind::kBytes)) return opaque(name);
-    if (found->bytes > arrays_left_)
-      return bad(what_ + ": its arrays of numpy have more bytes than the file could hold");
+    // As text in latin-1, a byte takes one or two. What is looked at counts, whatever comes of it.
+    const uint64_t length = none ? 0 : p_.text(text_of(content)).size();
+    const bool fits =
+        coded ? length >= found->bytes && length <= 2 * found->bytes : length == found->bytes;
+    if (!fits || found->bytes > budget_.arrays) return opaque(name);
+    budget_.arrays -= found->bytes;
     ASSIGN_OR_RETURN(held, bytes(content, Value::Kind::kBytes));
     if (held.text.size() != found->bytes) return opaque(name);
-    arrays_left_ -= found->bytes;
     return array_value(*found, std::move(name), std::move(held.text));
   }
   /// A number of numpy as Python's; an array of anything but numbers by its type and shape alone.
@@ -225,6 +240,9 @@ class Unfolder {
     const NodeId arguments = p_.item(id, 1);
     if (rule.name == "scalar") {
       const std::string dtype = numpy_dtype(p_.item(arguments, 0));
+      const NodeId text = text_of(p_.item(arguments, 1));
+      constexpr size_t kLongest = 16;  // of 8 bytes, which as text take one or two each
+      if (text != kNoNode && p_.text(text).size() > kLongest) return opaque("numpy scalar");
       ASSIGN_OR_RETURN(content, bytes(p_.item(arguments, 1), Value::Kind::kBytes));
       const Value number = numpy_number(dtype, content.text);
       return number.is(Value::Kind::kNone) ? opaque("numpy scalar") : number;
@@ -251,7 +269,8 @@ class Unfolder {
 
   const Pickle& p_;
   const std::string& what_;
-  uint64_t left_, arrays_left_;
+  uint64_t left_;
+  PickleBudget& budget_;
 };
 
 }  // namespace
@@ -332,165 +351,24 @@ void Value::set(std::string_view key, Value value) {
   items.push_back(std::move(value));
 }
 
+Status PickleBudget::spend_text(uint64_t bytes, const std::string& what) {
+  if (bytes > text)
+    return bad(
+        what +
+        ": its names and texts unfold to too many bytes, because it refers to long ones many "
+        "times; save them once");
+  text -= bytes;
+  return fine();
+}
+
+Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
+                          uint64_t limit, PickleBudget& budget) {
+  return Unfolder(pickle, what, limit, budget).value(node, 0);
+}
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
                           uint64_t limit) {
-  return Unfolder(pickle, what, limit).value(node, 0);
-}
-
-void write_items(PickleWriter& to, size_t count, const std::function<void(size_t)>& item) {
-  constexpr size_t kBatch = 1000;
-  if (count == 1) {
-    item(0);
-    to.append();
-    return;
-  }
-  for (size_t i = 0; i < count;) {
-    to.mark();
-    for (const size_t end = std::min(count, i + kBatch); i < end; ++i) item(i);
-    to.appends();
-  }
-}
-
-void write_entries(PickleWriter& to, size_t count, bool ordered,
-                   const std::function<void(size_t)>& entry) {
-  constexpr size_t kBatch = 1000;
-  if (count == 1) {
-    entry(0);
-    to.set_item();
-    return;
-  }
-  for (size_t i = 0; i < count;) {
-    // In an OrderedDict, Python's pickler looks one item ahead, so it sets a single last entry alone.
-    const bool alone = ordered && i + 1 == count;
-    const size_t end = std::min(count, i + kBatch);
-    const bool full = end - i == kBatch;
-    if (!alone) to.mark();
-    for (; i < end; ++i) entry(i);
-    if (alone) {
-      to.set_item();
-    } else {
-      to.set_items();
-    }
-    // In a dict it learns that it is at the end only when it asks for more.
-    if (!ordered && full && i == count) to.mark().set_items();
-  }
-}
-
-void write_value(PickleWriter& to, const Value& v) {
-  const auto size = v.items.size();
-  const auto tuple = [&] {
-    if (size > 3) to.mark();
-    for (const Value& item : v.items) write_value(to, item);
-    to.tuple(size);
-    if (size > 0) to.put();
-  };
-  switch (v.kind) {
-    case Value::Kind::kNone:
-      to.none();
-      return;
-    case Value::Kind::kBool:
-      to.boolean(v.integer != 0);
-      return;
-    case Value::Kind::kInt:
-      to.integer(v.integer);
-      return;
-    case Value::Kind::kFloat:
-      to.floating(v.real);
-      return;
-    case Value::Kind::kText:
-      to.text(v.text);
-      return;
-    case Value::Kind::kBytes:
-      to.bytes(v.text);
-      return;
-    case Value::Kind::kList:
-      to.empty_list().put();
-      write_items(to, size, [&](size_t i) { write_value(to, v.items[i]); });
-      return;
-    case Value::Kind::kTuple:
-      tuple();
-      return;
-    case Value::Kind::kOrdered:
-    case Value::Kind::kDict: {
-      const bool ordered = v.kind == Value::Kind::kOrdered, counter = v.text == Value::kCounter;
-      if (counter) to.global("collections", "Counter");
-      if (ordered) {
-        to.global("collections", "OrderedDict").tuple(0).call().put();
-      } else if (!v.text.empty() && !counter) {
-        to.global("yacs.config", "CfgNode").object().put();
-      } else {
-        to.empty_dict().put();
-      }
-      write_entries(to, size / 2, ordered, [&](size_t i) {
-        write_value(to, v.items[2 * i]);
-        write_value(to, v.items[2 * i + 1]);
-      });
-      if (counter) to.tuple(1).put().call().put();
-      if (!ordered && !counter && !v.text.empty()) {
-        // What yacs keeps beside the entries; a node without it cannot be merged or frozen.
-        to.empty_dict().put().mark();
-        to.text("__immutable__").boolean(false);
-        to.text("__deprecated_keys__")
-            .global("__builtin__", "set")
-            .empty_list()
-            .put()
-            .tuple(1)
-            .put()
-            .call()
-            .put();
-        to.text("__renamed_keys__").empty_dict().put();
-        to.text("__new_allowed__").boolean(false);
-        to.set_items().build();
-      }
-      return;
-    }
-    case Value::Kind::kSet:
-      to.global("__builtin__", "set").empty_list().put();
-      write_items(to, size, [&](size_t i) { write_value(to, v.items[i]); });
-      to.tuple(1).put().call().put();
-      return;
-    case Value::Kind::kComplex:
-      to.global("__builtin__", "complex");
-      tuple();
-      to.call().put();
-      return;
-    case Value::Kind::kBytearray:
-      to.bytearray(v.text);
-      return;
-    case Value::Kind::kLong:
-      to.long_integer(v.text);
-      return;
-    case Value::Kind::kOpaque:  // writers refuse any other before
-      if (v.integer == Value::kArray) return write_array(to, v);
-      to.none();
-      return;
-    case Value::Kind::kGlobal: {
-      const size_t space = v.text.find(' ');
-      if (is_layout(v.text.substr(space + 1))) {
-        to.global("torch.serialization", "_get_layout").text("torch." + v.text.substr(space + 1));
-        to.tuple(1).put().call().put();
-        return;
-      }
-      to.global(v.text.substr(0, space), v.text.substr(space + 1));
-      return;
-    }
-    case Value::Kind::kDevice: {
-      const size_t colon = v.text.find(':');
-      const char *end = v.text.data() + v.text.size(), *number = v.text.data() + colon + 1;
-      int index = 0;
-      const bool numbered = colon != std::string::npos && number < end &&
-                            std::from_chars(number, end, index).ptr == end;
-      to.global("torch", "device").text(numbered ? v.text.substr(0, colon) : v.text);
-      if (numbered) to.integer(index);
-      to.tuple(numbered ? 2 : 1).put().call().put();
-      return;
-    }
-    case Value::Kind::kSize:
-      to.global("torch", "Size");
-      tuple();
-      to.tuple(1).put().call().put();
-      return;
-  }
+  PickleBudget budget = PickleBudget::of(pickle);
+  return plain_value(pickle, node, what, limit, budget);
 }
 
 }  // namespace lowbit::ckpt

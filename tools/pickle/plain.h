@@ -1,6 +1,7 @@
 // Plain Python values: what a checkpoint holds besides tensors, such as the settings of a group.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -86,16 +87,25 @@ bool is_layout(std::string_view name);
 std::string opaque_names(const Value& value);
 /// A kLong as people and Python's int(text, 16) read it: "-0x1f...".
 std::string hexadecimal(const Value& value);
+/// The bytes that the values of one pickle may have together: references to a long text or to an
+/// array, which cost two bytes each, must not fill the memory.
+struct PickleBudget {
+  uint64_t text, arrays;
+  static PickleBudget of(const Pickle& pickle) {
+    const uint64_t bytes = pickle.bytes.size();
+    return {std::min<uint64_t>((16u << 20) + 32 * bytes, 1u << 30), (1u << 20) + 4 * bytes};
+  }
+  /// Takes the bytes of a text from what is left.
+  Status spend_text(uint64_t bytes, const std::string& what);
+};
 /// The plain value at a node. An error if it is no plain value, is nested too deep, repeats a key,
-/// or expands to more than `limit` values, or to arrays of far more bytes than the pickle has.
-/// `what` names the input in errors.
+/// or expands to more than `limit` values or more text than `budget` has; arrays of numpy that it
+/// has no room for are named and stay opaque. `what` names the input in errors.
+Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
+                          uint64_t limit, PickleBudget& budget);
+/// The same of a pickle of which nothing else is read.
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
                           uint64_t limit = 1u << 19);
-/// The bytes that a value's arrays of numpy may have together, where the pickle is so long: a few
-/// references to one of them must not fill the memory.
-constexpr uint64_t array_limit(uint64_t pickle) { return (1u << 20) + 4 * pickle; }
-/// The bytes of a value's arrays of numpy.
-uint64_t array_bytes(const Value& value);
 /// Writes a value with the opcodes of protocol 2, with the batches and the memo of Python's
 /// pickler.
 void write_value(PickleWriter& to, const Value& value);

@@ -120,11 +120,18 @@ class Pickle {
   }
   /// A string key that a dict has twice. It is an error: readers disagree about which one counts.
   std::optional<std::string_view> repeated_key(NodeId dict) const {
-    std::vector<std::string_view> keys;
+    std::vector<NodeId> nodes;
     const auto all = items(dict);
     for (size_t i = 0; i + 1 < all.size(); i += 2) {
-      if (is(all[i], Kind::kString)) keys.push_back(text(all[i]));
+      if (is(all[i], Kind::kString)) nodes.push_back(all[i]);
     }
+    // One node first: to compare a long text with itself again and again would take for ever.
+    std::sort(nodes.begin(), nodes.end());
+    const auto same = std::adjacent_find(nodes.begin(), nodes.end());
+    if (same != nodes.end()) return text(*same);
+    std::vector<std::string_view> keys;
+    keys.reserve(nodes.size());
+    for (const NodeId node : nodes) keys.push_back(text(node));
     std::sort(keys.begin(), keys.end());
     const auto twice = std::adjacent_find(keys.begin(), keys.end());
     return twice == keys.end() ? std::nullopt : std::optional(*twice);

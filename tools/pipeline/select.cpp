@@ -83,7 +83,7 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
   constexpr size_t kShown = 5;
   std::vector<std::string> warnings;
   std::vector<Leaf> kept;
-  size_t left_out = 0;
+  size_t left_out = 0, places = 0;  // places: of lists, which stay without what was there
   for (Leaf& leaf : document.leaves) {
     const bool copied = directory && leaf.blob != nullptr && leaf.blob->extent.length > 0;
     const bool writable = leaf.value.is_writable() && target != ContainerKind::kSafetensors;
@@ -101,6 +101,7 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
         return key.kind == Key::Kind::kIndex || key.kind == Key::Kind::kTupleIndex;
       });
       if (!listed) continue;
+      ++places;
       leaf.kind = Leaf::Kind::kValue;
       leaf.value = Value::none();
       leaf.blob = nullptr;
@@ -110,6 +111,12 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
   if (left_out > kShown)
     warnings.push_back(std::to_string(left_out - kShown) +
                        " more opaque values are left out; inspect names them");
+  if (left_out > 0 && kept.size() == places) {
+    std::string all;
+    for (const std::string& line : warnings) all += (all.empty() ? "" : "; ") + line;
+    return bad(printable(document.manifest->path) +
+               ": nothing of it would be left to write: " + all);
+  }
   document.leaves = std::move(kept);
   return warnings;
 }

@@ -53,11 +53,12 @@ Status check_no_rank_part(const Document& document, const std::string& source) {
     const bool part = leaf.stored != nullptr && !leaf.stored->one_rank.empty();
     if (!unread && !part) continue;
     return bad(
-        printable(source) + ": " + printable(leaf.name()) + ": is " +
+        (source.empty() ? "" : printable(source) + ": ") + printable(leaf.name()) + ": is " +
         (part ? "one rank's part, " + leaf.stored->one_rank : printable(leaf.value.text)) +
         "; the other ranks' are in other files. Save with dcp.save, to which each rank gives "
         "its part, or gather it with full_tensor(); where files of all ranks lie in a "
-        "folder, merge them with the program that wrote them. --exclude leaves it out");
+        "folder, merge them with the program that wrote them" +
+        (source.empty() ? "" : ". --exclude leaves it out"));
   }
   return fine();
 }

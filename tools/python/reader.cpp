@@ -312,6 +312,7 @@ Object Reader::model() {
     without_gil([&]() -> Status {
       const std::lock_guard guard(lock_);
       RETURN_IF_ERROR(check_no_zero_rank(*document_));
+      RETURN_IF_ERROR(check_no_rank_part(*document_));
       RETURN_IF_ERROR(check_megatron_rank(document_->manifest->path));
       ASSIGN_OR_RETURN(found, recognize(*document_));
       ASSIGN_OR_RETURN(made, found.dialect->read(document_, found.tree));

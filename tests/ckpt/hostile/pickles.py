@@ -39,6 +39,23 @@ def laughs(levels: int) -> Raw:
     return Raw(body)
 
 
+def recalled(value: bytes, before: bytes = b"](", each: bytes = b"", after: bytes = b"e") -> Raw:
+    """A value of a megabyte, and 20,000 times the two bytes that refer to it."""
+    return Raw(before + value + b"q\x00" + each + (b"h\x00" + each) * 20_000 + after)
+
+
+def empty_array(content: bytes) -> bytes:
+    """An array of numpy with shape [0], which has that content nevertheless."""
+    array = (
+        glob("numpy.core.multiarray", "_reconstruct")
+        + b"("
+        + glob("numpy", "ndarray")
+        + b"K\x00\x85C\x01btR"
+    )
+    dtype = glob("numpy", "dtype") + b"(" + string("u1") + b"\x89\x88tR"
+    return array + b"(K\x01K\x00\x85" + dtype + b"\x89" + content + b"tb"
+
+
 def opcode(name: str, body: bytes, torch: bool | None = False) -> Trick:
     return Trick("opcode_" + name, Raw(body), mentions="opcode|allow|execut|not read", torch=torch)
 
@@ -50,6 +67,11 @@ STACK = "stack|mark|not opened|exactly one|one value|underflow|takes more|key wi
 UNKNOWN = "allow|outside|not known|unknown|unsafe|global"
 MEMO = "memo|remember|recall"
 SCHEMA = "argument|expect|call|tensor|storage|dimension|stride|size|layout|shape|not |pickle"
+
+MEGABYTE = string("a" * MILLION)
+STORAGE = (
+    b"(" + string("storage") + glob("torch", "FloatStorage") + MEGABYTE + string("cpu") + b"K\x01t"
+)
 
 TRICKS = [
     # Code.
@@ -114,6 +136,12 @@ TRICKS = [
     Trick("bytearray_2_62", reduce(glob("builtins", "bytearray"), 1 << 62), mentions=SCHEMA + "|" + UNKNOWN + "|bytearray", torch=False),
     Trick("integer_of_2040_bits", Raw(b"\x8a\xff" + b"\x01" * 255), mentions="integer|number|bits|long", torch=True, codes=(BAD, FINE)),
     Trick("integer_of_a_megabyte", Raw(b"\x8b" + le(4, MILLION) + b"\x01" * MILLION), mentions="integer|number|bits|long|opcode"),
+    # What lies there once and is referred to often.
+    Trick("recalled_text", recalled(MEGABYTE), mentions="unfold", torch=None),
+    Trick("recalled_key", recalled(MEGABYTE, b"}(", b"N", b"u"), mentions="twice", torch=None),
+    Trick("recalled_name", Raw(b"}" + MEGABYTE + b"}(" + b"".join(b"J" + le(4, i) + b"N" for i in range(20_000)) + b"us"), mentions="unfold", torch=None, codes=(BAD, FINE)),
+    Trick("recalled_array", recalled(empty_array(b"B" + le(4, MILLION) + b"a" * MILLION)), mentions="numpy", torch=None, convert=FINE),
+    Trick("recalled_storage", recalled(STORAGE, glob("a", "B") + b"(", b"Q", b"tR"), mentions="a.B|persistent", torch=None, convert=FINE),
     # Lengths.
     Trick("length_of_text", Raw(b"X" + le(4, 0xFFFFFFFF) + b"ab"), mentions=CUT),
     Trick("length_of_text8", Raw(b"\x8d" + le(8, (1 << 64) - 1) + b"ab"), mentions=CUT + "|opcode"),

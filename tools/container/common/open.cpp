@@ -18,15 +18,18 @@ namespace {
 constexpr std::string_view kLegacyMagic("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", 15);
 
 /// How a file begins like safetensors: the length of a JSON object, and then the object, which may
-/// have spaces before it. kWhole: the file is long enough for such a header.
-enum class Safetensors : uint8_t { kNo, kCutOff, kWhole };
+/// have spaces before it. kWhole: the file is long enough for such a header. kSurelyCutOff: it is not,
+/// and of no other kind, whose magic number the length's lowest bytes may be (123 is a JSON's '{').
+enum class Safetensors : uint8_t { kNo, kCutOff, kSurelyCutOff, kWhole };
 Safetensors safetensors_of(std::string_view head, uint64_t size) {
   uint64_t length = 0;
   if (head.size() <= sizeof length) return Safetensors::kNo;
   std::memcpy(&length, head.data(), sizeof length);
   if (length >> 48 != 0 || std::string_view("{ \t\n\r").find(head[8]) == std::string_view::npos)
     return Safetensors::kNo;
-  return length <= size - sizeof length ? Safetensors::kWhole : Safetensors::kCutOff;
+  if (length <= size - sizeof length) return Safetensors::kWhole;
+  constexpr uint64_t kUsual = 1u << 24;  // so that five bytes of the length are zeros
+  return length < kUsual && head[8] == '{' ? Safetensors::kSurelyCutOff : Safetensors::kCutOff;
 }
 
 Result<Manifest> read_file(const std::string& path) {
@@ -43,7 +46,8 @@ Result<Manifest> read_file(const std::string& path) {
   const std::string what = printable(path);
   // Before the others: its first bytes are a length, which may be any magic number.
   const Safetensors safetensors = safetensors_of(head, size);
-  if (safetensors == Safetensors::kWhole) return read_safetensors(path);
+  if (safetensors == Safetensors::kWhole || safetensors == Safetensors::kSurelyCutOff)
+    return read_safetensors(path);  // which tells what is cut off
   if (head.starts_with("PK") && !path.ends_with(".npz")) return read_torch_zip(path);
   RETURN_IF_ERROR(check_other_file(path, head));
   if (head.starts_with(kLegacyMagic)) return read_torch_legacy(path);

@@ -76,6 +76,10 @@ Result<StorageName> storage_name(const Pickle& p, NodeId persistent, const std::
   if (!fits) return bad(what + ": its tensor has no storage");
   if (parts.size() == 6 && !p.is(parts[5], Kind::kNone))
     return bad(what + ": its storage is a view of another, as only torch before 0.4 wrote");
+  constexpr size_t kLongestKey = 256;  // of a number; any tensor may recall it
+  if (p.text(parts[2]).size() > kLongestKey)
+    return bad(what + ": has a storage with a name of " + std::to_string(p.text(parts[2]).size()) +
+               " bytes, which torch never writes");
   const std::string_view type = p.global(parts[1])->name;
   StorageName out;
   out.key = std::string(p.text(parts[2]));
@@ -186,15 +190,26 @@ class TensorParser {
     return out;
   }
 
-  /// Whether a DTensorSpec has a placement Partial.
-  bool is_partial(NodeId spec) const {
+  /// What the values of a DTensor's local part are, by its DTensorSpec: "" under Replicate and Shard,
+  /// where it is the whole if it has the whole's shape. Any other placement may be a part at the same
+  /// shape, as Partial and its kin (_NormPartial, _MaskPartial) are.
+  std::string share_of(NodeId spec) const {
     const NodeId state = state_of(p_.item(spec, 2));
-    if (!p_.is(spec, Kind::kObject) || !p_.is(state, Kind::kDict)) return false;
-    const auto placements = p_.items(p_.find(state, "placements"));
-    return std::any_of(placements.begin(), placements.end(), [this](NodeId placement) {
-      const GlobalRule* type = p_.global(placement);
-      return type != nullptr && type->name.ends_with("Partial");
-    });
+    const NodeId placements = p_.is(spec, Kind::kObject) && p_.is(state, Kind::kDict)
+                                  ? p_.find(state, "placements")
+                                  : kNoNode;
+    if (p_.items(placements).empty()) return "values whose placement is not known";
+    for (const NodeId placement : p_.items(placements)) {
+      const GlobalRule* type = p_.is(placement, Kind::kObject) ? p_.global(placement) : nullptr;
+      if (type == nullptr) {
+        const std::string_view name = p_.opaque_name(placement);
+        return "values placed as " + (name.empty() ? "nothing known" : printable(name));
+      }
+      if (type->name.ends_with("Partial")) return "a summand";
+      if (type->name != "Replicate" && type->name != "Shard" && type->name != "_StridedShard")
+        return "values placed as " + std::string(type->name);
+    }
+    return "";
   }
 
   /// The attributes by name: a dict, or with slots a pair of two.
@@ -226,13 +241,14 @@ class TensorParser {
       ASSIGN_OR_RETURN(part, read(local, depth + 1));
       part.is_local = true;
       part.whole = out.shape;
-      part.is_summand = is_partial(p_.find(state, "_spec"));
+      part.share = share_of(p_.find(state, "_spec"));
       return part;
     }
     if (!is_known_subclass(cls)) return bad(what_ + ": is a " + cls + ", which is not known");
     out.stored.cls = cls;
     out.stored.attributes.kind = Value::Kind::kDict;
     const auto items = p_.items(state);
+    PickleBudget attributes{.text = 1u << 16, .arrays = 0};  // there may be as many as tensors
     for (size_t i = 0; i + 1 < items.size(); i += 2) {
       if (!p_.is(items[i], Kind::kString))
         return bad(what_ + ": has an attribute that is not called by text");
@@ -244,8 +260,8 @@ class TensorParser {
           return bad(what_ + ": its " + printable(name) + " is a tensor subclass too");
         out.stored.parts.emplace_back(name, std::move(part.stored.parts[0].second));
       } else {
-        ASSIGN_OR_RETURN(
-            value, plain_value(p_, items[i + 1], what_ + ": its " + printable(name), 1u << 12));
+        ASSIGN_OR_RETURN(value, plain_value(p_, items[i + 1], what_ + ": its " + printable(name),
+                                            1u << 12, attributes));
         out.stored.attributes.items.push_back(Value::words(name));
         out.stored.attributes.items.push_back(std::move(value));
       }
@@ -261,15 +277,14 @@ class TensorParser {
 
 }  // namespace
 
-std::vector<StorageName> storage_names(const Pickle& pickle) {
-  std::vector<StorageName> out;
+Status for_storages(const Pickle& pickle, const std::function<Status(const StorageName&)>& use) {
   const std::string what;
   for (NodeId id = 0; id < pickle.nodes.size(); ++id) {
     if (!pickle.is(id, Kind::kPersistent)) continue;
-    if (auto name = storage_name(pickle, id, what, true); name.ok())
-      out.push_back(std::move(name.value()));
+    const auto name = storage_name(pickle, id, what, true);
+    if (name.ok()) RETURN_IF_ERROR(use(name.value()));
   }
-  return out;
+  return fine();
 }
 
 bool is_tensor(const Pickle& p, NodeId node) {

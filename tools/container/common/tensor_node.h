@@ -2,6 +2,7 @@
 // legacy files.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "container/common/manifest.h"
@@ -32,14 +33,15 @@ struct TensorNode {
   Gradient gradient;
   bool is_local = false;  // what one rank has of a DTensor of shape `whole`
   Shape whole;
-  bool is_summand = false;   // of a DTensor whose ranks' values are still to be added
+  // Not empty: a local part of any shape is not the whole, and what its values are ("a summand").
+  std::string share;
   bool is_expanded = false;  // a dimension of stride 0: one value stands for many elements
   std::string dropped;       // what is not kept ("attributes of a tensor"); usually empty
 };
 
-/// The storages that a pickle names anywhere, also in objects that are not looked at. One that is not
-/// named as torch does is left out.
-std::vector<StorageName> storage_names(const Pickle& pickle);
+/// Calls `use` with each storage that a pickle names anywhere, also in objects that are not looked
+/// at, until it fails. One that is not named as torch does is left out.
+Status for_storages(const Pickle& pickle, const std::function<Status(const StorageName&)>& use);
 /// Whether a node is a tensor of any kind.
 bool is_tensor(const Pickle& pickle, NodeId node);
 /// The tensor of a node. Its strides must stay inside the storage and use no element twice; a kind

@@ -66,7 +66,7 @@ class ArchiveStorages : public Storages {
 class ValueWriter {
  public:
   ValueWriter(const Pickle& p, const ZipIndex& index, const std::string& what)
-      : p_(p), storages_(index), what_(what), w_(2) {}
+      : p_(p), storages_(index), what_(what), w_(2), budget_(PickleBudget::of(p)) {}
 
   Result<std::string> pickle() {
     RETURN_IF_ERROR(value(p_.root, 0));
@@ -112,7 +112,7 @@ class ValueWriter {
   }
 
   Status plain(NodeId id) {
-    ASSIGN_OR_RETURN(made, plain_value(p_, id, what_));
+    ASSIGN_OR_RETURN(made, plain_value(p_, id, what_, 1u << 19, budget_));
     write_value(w_, made);
     return fine();
   }
@@ -208,9 +208,9 @@ class ValueWriter {
     w_.call().put().mark().integer(3).text(of.bytes == 1 ? "|" : "<").none().none().none();
     w_.integer(-1).integer(-1).integer(0).tuple(8).put().build();
   }
-  Result<std::string> bytes_of(NodeId id) const {
+  Result<std::string> bytes_of(NodeId id) {
     if (id != kNoNode) {
-      ASSIGN_OR_RETURN(made, plain_value(p_, id, what_));
+      ASSIGN_OR_RETURN(made, plain_value(p_, id, what_, 1u << 19, budget_));
       if (made.is(Value::Kind::kBytes)) return std::move(made.text);
     }
     return bad(what_ + ": holds something else where bytes were expected");
@@ -278,6 +278,7 @@ class ValueWriter {
   const std::string& what_;
   PickleWriter w_;
   uint64_t left_ = 1u << 22;
+  PickleBudget budget_;
   std::map<std::string, size_t> numbers_;
   std::vector<std::string> keys_;
 };

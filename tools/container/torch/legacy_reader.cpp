@@ -106,10 +106,11 @@ Result<Manifest> read_torch_legacy(const std::string& path) {
     NamedStorages named(file->size());
     RETURN_IF_ERROR(read_tree(tree, named, *scratch, first));
     // Those of what is named and not read lie between the others.
-    for (const StorageName& name : storage_names(tree)) {
+    RETURN_IF_ERROR(for_storages(tree, [&](const StorageName& name) -> Status {
       ASSIGN_OR_RETURN(found, named.find(name, what));
       static_cast<void>(found);
-    }
+      return fine();
+    }));
     PlacedStorages placed;
     RETURN_IF_ERROR(place(*file, at, keys, named, placed, *archive, what));
     Manifest m;

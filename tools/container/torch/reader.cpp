@@ -121,9 +121,10 @@ Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::str
   RETURN_IF_ERROR(read_tree(pickle, storages, *archive, m));
   if (!index.has_crcs) m.facts.push_back("no checksums were computed");
   std::set<std::string> hidden;  // storages of what is named and not read
-  for (const StorageName& name : storage_names(pickle)) {
+  RETURN_IF_ERROR(for_storages(pickle, [&](const StorageName& name) {
     if (!storages.used(name.key)) hidden.insert(name.key);
-  }
+    return fine();
+  }));
   const bool opaque = std::any_of(m.blobs.begin(), m.blobs.end(), [](const Blob& blob) {
     return blob.value && blob.value->is_opaque();
   });

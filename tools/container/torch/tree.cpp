@@ -14,7 +14,13 @@ namespace {
 class TreeReader {
  public:
   TreeReader(const Pickle& p, Storages& storages, Archive& archive, Manifest& manifest)
-      : p_(p), storages_(storages), archive_(archive), manifest_(manifest), seen_(p.nodes.size()) {}
+      : p_(p),
+        storages_(storages),
+        archive_(archive),
+        manifest_(manifest),
+        budget_(PickleBudget::of(p)),
+        seen_(p.nodes.size()),
+        holds_(p.nodes.size()) {}
 
   Status read() {
     ASSIGN_OR_RETURN(file, archive_.file());
@@ -81,11 +87,15 @@ class TreeReader {
     if (seen_[node] != kUnknown) return static_cast<Below>(seen_[node]);
     if (is_tensor(p_, node)) return mark(node, kTensors);
     const bool dict = p_.is(node, Kind::kDict);
-    if (!dict && !p_.is(node, Kind::kList) && !p_.is(node, Kind::kTuple)) return mark(node, kPlain);
+    if (!dict && !p_.is(node, Kind::kList) && !p_.is(node, Kind::kTuple)) {
+      holds_[node] = p_.holds_tensor(node);
+      return mark(node, kPlain);
+    }
     seen_[node] = kOpen;
     Below all = dict ? kDicts : kPlain;
     for (const NodeId item : p_.items(node)) {
       ASSIGN_OR_RETURN(below, look(item, depth + 1));
+      if (holds_[item]) holds_[node] = true;
       all = std::max(all, below);
     }
     // A tuple of dicts is one value, and so is what holds nothing but such tuples.
@@ -113,15 +123,20 @@ class TreeReader {
     } else if (p_.is(node, Kind::kTuple) && below == kTensors) {
       return places(items, Key::Kind::kTupleIndex);
     }
-    ASSIGN_OR_RETURN(value, plain_value(p_, node, here(), left_));
+    ASSIGN_OR_RETURN(value, plain_value(p_, node, here(), left_, budget_));
     RETURN_IF_ERROR(spend(count(value)));
-    arrays_ += array_bytes(value);
-    if (arrays_ > array_limit(p_.bytes.size()))
-      return bad(archive_.what() + ": its arrays of numpy have more bytes than it could hold");
     return leaf(std::move(value));
   }
 
+  /// A leaf keeps the names of all dicts around it.
+  Status spend_names() {
+    uint64_t bytes = 0;
+    for (const Key& key : path_) bytes += key.name.size();
+    return budget_.spend_text(bytes, archive_.what());
+  }
+
   Status leaf(Value value) {
+    RETURN_IF_ERROR(spend_names());
     order_.emplace_back(true, manifest_.blobs.size());
     return archive_.add(manifest_, path_, std::move(value));
   }
@@ -139,7 +154,8 @@ class TreeReader {
     DictInfo info{path_, true, {}};
     const NodeId attributes = p_.attributes(node);
     if (attributes != kNoNode) {
-      ASSIGN_OR_RETURN(value, plain_value(p_, attributes, here() + ": its attributes", left_));
+      ASSIGN_OR_RETURN(value,
+                       plain_value(p_, attributes, here() + ": its attributes", left_, budget_));
       RETURN_IF_ERROR(spend(count(value)));
       if (value.is_dict() && !value.items.empty()) info.attributes = std::move(value);
     }
@@ -177,7 +193,10 @@ class TreeReader {
     RETURN_IF_ERROR(spend(4));
     if (seen_[key] == kTensors || seen_[item] == kTensors)
       return leaf(Value::unread_tensor(std::string("a tensor") + kKey));
-    return leaf(Value{.kind = Value::Kind::kOpaque, .text = std::string("a value") + kKey});
+    const bool holds = holds_[key] || holds_[item];
+    return leaf(Value{.kind = Value::Kind::kOpaque,
+                      .integer = holds ? Value::kHolder : Value::kObject,
+                      .text = std::string(holds ? "an object with tensors" : "a value") + kKey});
   }
 
   /// A name for it: as Python shows it where that is short, else its number in the dict.
@@ -214,14 +233,15 @@ class TreeReader {
 
   /// What one rank has of a DTensor that is not whole here; else "".
   static std::string one_rank_of(const TensorNode& t) {
-    if (!t.is_local || (t.shape == t.whole && !t.is_summand)) return "";
-    const std::string whole = " of a DTensor of " + shape_text(t.whole);
-    return t.is_summand ? "a summand" + whole : shape_text(t.shape) + whole;
+    if (!t.is_local || (t.shape == t.whole && t.share.empty())) return "";
+    return (t.share.empty() ? shape_text(t.shape) : t.share) + " of a DTensor of " +
+           shape_text(t.whole);
   }
 
   Status tensor(NodeId node) {
     if (std::string kind = unread_kind(p_, node); !kind.empty())
       return leaf(Value::unread_tensor(std::move(kind)));
+    RETURN_IF_ERROR(spend_names());
     ASSIGN_OR_RETURN(t, read_tensor(p_, node, storages_, here()));
     const std::string one_rank = one_rank_of(t);
     local_ += !one_rank.empty();
@@ -239,8 +259,10 @@ class TreeReader {
   Storages& storages_;
   Archive& archive_;
   Manifest& manifest_;
+  PickleBudget budget_;
   std::vector<uint8_t> seen_;
-  uint64_t left_ = 0, limit_ = 0, arrays_ = 0;
+  std::vector<bool> holds_;  // by node: an opaque object with tensors in it lies there or below
+  uint64_t left_ = 0, limit_ = 0;
   Path path_;
   std::vector<std::pair<bool, size_t>> order_;
   uint64_t local_ = 0, expanded_ = 0;

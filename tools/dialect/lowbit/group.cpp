@@ -41,6 +41,25 @@ void translate_adafactor8bit(const Model& model, const Group& group, Settings& o
   }
 }
 
+/// The same of its groups with beta3, which lowbit.CAME steps with: what it calls eps there is that of
+/// Adafactor, whose first alone counts (0.4.6: optimizer.py, presets.py).
+void translate_came(const Group& group, Settings& out) {
+  Value* betas = nullptr;
+  for (auto& [key, value] : out) {
+    const Value usual = value;
+    if (key == "betas") betas = &value;
+    if (key == "clip_threshold")
+      value = Value::floating(real_setting(group, "d").value_or(usual.real));
+    if (key != "eps" || usual.items.size() != 2) continue;
+    const bool said = usual.items[0].is(Value::Kind::kFloat);
+    value = Value::tuple({Value::floating(said ? usual.items[0].real : 1e-30),
+                          Value::floating(real_setting(group, "eps_came").value_or(1e-16))});
+  }
+  constexpr const char* kNames[] = {"beta1", "beta2", "beta3"};
+  for (size_t i = 0; betas != nullptr && i < std::min(betas->items.size(), std::size(kNames)); ++i)
+    if (const auto said = real_setting(group, kNames[i])) betas->items[i] = Value::floating(*said);
+}
+
 }  // namespace
 
 Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Group& group,
@@ -71,6 +90,7 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
   Settings out = settings_of(group, lowbit_settings(model.algorithm));
   if (model.dialect == "adafactor8bit" && model.algorithm == "adafactor")
     translate_adafactor8bit(model, group, out);
+  if (model.dialect == "adafactor8bit" && model.algorithm == "came") translate_came(group, out);
   if (const Value* said = setting(group, "use_muon"); said && model.algorithm == "muon") {
     out.emplace_back("use_muon", *said);
     const Value* betas = setting(group, "betas");
