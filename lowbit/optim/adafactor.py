@@ -200,8 +200,8 @@ class Adafactor(LowRankOptimizer):
             given(group["d"]),
             group["weight_decay"],
             float(_DECAY_BY.index(group["decay_by"])),
-            float(group["relative_step"]),
-            float(group["scale_parameter"]),
+            float(bool(group["relative_step"])),
+            float(bool(group["scale_parameter"])),
             given(group["fira_margin"]),
-            float(group["add_eps"]),
+            float(bool(group["add_eps"])),
         ]

@@ -64,6 +64,6 @@ class LARS(LowbitOptimizer):
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         return [
-            arguments.number(group["lr"]), group["momentum"], group["dampening"], float(group["nesterov"]),
+            arguments.number(group["lr"]), group["momentum"], group["dampening"], float(bool(group["nesterov"])),
             group["weight_decay"], group["trust_coefficient"], group["eps"],
         ]  # fmt: skip

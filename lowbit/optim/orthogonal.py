@@ -69,7 +69,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
         if (
             rule == muon_layout.MOMENTUM
         ):  # it has no learning rate, but 0 would keep it from writing
-            return [1.0, float(group["momentum"]), float(group["nesterov"])]
+            return [1.0, float(group["momentum"]), float(bool(group["nesterov"]))]
         lr = arguments.number(group["lr"])
         if rule == muon_layout.STEP:
             cautious = float(bool(group["cautious_weight_decay"]))

@@ -91,6 +91,6 @@ class SGD(LowbitOptimizer):
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         return [
-            arguments.number(group["lr"]), group["momentum"], group["dampening"], float(group["nesterov"]),
-            float(group["weight_decay"]), float(group["decoupled"]), float(group["dampen_first"]),
+            arguments.number(group["lr"]), group["momentum"], group["dampening"], float(bool(group["nesterov"])),
+            float(group["weight_decay"]), float(bool(group["decoupled"])), float(bool(group["dampen_first"])),
         ]  # fmt: skip

@@ -53,6 +53,7 @@ class SteppingOptimizer(StatefulOptimizer):
         super().lay_out_again()
         self._plans.clear()
         self._flat_reducers, self._step_cache, self._presence = {}, None, None
+        self._visitors = []
 
     # The step
 

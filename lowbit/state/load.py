@@ -143,7 +143,7 @@ def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[
         saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
         names = {"param_names": group["param_names"]} if "param_names" in group else {}
         made.append({**group, **saved, **own, **names, "params": group["params"]})
-        check_loaded(opt, len(made) - 1, group, made[-1])
+        check_loaded(opt, len(made) - 1, made[-1])
     return made
 
 

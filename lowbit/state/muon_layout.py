@@ -122,7 +122,6 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
             f"{what} has the shape {tuple(p.shape)}, and Muon only supports matrices and batches of them, [n, rows, columns]; use "
             "lowbit.MuonWithAdamW(lowbit.muon_param_groups(model)), which steps all others by AdamW"
         )
-    muon.check(group)  # a group may have its own values
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
     base = layout.layout_of(MOMENTUM, group, p, name, index, _places(p, what))
     same = {f.name: getattr(base, f.name) for f in fields(Layout)}

@@ -4,45 +4,113 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 
-from lowbit.config.arguments import STRUCTURE, check_group
+from lowbit.config.arguments import STRUCTURE, check_seed
 from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
 
-# What torch's optimizers and schedulers may leave in a group, and a step takes as it is.
-_UNCHECKED = ("lr", "foreach", "fused", "differentiable", "capturable")
+# What no load asks about: schedules write the rate, and the others are how torch would run a step.
+_UNCHECKED: Mapping[str, Any] = {
+    "lr": 0.0,
+    "foreach": None,
+    "fused": None,
+    "differentiable": False,
+    "capturable": False,
+}
 
 
 def check_added(opt: Any, group: Mapping[str, Any]) -> None:
-    """Raises what `opt.check_options` does for a group that is added, beside the optimizer's own options."""
+    """Raises what `opt.check_options` does for a group that is added, beside the optimizer's own options.
+
+    A rate is checked if the group gives one that no other group has: defaults and groups have what a schedule wrote.
+    """
+    given = {**opt.defaults, **group}
+    if "lr" not in group or any(group["lr"] is other.get("lr") for other in opt.param_groups):
+        given["lr"] = _UNCHECKED["lr"]
     try:
-        opt.check_options({**opt.defaults, **group})
+        opt.check_options(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise type(error)(f"parameter group {len(opt.param_groups)}: {error}") from None
 
 
-def check_loaded(
-    opt: Any, number: int, group: Mapping[str, Any], loaded: Mapping[str, Any]
-) -> None:
-    """Raises TypeError or ValueError if a group would get settings of another optimizer, such as another number of betas.
+def check_loaded(opt: Any, number: int, loaded: Mapping[str, Any]) -> None:
+    """Raises TypeError or ValueError if a group would get what is no setting of this optimizer.
+
+    That is no number where one is asked, another number of betas, a word that is none of its own. Ranges are not
+    checked, nor how settings go together: schedules write a rate a little below 0, or no momentum beside `nesterov`.
 
     Args:
         number: of the group.
-        group: as it is.
-        loaded: as it would be.
+        loaded: the group as it would be.
     """
-    what = f"group {number} of the state dict"
-    check_group(what, {"lr": loaded["lr"]})
-    try:
-        opt.check_options({**loaded, **{key: group[key] for key in _UNCHECKED if key in group}})
-    except (TypeError, ValueError) as error:
+    error = _no_setting(opt, loaded)
+    if error is not None:
         raise type(error)(
-            f"{what} has a setting that {type(opt).__name__} does not take: {error}. Put this optimizer's own in its place: "
+            f"group {number} of the state dict has a setting that {type(opt).__name__} does not take: {error}. Put this optimizer's own in its place: "
             "opt.state_dict()['param_groups']"
         ) from None
+
+
+def _no_setting(opt: Any, loaded: Mapping[str, Any]) -> Exception | None:
+    try:
+        if not _is_number(loaded["lr"]):
+            raise TypeError(f"lr should be a number but is: {loaded['lr']!r}")
+        check_seed(loaded.get("seed", 0))
+    except (TypeError, ValueError) as error:
+        return error
+    if _refusal(opt, {**opt.defaults, **loaded, **_UNCHECKED}) is None:
+        return None
+    # Something is out of range, or is no setting: each is asked about alone, beside the optimizer's own.
+    structure = {key: loaded[key] for key in STRUCTURE if key in loaded}
+    own = {**opt.defaults, **structure, **_UNCHECKED}
+    before = str(_refusal(opt, own))  # of a default that is a tensor, in which something wrote
+    for key in sorted(loaded.keys() & opt.defaults.keys() - {*STRUCTURE, *_UNCHECKED}):
+        value = _plain(loaded[key], opt.defaults[key])
+        refused = _refusal(opt, {**own, key: value})
+        if refused is None or str(refused) == before:
+            continue
+        if isinstance(refused, TypeError) or not _alike(value, opt.defaults[key]):
+            return refused
+    return None
+
+
+def _refusal(opt: Any, group: Mapping[str, Any]) -> Exception | None:
+    try:
+        opt.check_options(group)
+    except (TypeError, ValueError, RuntimeError) as error:
+        return error
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a real number, or a tensor or an array of one."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(_plain(value, None), Real)
+
+
+def _plain(value: Any, default: Any) -> Any:
+    """A setting without tensors and arrays; a flag that is None, as torch's may be, is False."""
+    if value is None and isinstance(default, bool):
+        return False
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        made = [_plain(one, None) for one in value]
+        return tuple(made) if isinstance(value, tuple) else made
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return value.tolist() if hasattr(value, "tolist") else value  # tensors, and NumPy's
+
+
+def _alike(value: Any, default: Any) -> bool:
+    """Whether a value that is out of range is a number, or as many numbers as the default: it is a setting nevertheless."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        many = isinstance(default, Sequence) and len(default) == len(value)
+        return many and all(one is None or isinstance(one, Real) for one in value)
+    return isinstance(value, Real)
 
 
 def agreed(

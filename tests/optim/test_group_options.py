@@ -2,8 +2,10 @@
 
 import inspect
 import math
+import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from test_refusals import OPTIONS, RULES, stepped
@@ -82,13 +84,100 @@ def test_settings_of_another_rule_are_refused_by_the_load():
         assert opt.state_dict()["param_groups"] == before
 
 
-def test_what_schedulers_leave_is_loaded():
-    """A rate a little below 0, which cosine schedules end with, and torch's own flags."""
+SAVED = (  # what schedules, torch and programs leave in groups, which a step takes
+    ("AdamW", {}, {"lr": -1e-20, "fused": True, "foreach": True, "differentiable": True}),
+    ("AdamW", {}, {"lr": torch.tensor([-1e-9]), "weight_decay": -1e-20, "betas": [0.9, 1.0]}),
+    ("AdamW", {}, {"betas": torch.tensor([0.9, 0.99]), "eps": torch.tensor(1e-8), "lr": np.array(1e-3)}),
+    ("AdamW", {}, {"betas": (torch.tensor(0.9), 0.99), "weight_decay": np.array(0.1), "lr": math.nan}),
+    ("AdamW", {}, {"betas": np.array([0.9, 0.99]), "maximize": np.bool_(False), "cautious": torch.tensor(False)}),
+    ("AdamW", {}, {"amsgrad": None, "maximize": None, "capturable": None, "cautious": None}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}, {"momentum": 0.0}),
+    ("SGD", {"momentum": 0.9}, {"nesterov": None, "dampen_first": None, "maximize": None, "dampening": np.float32(0.0)}),
+    ("MuonWithAdamW", {}, {"nesterov": None, "momentum": torch.tensor(0.95), "lr": -1e-20}),
+    ("Adafactor", {}, {"beta1": None, "eps": [None, -1e-20], "relative_step": None, "add_eps": None}),
+    ("AdEMAMix", {}, {"betas": (0.9, 0.999, 1.0), "t_alpha": None}),
+)  # fmt: skip
+
+
+def built(name, here, **own):
+    use_muon = {"use_muon": True} if name == "MuonWithAdamW" else {}
+    return getattr(lowbit, name)([{"params": here, **use_muon}], **own)
+
+
+@pytest.mark.parametrize(("name", "own", "settings"), SAVED)
+def test_a_load_takes_what_is_left_in_groups_and_a_second_one_too(name, own, settings):
+    """Ranges are for what a user asks for: a cosine ends a little below 0, and the next load finds that in the live group."""
+    saved = stepped(built(name, here := params(), **own), here)
+    saved["param_groups"][0] |= settings
+    opt = built(name, here := params(), **own)
+    for _ in range(2):
+        opt.load_state_dict(saved)
+        stepped(opt, here)
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        {"lr": -1e-20},
+        {"lr": torch.tensor(-1.0)},
+        {"fused": True, "foreach": True},
+        {"differentiable": True},
+    ],
+)
+def test_a_load_does_not_ask_what_the_live_group_has(live):
     saved = stepped(lowbit.AdamW(here := params()), here)
-    saved["param_groups"][0] |= {"lr": -1e-20, "fused": True, "foreach": True}
-    opt = lowbit.AdamW(here := params())
-    opt.load_state_dict(saved)
-    stepped(opt, here)
+    bare = {
+        key: value
+        for key, value in saved["param_groups"][0].items()
+        if key not in live or key == "lr"
+    }
+    opt = lowbit.AdamW(params(), foreach=True)
+    opt.param_groups[0] |= live
+    opt.load_state_dict({**saved, "param_groups": [bare]})
+    assert opt.param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("AdamW", {"seed": "x"}, "seed should be an int but is: 'x'"),
+        ("AdamW", {"lr": None}, "lr should be a number but is: None"),
+        ("AdamW", {"lr": "1e-3"}, "lr should be a number but is: '1e-3'"),
+        ("AdamW", {"lr": [1e-3]}, "lr should be a number but is: [0.001]"),
+        ("AdamW", {"lr": np.array([1e-3])}, "lr should be a number but is: array([0.001])"),
+        ("AdamW", {"lr": torch.ones(2)}, "lr should be a number but is: tensor([1., 1.])"),
+        ("AdamW", {"lr": 1j}, "lr should be a number but is: 1j"),
+        ("AdamW", {"weight_decay": None}, "weight_decay should be a number but is: None"),
+        ("AdamW", {"eps": "1e-8"}, "epsilon should be a number but is: '1e-8'"),
+        ("AdamW", {"lr": -1e-20, "weight_decay": -1e-20, "betas": (0.9, "0.99")}, "betas[1] should be a number but is: '0.99'"),
+        ("AdamW", {"weight_decay": -1.0, "betas": torch.ones(3)}, "betas should be 2 numbers but is: [1.0, 1.0, 1.0]"),
+        ("AdamW", {"maximize": "false"}, "maximize should be True or False but is: 'false'"),
+        ("Adafactor", {"decay_by": "rate"}, "decay_by should be one of"),
+        ("Adafactor", {"eps": 1e-8}, "eps should be 2 numbers but is: 1e-08"),
+        ("MuonWithAdamW", {"momentum": -1e-20, "ns_coefficients": (1.0, 2.0)}, "ns_coefficients should be three numbers"),
+    ],
+)  # fmt: skip
+def test_a_load_refuses_what_cannot_be_a_setting_and_names_the_group(name, settings, words):
+    saved = stepped(built(name, here := params()), here)
+    saved["param_groups"][0] |= settings
+    opt = built(name, params())
+    before = opt.state_dict()["param_groups"]
+    with pytest.raises((TypeError, ValueError), match=f"group 0 of the state dict .*{re.escape(words)}"):  # fmt: skip
+        opt.load_state_dict(saved)
+    assert opt.state_dict()["param_groups"] == before
+
+
+def test_a_group_that_is_added_need_not_answer_for_a_schedule():
+    """A rate that is a tensor is written in place, in the defaults too; a copied group has what a schedule left in the other."""
+    rate = torch.tensor(1e-3)
+    opt = lowbit.AdamW(params(), lr=rate)
+    rate.fill_(-1e-9)
+    opt.add_param_group({"params": params()})
+    opt.param_groups[0]["lr"] = -1e-20
+    opt.add_param_group({**opt.param_groups[0], "params": params()})
+    with pytest.raises(ValueError, match="parameter group 3: Invalid learning rate"):
+        opt.add_param_group({"params": params(), "lr": -0.5})
+    assert len(opt.param_groups) == 3
 
 
 def test_a_format_that_is_none_is_refused_where_a_rule_keeps_nothing():

@@ -201,13 +201,16 @@ def averaged(model: Model, opt) -> None:
 def repeated(model: Model, opt) -> None:
     """Steps after the first are repeated from the cache, weights away from their state among them; with other settings, and if a gradient is gone."""
     step(model, opt, 0)
-    with mock.patch.object(opt, "_update", side_effect=AssertionError("not repeated")):
+    with mock.patch.object(opt, "step_params", side_effect=AssertionError("not repeated")):
         step(model, opt, 1)
         opt.param_groups[0]["lr"] = 3e-2
         step(model, opt, 2)
     set_grads(model, 3)
     model.down.grad = None
     opt.step()
+    opt.lay_out_again()
+    assert not opt._visitors  # it would keep weights that were replaced
+    opt.init_state()
     step(model, opt, 4)
 
 
