@@ -151,7 +151,8 @@ struct LogVectors {
                   const Define& define) const {
     Int code[4], least[4];
     for (int v = 0; v < 4; ++v)
-      code[v] = codes_of(x + v * V::kLanes, random16 + v * V::kLanes, least[v]);
+      code[v] =
+          codes_of(x + v * V::kLanes, kByChance ? random16 + v * V::kLanes : nullptr, least[v]);
     V::store_upper(code, codes);
     define_where<V>(
         least, [](Int a, Int b) LB_LAMBDA { return V::smaller_halves(a, b); },
