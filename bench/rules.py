@@ -121,13 +121,13 @@ def written(result: dict[str, Any], counts: list[dict] | None = None) -> str:
     if counts:
         parts += [
             "## Counted instructions",
-            "`python -m bench.rules --count` steps a copy of the process through one step of a matrix of 16 x 512,\n"
-            "instruction by instruction; with so few rows, sums of columns weigh more than in a tall matrix. Listed are\n"
-            f"8-bit AdamW and the steps that execute more than {LIMIT} times its vector instructions for their bytes, on any of the\n"
-            "instruction sets. Vector instructions, loads and stores among them, are those for one register: 16 values with\n"
-            "AVX-512, 8 with AVX2. In brackets: their number over AdamW's, for the same number of bytes. Cycles: of one value at\n"
-            "two such instructions per cycle (AVX-512) or four (AVX2), Zen 4's most. Divisions and square roots, which occupy the\n"
-            "divider longer, are among the instructions and counted again.",
+            "`python -m bench.rules --count` steps a copy of the process through one step of a matrix of 32 x 256,\n"
+            "instruction by instruction; with so few rows, what is done once for a column weighs more than in a tall matrix.\n"
+            f"Listed are 8-bit AdamW and the steps that execute more than {LIMIT} times its vector instructions for their bytes,\n"
+            "on any of the instruction sets. Vector instructions, loads and stores among them, are those for one register: 16\n"
+            "values with AVX-512, 8 with AVX2. In brackets: their number over AdamW's, for the same number of bytes. Cycles: of\n"
+            "one value at two such instructions per cycle (AVX-512) or four (AVX2), Zen 4's most. Divisions and square roots,\n"
+            "which occupy the divider longer, are among the instructions and counted again.",
             counts_table(counts),
         ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
