@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -98,6 +99,8 @@ def page(lines: Lines) -> str:
 def section(lines: Lines, study: Study) -> list[str]:
     own = [line for line in lines if line["study"] == study.name]
     parts = [about(own, study)]
+    if flat := flattening(lines, study):
+        parts += ["", flat]
     if not study.tuned_in:
         parts += ["", *tuning(lines, study)]
     head = ["contestant", "rate", "seeds", "loss of its seeds", "less the first of its rule", "less float32 AdamW", "state, bytes per parameter"]  # fmt: skip
@@ -120,6 +123,18 @@ def about(own: Lines, study: Study) -> str:
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     where = "; ".join(dict.fromkeys(f"{x['cpu']}, {x['threads']} thread{'s' * (x['threads'] > 1)}, {x['isa']}, Python {x['python']}, torch {x['versions']['torch']}" for x in machines))  # fmt: skip
     return filled(f"{own[0]['parameters'] / 1e6:.2f} M parameters.", model, f"Products are {settings['compute']}. {where}; {len(own)} runs, {when}.")  # fmt: skip
+
+
+def flattening(lines: Lines, study: Study) -> str:
+    """Whether float32 AdamW still improved fast at the end: how far its training loss fell between tenths of its steps."""
+    name = study.rules()["AdamW"]
+    several = [line["losses"] for line in runs_of(lines, study, name).values() if line["held_out_loss"] is not None]  # fmt: skip
+    means = [statistics.fmean(x) for x in zip(*several, strict=True)]
+    if len(means) < 10:
+        return ""
+    ends = [i * len(means) // 10 for i in range(11)]
+    tenths = [statistics.fmean(means[a:b]) for a, b in itertools.pairwise(ends)]
+    return filled(f"The training loss of `{name}` fell by {tenths[0] - tenths[1]:.3f} from the first to the second tenth of its steps, and by {tenths[8] - tenths[9]:.3f} from the ninth to the last.")  # fmt: skip
 
 
 def tuning(lines: Lines, study: Study) -> list[str]:
@@ -233,7 +248,9 @@ def over_long(lines: Lines, study: Study) -> str:
             said.append(f"`{name}` diverged in {len(lost)} of {len(runs)} runs")
         else:
             mean = statistics.fmean(line["held_out_loss"] for line in runs.values())
-            said.append(f"`{name}` did not diverge and ended at {mean:.4f} ({len(runs)} seed{'s' * (len(runs) > 1)})")  # fmt: skip
+            said.append(f"`{name}` did not diverge and ended at {mean:.4f}")
+    if said and len(study.seeds) == 1:
+        said.append("one seed shows no difference between formats, only whether they diverge")
     return "; ".join([*said, *([f"not run yet: {', '.join(waiting)}"] if waiting else [])])
 
 
