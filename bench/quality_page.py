@@ -109,7 +109,12 @@ def section(lines: Lines, study: Study) -> list[str]:
         *table(head, [row(lines, study, name) for name in study.contestants]).splitlines(),
     ]
     if any(runs_of(lines, study, name) for name in study.contestants):
-        parts += ["", f"![{HEADINGS[study.name]}: losses]({picture(study)})"]
+        parts += [
+            "",
+            filled("In the picture, from the left: the training loss of the first contestant of each rule; that of others less the first's, in pairs (those with most seeds); and the held-out differences of the table."),
+            "",
+            f"![{HEADINGS[study.name]}: losses]({picture(study)})",
+        ]  # fmt: skip
     return parts
 
 
@@ -208,17 +213,36 @@ def conclusions(lines: Lines) -> list[str]:
         own = [n for n in study.contestants if n not in study.rules().values()]
         return f"for {study.steps:,} steps, {grouped(lines, study, own)}"
 
+    changed = [n for n in names if CONTESTANTS[n].half]
     return [
-        f"State formats of AdamW on the small model, beside torch's float32 AdamW: {grouped(lines, small, formats)}.",
-        f"Bfloat16 weights with 8-bit state on the small model, beside torch's float32 AdamW: {grouped(lines, small, weights)}.",
-        f"A change of format in the middle of a run, beside torch's float32 AdamW: {grouped(lines, small, [n for n in names if CONTESTANTS[n].half])}.",
+        f"State formats of AdamW on the small model, beside torch's float32 AdamW: {verdict(lines, small, formats)}{grouped(lines, small, formats)}.",
+        f"Bfloat16 weights with 8-bit state on the small model, beside torch's float32 AdamW: {verdict(lines, small, weights)}{grouped(lines, small, weights)}.",
+        f"A change of format in the middle of a run, beside torch's float32 AdamW: {verdict(lines, small, changed)}{grouped(lines, small, changed)}.",
         f"Other rules in full precision, each at its own tuned rate, beside float32 AdamW: {grouped(lines, small, other, 'torch AdamW')}.",
         f"Over {long.steps:,} steps: {over_long(lines, long)}. With 10 M parameters, each beside its rule in full precision: {of_large(short)}; {of_large(large)}.",
     ]  # fmt: skip
 
 
+def verdict(lines: Lines, study: Study, names: Iterable[str]) -> str:
+    """How many of those that are judged raise the loss."""
+    said = sorted_by(lines, study, names)
+    judged = sum(len(said[what]) for what in WORDS.values())
+    if not judged:
+        return ""
+    worse = len(said[WORDS["more"]])
+    return f"of the {judged} judged, {worse or 'none'} {'is' if worse < 2 else 'are'} shown to raise the loss; "  # fmt: skip
+
+
 def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = None) -> str:
     """What the intervals of several contestants say; those with fewer than ENOUGH seeds are not judged."""
+    said = sorted_by(lines, study, names, to)
+    return "; ".join(f"{TEXTS[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
+
+
+def sorted_by(
+    lines: Lines, study: Study, names: Iterable[str], to: str | None = None
+) -> dict[str, list[str]]:
+    """Contestants with their differences, by what these show."""
     said: dict[str, list[str]] = {what: [] for what in TEXTS}
     for name in names:
         runs, others = (runs_of(lines, study, n) for n in (name, to or reference(study, name)))
@@ -233,7 +257,7 @@ def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = N
         else:
             count = f", {len(runs)} seeds" if len(runs) < len(study.seeds) else ""
             said[WORDS[off.shown]].append(f"`{short}` ({off}{count})")
-    return "; ".join(f"{TEXTS[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
+    return said
 
 
 def over_long(lines: Lines, study: Study) -> str:

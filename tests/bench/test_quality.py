@@ -9,7 +9,7 @@ import torch
 from paths import ROOT
 
 import lowbit
-from bench import quality, quality_page, quality_plan, quality_train, studies, zero_gradients
+from bench import quality, quality_page, quality_plan, quality_plot, quality_train, studies, zero_gradients
 from bench.intervals import interval
 from bench.studies import CONTESTANTS, SEEDS, STUDIES, Run
 from bench.training import load_recipe
@@ -106,6 +106,8 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
     )
     assert "no difference is shown for `8bit`" in said[0]
     assert "(+0.5000 ± 0.0000, 3 seeds)" in said[0]
+    assert "of the 4 judged, 3 are shown to raise the loss; the loss is higher" in said[0]
+    assert "judged" not in said[1]
     assert "fewer than 3 seeds have run of `fp8`; not run yet: `float32`, `bfloat16`" in said[0]
     assert "Over 20,000 steps: not run yet: `torch AdamW`, `AdamW, 8bit`, `AdamW, 4bit`." in said[4]
     assert "for 160 steps, not run yet: `Muon, 8bit`" in said[4] and "for 1,000 steps, not run yet: `8bit`" in said[4]  # fmt: skip
@@ -146,6 +148,14 @@ def test_a_study_says_how_fast_float32_still_improved():
     assert "`torch AdamW` fell by 1.000 from the first to the second tenth" in said
     assert "by 0.125 from the ninth to the last" in said
     assert quality_page.flattening(tuned, SMALL) == "", "nothing has run"
+
+
+def test_curves_of_a_format_are_those_of_its_pairs(tuned):
+    several = {"torch AdamW": [3.0, 2.0], "AdamW, 8bit": [3.5, 2.25]}
+    lines = [*tuned, *({**x, "losses": several[name]} for name, count in (("torch AdamW", 2), ("AdamW, 8bit", 3)) for x in runs(name, [2.0] * count))]  # fmt: skip
+    apart = quality_plot.gaps(lines, SMALL, "AdamW, 8bit")
+    assert apart == [[0.5, 0.25]] * 2, "the third seed has no pair"
+    assert quality_plot.curve(apart, SMALL) == ([50, 100], [0.5, 0.25])
 
 
 def test_what_is_missing_costs_the_steps_of_the_same_model(tuned):
