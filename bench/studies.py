@@ -164,6 +164,8 @@ def order() -> Iterator[tuple[Study, tuple[str, ...], tuple[int, ...]]]:
     other = tuple(n for n in small.contestants if CONTESTANTS[n].rule != "AdamW")
     yield small, (*FIRST, "torch AdamW, start rounded"), SEEDS
     yield small, codes[:6], SEEDS[:3]  # those of docs/presets.md
+    yield small, changed[:1], SEEDS[:3]  # the default for bfloat16 weights
+    yield small, tuple(n for n in changed if CONTESTANTS[n].half), SEEDS[:3]
     for seeds in (SEEDS[:3], SEEDS):  # three are judged, so no part waits for another's fifth
         yield small, codes, seeds
         yield small, changed, seeds

@@ -9,7 +9,15 @@ import torch
 from paths import ROOT
 
 import lowbit
-from bench import quality, quality_page, quality_plan, quality_plot, quality_train, studies, zero_gradients
+from bench import (
+    quality,
+    quality_page,
+    quality_plan,
+    quality_plot,
+    quality_train,
+    studies,
+    zero_gradients,
+)
 from bench.intervals import interval
 from bench.studies import CONTESTANTS, SEEDS, STUDIES, Run
 from bench.training import load_recipe
