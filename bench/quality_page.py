@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -98,6 +99,8 @@ def page(lines: Lines) -> str:
 def section(lines: Lines, study: Study) -> list[str]:
     own = [line for line in lines if line["study"] == study.name]
     parts = [about(own, study)]
+    if flat := flattening(lines, study):
+        parts += ["", flat]
     if not study.tuned_in:
         parts += ["", *tuning(lines, study)]
     head = ["contestant", "rate", "seeds", "loss of its seeds", "less the first of its rule", "less float32 AdamW", "state, bytes per parameter"]  # fmt: skip
@@ -106,7 +109,12 @@ def section(lines: Lines, study: Study) -> list[str]:
         *table(head, [row(lines, study, name) for name in study.contestants]).splitlines(),
     ]
     if any(runs_of(lines, study, name) for name in study.contestants):
-        parts += ["", f"![{HEADINGS[study.name]}: losses]({picture(study)})"]
+        parts += [
+            "",
+            filled("In the picture, from the left: the training loss of the first contestant of each rule; that of others less the first's, in pairs (those with most seeds); and the held-out differences of the table."),
+            "",
+            f"![{HEADINGS[study.name]}: losses]({picture(study)})",
+        ]  # fmt: skip
     return parts
 
 
@@ -120,6 +128,18 @@ def about(own: Lines, study: Study) -> str:
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     where = "; ".join(dict.fromkeys(f"{x['cpu']}, {x['threads']} thread{'s' * (x['threads'] > 1)}, {x['isa']}, Python {x['python']}, torch {x['versions']['torch']}" for x in machines))  # fmt: skip
     return filled(f"{own[0]['parameters'] / 1e6:.2f} M parameters.", model, f"Products are {settings['compute']}. {where}; {len(own)} runs, {when}.")  # fmt: skip
+
+
+def flattening(lines: Lines, study: Study) -> str:
+    """Whether float32 AdamW still improved fast at the end: how far its training loss fell between tenths of its steps."""
+    name = study.rules()["AdamW"]
+    several = [line["losses"] for line in runs_of(lines, study, name).values() if line["held_out_loss"] is not None]  # fmt: skip
+    means = [statistics.fmean(x) for x in zip(*several, strict=True)]
+    if len(means) < 10:
+        return ""
+    ends = [i * len(means) // 10 for i in range(11)]
+    tenths = [statistics.fmean(means[a:b]) for a, b in itertools.pairwise(ends)]
+    return filled(f"The training loss of `{name}` fell by {tenths[0] - tenths[1]:.3f} from the first to the second tenth of its steps, and by {tenths[8] - tenths[9]:.3f} from the ninth to the last.")  # fmt: skip
 
 
 def tuning(lines: Lines, study: Study) -> list[str]:
@@ -193,17 +213,36 @@ def conclusions(lines: Lines) -> list[str]:
         own = [n for n in study.contestants if n not in study.rules().values()]
         return f"for {study.steps:,} steps, {grouped(lines, study, own)}"
 
+    changed = [n for n in names if CONTESTANTS[n].half]
     return [
-        f"State formats of AdamW on the small model, beside torch's float32 AdamW: {grouped(lines, small, formats)}.",
-        f"Bfloat16 weights with 8-bit state on the small model, beside torch's float32 AdamW: {grouped(lines, small, weights)}.",
-        f"A change of format in the middle of a run, beside torch's float32 AdamW: {grouped(lines, small, [n for n in names if CONTESTANTS[n].half])}.",
+        f"State formats of AdamW on the small model, beside torch's float32 AdamW: {verdict(lines, small, formats)}{grouped(lines, small, formats)}.",
+        f"Bfloat16 weights with 8-bit state on the small model, beside torch's float32 AdamW: {verdict(lines, small, weights)}{grouped(lines, small, weights)}.",
+        f"A change of format in the middle of a run, beside torch's float32 AdamW: {verdict(lines, small, changed)}{grouped(lines, small, changed)}.",
         f"Other rules in full precision, each at its own tuned rate, beside float32 AdamW: {grouped(lines, small, other, 'torch AdamW')}.",
         f"Over {long.steps:,} steps: {over_long(lines, long)}. With 10 M parameters, each beside its rule in full precision: {of_large(short)}; {of_large(large)}.",
     ]  # fmt: skip
 
 
+def verdict(lines: Lines, study: Study, names: Iterable[str]) -> str:
+    """How many of those that are judged raise the loss."""
+    said = sorted_by(lines, study, names)
+    judged = sum(len(said[what]) for what in WORDS.values())
+    if not judged:
+        return ""
+    worse = len(said[WORDS["more"]])
+    return f"of the {judged} judged, {worse or 'none'} {'is' if worse < 2 else 'are'} shown to raise the loss; "  # fmt: skip
+
+
 def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = None) -> str:
     """What the intervals of several contestants say; those with fewer than ENOUGH seeds are not judged."""
+    said = sorted_by(lines, study, names, to)
+    return "; ".join(f"{TEXTS[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
+
+
+def sorted_by(
+    lines: Lines, study: Study, names: Iterable[str], to: str | None = None
+) -> dict[str, list[str]]:
+    """Contestants with their differences, by what these show."""
     said: dict[str, list[str]] = {what: [] for what in TEXTS}
     for name in names:
         runs, others = (runs_of(lines, study, n) for n in (name, to or reference(study, name)))
@@ -218,7 +257,7 @@ def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = N
         else:
             count = f", {len(runs)} seeds" if len(runs) < len(study.seeds) else ""
             said[WORDS[off.shown]].append(f"`{short}` ({off}{count})")
-    return "; ".join(f"{TEXTS[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
+    return said
 
 
 def over_long(lines: Lines, study: Study) -> str:
@@ -233,7 +272,9 @@ def over_long(lines: Lines, study: Study) -> str:
             said.append(f"`{name}` diverged in {len(lost)} of {len(runs)} runs")
         else:
             mean = statistics.fmean(line["held_out_loss"] for line in runs.values())
-            said.append(f"`{name}` did not diverge and ended at {mean:.4f} ({len(runs)} seed{'s' * (len(runs) > 1)})")  # fmt: skip
+            said.append(f"`{name}` did not diverge and ended at {mean:.4f}")
+    if said and len(study.seeds) == 1:
+        said.append("one seed shows no difference between formats, only whether they diverge")
     return "; ".join([*said, *([f"not run yet: {', '.join(waiting)}"] if waiting else [])])
 
 

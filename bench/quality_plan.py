@@ -46,8 +46,8 @@ def parts() -> list[Part]:
         Part("float32, then 8 bits by `lowbit-ckpt`, in the middle of a run", small, ("torch AdamW, then 8bit by lowbit-ckpt",)),
         Part("other rules: factored, Adafactor, APOLLO, Muon, with their presets", small, other),
         Part(f"{long.steps:,} steps: float32, `8bit`, `4bit`", long, long.contestants),
-        Part("10 M parameters: rates of AdamW and Muon", large, tuple(large.rules().values()), True),
-        Part(f"10 M parameters, {large.steps:,} steps: AdamW and Muon", large, large.contestants),
+        Part("10 M parameters: rates of AdamW", large, tuple(large.rules().values()), True),
+        Part(f"10 M parameters, {large.steps:,} steps: float32, `8bit`, `4bit`, bfloat16 weights", large, large.contestants),
         Part("10 M parameters, Muon's study: rates of AdamW and Muon", short, tuple(short.rules().values()), True),
         Part(f"10 M parameters, {short.steps:,} steps: Muon and AdamW", short, MUONS),
     ]  # fmt: skip
@@ -72,10 +72,14 @@ def steps(part: Part) -> int:
     return part.study.tuning_steps if part.tunes else part.study.steps
 
 
-def seconds_per_step(lines: Lines, study: Study, rule: str | None = None) -> list[float]:
-    """Of the finished runs of a study's model and batch, of one rule or of all."""
+def seconds_per_step(lines: Lines, study: Study, rule: str | None = None) -> float | None:
+    """Of an idle core, by the finished runs of a study's model and batch, of one rule or of all: the median of the processor's seconds, or the least of the clock's."""
     alike = {name for name, other in STUDIES.items() if (other.model, other.batch, other.compute) == (study.model, study.batch, study.compute)}  # fmt: skip
-    return [line["seconds"] / line["steps"] for line in lines if line["study"] in alike and rule in (None, CONTESTANTS[line["run"]].rule)]  # fmt: skip
+    own = [line for line in lines if line["study"] in alike and rule in (None, CONTESTANTS[line["run"]].rule)]  # fmt: skip
+    counted = [line["processor_seconds"] / line["steps"] for line in own if "processor_seconds" in line]  # fmt: skip
+    if counted:
+        return statistics.median(counted)
+    return min((line["seconds"] / line["steps"] for line in own), default=None)
 
 
 @dataclass(frozen=True)
@@ -84,36 +88,34 @@ class Account:
     Attributes:
         planned, recorded: runs.
         took: seconds of the recorded ones, in order.
-        left: least and median seconds of each missing run; None where nothing of its model has run.
+        left: seconds of an idle core of each missing run; None where nothing of its model has run.
         guessed: whether the rule of a missing one has not run with that model, so that other rules' runs count.
     """
 
     planned: int
     recorded: int
     took: list[float]
-    left: list[tuple[float, float] | None]
+    left: list[float | None]
     guessed: bool
 
-    def hours(self) -> tuple[float, float] | None:
+    def hours(self) -> float | None:
         known = [cost for cost in self.left if cost is not None]
-        if len(known) < len(self.left):
-            return None
-        return sum(least for least, _ in known) / 3600, sum(median for _, median in known) / 3600
+        return sum(known) / 3600 if len(known) == len(self.left) else None
 
     def cells(self) -> list[str]:
-        known = sorted(cost for cost in self.left if cost is not None)
+        known = [cost for cost in self.left if cost is not None]
         hours = self.hours()
-        each = span(known[0][0], max(median for _, median in known), 0) + "*" * self.guessed if hours and known else "unknown"  # fmt: skip
+        each = span(min(known), max(known), 0) + "*" * self.guessed if hours is not None and known else "unknown"  # fmt: skip
         return [
             str(self.planned), str(self.recorded), "all" if not self.left else "none" if not self.recorded else "in part",
             span(self.took[0], self.took[-1], 0) if self.took else "",
-            each if self.left else "", ("unknown" if hours is None else span(*hours)) if self.left else "",
+            each if self.left else "", ("unknown" if hours is None else f"{hours:.2f}") if self.left else "",
         ]  # fmt: skip
 
 
 def account(lines: Lines, part: Part) -> Account:
     took: list[float] = []
-    left: list[tuple[float, float] | None] = []
+    left: list[float | None] = []
     planned, guessed = 0, False
     for name, run in runs(lines, part):
         planned += 1
@@ -122,16 +124,13 @@ def account(lines: Lines, part: Part) -> Account:
             took.append(line["seconds"])
             continue
         own = seconds_per_step(lines, part.study, CONTESTANTS[name].rule)
-        some = own or seconds_per_step(lines, part.study)
-        guessed = guessed or not own
-        each = (min(some) * steps(part), statistics.median(some) * steps(part)) if some else None
-        left.append(each)
+        each = own or seconds_per_step(lines, part.study)
+        guessed = guessed or own is None
+        left.append(each * steps(part) if each else None)
     return Account(planned, len(took), sorted(took), left, guessed)
 
 
-def span(least: float, most: float, digits: int | None = None) -> str:
-    if digits is None:
-        digits = 2 if least < 1 else 1
+def span(least: float, most: float, digits: int) -> str:
     low, high = (f"{x:,.{digits}f}" for x in (least, most))
     return low if low == high else f"{low} to {high}"
 
@@ -143,18 +142,19 @@ def section(lines: Lines) -> list[str]:
     recorded = sum(a.recorded for _, a in accounts)
     said = f"{recorded} of {planned} runs are recorded."
     if recorded < planned:
-        known = [hours for _, a in accounts if (hours := a.hours())]
+        known = [hours for _, a in accounts if (hours := a.hours()) is not None]
         more = ", and more where nothing of a model has run" if len(known) < len(accounts) else ""
-        said += f" The rest takes {span(sum(h[0] for h in known), sum(h[1] for h in known))} hours{more}."  # fmt: skip
+        said += f" The rest takes an idle core {sum(known):.1f} hours{more}."
     head = ["what", "steps", "runs", "recorded", "", "seconds of a recorded run", "seconds of a missing run", "hours of the missing"]  # fmt: skip
     cells = [[part.what, f"{steps(part):,}", *a.cells()] for part, a in accounts]
     return [
         filled(said),
         "",
         filled(
-            "Recorded runs took these seconds, least to most: other work shared the cores with most of them, and the least is nearest to an idle core. A missing run "
-            "costs its steps times the least and the median seconds of a step of the same model and rule; * where the rule has not run with that model yet, so that "
-            "other rules' steps count, which may be cheaper. Every contestant has five seeds. `python -m bench.quality` runs what is missing, and `--list` names it."
+            "Recorded runs took these seconds, least to most; other work shared the cores with most of them. A missing run costs its steps times the processor's seconds of a "
+            "step of the same model and rule (the median of its runs, or the least seconds by the clock where no run has counted the processor's); * where the rule has not "
+            "run with that model yet, so that other rules' steps count, which may be cheaper. Planned are five seeds of every contestant, and one over 20,000 steps. "
+            "`python -m bench.quality` runs what is missing, and `--list` names it."
         ),
         "",
         *table(head, cells).splitlines(),

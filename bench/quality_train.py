@@ -21,6 +21,24 @@ from bench.studies import CONTESTANTS, STUDIES, Contestant, Run, Study
 SAVE_EVERY = 90.0  # seconds
 
 
+class Clock:
+    """Seconds of a run, with those before it was cut off; of the wall and of the processor, which other work on the machine hardly changes."""
+
+    def __init__(self) -> None:
+        self.before = {"seconds": 0.0, "processor_seconds": 0.0}
+        self.start()
+
+    def start(self) -> None:
+        self.began = self.now()
+
+    @staticmethod
+    def now() -> dict[str, float]:
+        return {"seconds": time.perf_counter(), "processor_seconds": time.process_time()}
+
+    def read(self) -> dict[str, float]:
+        return {k: self.before[k] + v - self.began[k] for k, v in self.now().items()}
+
+
 def optimizer(
     contestant: Contestant, study: Study, model: torch.nn.Module, run: Run
 ) -> torch.optim.Optimizer:
@@ -109,7 +127,7 @@ def train(
         model.to(torch.bfloat16).to(torch.float32)
     if contestant.weights is not None:
         model.to(torch.bfloat16)
-    begin, losses, before = 0, [], 0.0
+    begin, losses, clock = 0, [], Clock()
     found = progress.load()
     now = contestant
     if found and half is not None and contestant.half and found["step"] > half:
@@ -118,12 +136,12 @@ def train(
     if found:
         model.load_state_dict(found["model"])
         opt.load_state_dict(found["optimizer"])
-        begin, losses, before = found["step"], found["losses"], found["seconds"]
-    started = time.perf_counter()
+        begin, losses, clock.before = found["step"], found["losses"], found["clock"]
+    clock.start()
     diverged = None
     for step in range(begin, run.steps):
         if step == stop:
-            progress.save(kept(model, opt, step, losses, before + time.perf_counter() - started), always=True)  # fmt: skip
+            progress.save(kept(model, opt, step, losses, clock), always=True)  # fmt: skip
             raise KeyboardInterrupt
         if step == half:
             opt = converted(opt, model, study, run)
@@ -138,24 +156,23 @@ def train(
             diverged = step
             break
         if step % 10 == 9:
-            seconds = before + time.perf_counter() - started
-            progress.save(kept(model, opt, step + 1, losses, seconds))
-    seconds = before + time.perf_counter() - started
+            progress.save(kept(model, opt, step + 1, losses, clock))
+    took = {k: round(v, 1) for k, v in clock.read().items()}
     means = [statistics.fmean(losses[i : i + study.every]) for i in range(0, len(losses), study.every)]  # fmt: skip
     made = {
         "held_out_loss": None if diverged is not None else round(held_out(model, recipe, text, study), 5),
         "losses": [round(mean, 4) for mean in means if math.isfinite(mean)],
         "bytes_per_parameter": {k: round(v, 4) for k, v in recipe.footprint(model, opt).items()},
         "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": round(seconds, 1),
+        **took,
     }  # fmt: skip
     return made if diverged is None else {**made, "diverged": diverged}
 
 
 def kept(
-    model: torch.nn.Module, opt: torch.optim.Optimizer, step: int, losses: list[float], seconds: float
+    model: torch.nn.Module, opt: torch.optim.Optimizer, step: int, losses: list[float], clock: Clock
 ) -> dict[str, Any]:  # fmt: skip
-    return {"model": model.state_dict(), "optimizer": opt.state_dict(), "step": step, "losses": losses, "seconds": seconds}  # fmt: skip
+    return {"model": model.state_dict(), "optimizer": opt.state_dict(), "step": step, "losses": losses, "clock": clock.read()}  # fmt: skip
 
 
 def held_out(model: torch.nn.Module, recipe: Any, text: Any, study: Study) -> float:

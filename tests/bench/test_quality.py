@@ -5,10 +5,19 @@ import json
 import math
 
 import pytest
+import torch
 from paths import ROOT
 
 import lowbit
-from bench import quality, quality_page, quality_plan, quality_train, studies, zero_gradients
+from bench import (
+    quality,
+    quality_page,
+    quality_plan,
+    quality_plot,
+    quality_train,
+    studies,
+    zero_gradients,
+)
 from bench.intervals import interval
 from bench.studies import CONTESTANTS, SEEDS, STUDIES, Run
 from bench.training import load_recipe
@@ -105,6 +114,8 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
     )
     assert "no difference is shown for `8bit`" in said[0]
     assert "(+0.5000 ± 0.0000, 3 seeds)" in said[0]
+    assert "of the 4 judged, 3 are shown to raise the loss; the loss is higher" in said[0]
+    assert "judged" not in said[1]
     assert "fewer than 3 seeds have run of `fp8`; not run yet: `float32`, `bfloat16`" in said[0]
     assert "Over 20,000 steps: not run yet: `torch AdamW`, `AdamW, 8bit`, `AdamW, 4bit`." in said[4]
     assert "for 160 steps, not run yet: `Muon, 8bit`" in said[4] and "for 1,000 steps, not run yet: `8bit`" in said[4]  # fmt: skip
@@ -131,6 +142,30 @@ def test_every_run_is_in_one_part_of_what_is_recorded():
     assert set(made) == runs | tunings
 
 
+def test_the_order_leaves_no_run_out():
+    lines = [line(run, 2.0) for study in STUDIES.values() if not study.tuned_in for rule in study.rules() for run in study.tuning(rule)]  # fmt: skip
+    asked = [run for part in quality_plan.parts() for _, run in quality_plan.runs(lines, part)]
+    assert set(quality.planned(lines)) == set(asked) and len(set(asked)) == len(asked)
+
+
+def test_a_study_says_how_fast_float32_still_improved():
+    losses = [5.0, 4.0, 3.0, *[2.5] * 5, 2.25, 2.125]
+    some = [{**x, "losses": [y + i for y in losses]} for i, x in enumerate(runs("torch AdamW", [2.0, 2.1]))]  # fmt: skip
+    tuned = [line(run, 2.0 + abs(i - 1)) for i, run in enumerate(SMALL.tuning("AdamW"))]
+    said = " ".join(quality_page.flattening([*tuned, *some], SMALL).split())
+    assert "`torch AdamW` fell by 1.000 from the first to the second tenth" in said
+    assert "by 0.125 from the ninth to the last" in said
+    assert quality_page.flattening(tuned, SMALL) == "", "nothing has run"
+
+
+def test_curves_of_a_format_are_those_of_its_pairs(tuned):
+    several = {"torch AdamW": [3.0, 2.0], "AdamW, 8bit": [3.5, 2.25]}
+    lines = [*tuned, *({**x, "losses": several[name]} for name, count in (("torch AdamW", 2), ("AdamW, 8bit", 3)) for x in runs(name, [2.0] * count))]  # fmt: skip
+    apart = quality_plot.gaps(lines, SMALL, "AdamW, 8bit")
+    assert apart == [[0.5, 0.25]] * 2, "the third seed has no pair"
+    assert quality_plot.curve(apart, SMALL) == ([50, 100], [0.5, 0.25])
+
+
 def test_what_is_missing_costs_the_steps_of_the_same_model(tuned):
     lines = [
         *tuned,  # 500 steps in 1 s
@@ -139,18 +174,21 @@ def test_what_is_missing_costs_the_steps_of_the_same_model(tuned):
     accounts = {part.what: quality_plan.account(lines, part) for part in quality_plan.parts()}
     own = accounts["AdamW with `8bit` and `4bit`"]
     assert (own.planned, own.recorded, own.took) == (10, 3, [3.0, 4.0, 5.0])
-    assert own.left == [(3.0, 3.0)] * 7, "1,500 steps of 2 ms, the least and the median of AdamW's"
+    assert own.left == [3.0] * 7, "1,500 steps of 2 ms, the least of AdamW's"
     assert own.cells() == ["10", "3", "in part", "3 to 5", "3", "0.01"]
     rates = accounts["small model: rates of 6 rules, each among as many"]
     assert rates.left == [] and rates.cells() == ["48", "48", "all", "1", "", ""]
-    other = accounts["10 M parameters, 1,000 steps: AdamW and Muon"]
+    counted = [{**x, "processor_seconds": 2.5 + i} for i, x in enumerate(lines[-3:])]
+    own = quality_plan.account([*lines[:-3], *counted], quality_plan.parts()[2])
+    assert own.left == [pytest.approx(3.5)] * 7, "the median of what the processor took"
+    other = accounts["10 M parameters, 1,000 steps: float32, `8bit`, `4bit`, bfloat16 weights"]
     assert other.hours() is None and other.cells()[-1] == "unknown"
     few = [x for x in lines if x["run"].endswith("AdamW") or x["seed"] == 0]  # AdamW alone is tuned
     guessed = quality_plan.account(few, quality_plan.parts()[0])
     assert (guessed.planned, guessed.recorded, guessed.guessed) == (48, 8, True)
     assert guessed.cells()[4] == "1*", "with the steps of other rules"
     text = " ".join("\n".join(quality_plan.section(lines)).split())
-    assert "51 of 341 runs are recorded" in text and "more where nothing of a model has run" in text
+    assert "51 of 303 runs are recorded" in text and "more where nothing of a model has run" in text
 
 
 def test_the_pages_are_those_of_the_results():
@@ -186,7 +224,19 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(name, small_text, tmp_p
         with pytest.raises(KeyboardInterrupt):
             trained(name, small_text, tmp_path / "cut", stop=stop)
     again = trained(name, small_text, tmp_path / "cut")
-    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    times = dict.fromkeys(("seconds", "processor_seconds"), 0)
+    assert {**again, **times} == {**whole, **times}
+
+
+def test_the_seconds_before_a_run_was_cut_off_count(small_text, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        trained("torch AdamW", small_text, tmp_path, stop=10)
+    (path,) = tmp_path.iterdir()
+    saved = torch.load(path, weights_only=True)
+    assert all(0 < saved["clock"][k] < 100 for k in ("seconds", "processor_seconds"))
+    torch.save({**saved, "clock": {"seconds": 1000.0, "processor_seconds": 2000.0}}, path)
+    again = trained("torch AdamW", small_text, tmp_path)
+    assert 1000 <= again["seconds"] < 1100 and 2000 <= again["processor_seconds"] < 2100
 
 
 def test_a_run_that_diverges_ends_and_says_so(small_text, tmp_path, monkeypatch):
