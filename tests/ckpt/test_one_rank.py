@@ -99,7 +99,9 @@ def test_an_optimizer_is_not_loaded_from_a_summand(tmp_path, mesh):
     torch.save(given, tmp_path / "a.pt")
     weight = torch.nn.Parameter(torch.zeros(8, 4))
     opt = lowbit.AdamW([weight, torch.nn.Parameter(torch.zeros(8))])
-    with pytest.raises(ValueError, match="state.0.exp_avg: is one rank's part, a summand") as error:
+    with pytest.raises(
+        ValueError, match=r"state\.0\.exp_avg: is one rank's part, a summand"
+    ) as error:
         lowbit.load_optimizer(opt, tmp_path / "a.pt")
     assert "full_tensor()" in str(error.value) and "--exclude" not in str(error.value)
 
