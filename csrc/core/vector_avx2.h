@@ -14,6 +14,7 @@ struct Vector {
   static constexpr int kLanes = 8, kLog2Table = 3;  // entries of one lookup instruction
   static constexpr int kLog2Dequantized = 4;  // largest maps that are dequantized from registers
   static constexpr int kLog2ByChance = 5;     // and those with stochastic codes from registers
+  static constexpr bool kScalesAll = false;   // `scaled` takes normal results
 
   LB_HD static Float load(const float* x) { return _mm256_loadu_ps(x); }
   LB_HD static void store(float* out, Float x) { _mm256_storeu_ps(out, x); }
@@ -61,6 +62,14 @@ struct Vector {
   LB_HD static Float plus_product(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   LB_HD static Float product_minus(Float a, Float b, Float c) { return _mm256_fmsub_ps(a, b, c); }
   LB_HD static Float minus_product(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
+  /// Ties to even.
+  LB_HD static Float nearest_integer(Float a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  /// a * 2^n, n an integer
+  LB_HD static Float scaled(Float a, Float n) {
+    return floats(plus(bits(a), _mm256_slli_epi32(rounded(n), 23)));
+  }
   LB_HD static Float magnitude(Float a) { return _mm256_andnot_ps(all(-0.0f), a); }
   /// a >= 0 with the sign of z
   LB_HD static Float signed_as(Float a, Float z) {
@@ -86,6 +95,11 @@ struct Vector {
   template <int kBits>
   LB_HD static Int down(Int a) {
     return _mm256_srli_epi32(a, kBits);
+  }
+  /// The same with copies of the sign.
+  template <int kBits>
+  LB_HD static Int down_signed(Int a) {
+    return _mm256_srai_epi32(a, kBits);
   }
   LB_HD static Int smaller_halves(Int a, Int b) { return _mm256_min_epu16(a, b); }
   LB_HD static Int smaller_words(Int a, Int b) { return _mm256_min_epu32(a, b); }
@@ -123,9 +137,12 @@ struct Vector {
   /// A bit for each value that is unsure.
   template <int kUnsure>
   LB_HD static uint32_t unsure(Int least) {
+    return unsure(least, _mm256_set1_epi32(kUnsure));
+  }
+  LB_HD static uint32_t unsure(Int least, Int window) {
     const Int part = _mm256_and_si256(least, _mm256_set1_epi32(0xffff));
-    return static_cast<uint32_t>(_mm256_movemask_ps(
-        _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(kUnsure), part))));
+    return static_cast<uint32_t>(
+        _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(window, part))));
   }
   /// Stores the upper halves of words as bytes: 255 for what is more, 0 for what is negative.
   LB_HD static void store_upper(const Int (&sum)[4], uint8_t* codes) {

@@ -14,6 +14,7 @@ struct Vector {
   static constexpr int kLanes = 16, kLog2Table = 5;  // entries of one lookup instruction
   static constexpr int kLog2Dequantized = 7;  // largest maps that are dequantized from registers
   static constexpr int kLog2ByChance = 7;     // and those with stochastic codes from registers
+  static constexpr bool kScalesAll = true;    // `scaled` takes subnormal results and infinity
 
   LB_HD static Float load(const float* x) { return _mm512_loadu_ps(x); }
   LB_HD static void store(float* out, Float x) { _mm512_storeu_ps(out, x); }
@@ -64,6 +65,12 @@ struct Vector {
   LB_HD static Float plus_product(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   LB_HD static Float product_minus(Float a, Float b, Float c) { return _mm512_fmsub_ps(a, b, c); }
   LB_HD static Float minus_product(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+  /// Ties to even.
+  LB_HD static Float nearest_integer(Float a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  /// a * 2^n, n an integer
+  LB_HD static Float scaled(Float a, Float n) { return _mm512_scalef_ps(a, n); }
   LB_HD static Float magnitude(Float a) { return _mm512_andnot_ps(all(-0.0f), a); }
   /// a >= 0 with the sign of z
   LB_HD static Float signed_as(Float a, Float z) {
@@ -90,6 +97,11 @@ struct Vector {
   template <int kBits>
   LB_HD static Int down(Int a) {
     return _mm512_srli_epi32(a, kBits);
+  }
+  /// The same with copies of the sign.
+  template <int kBits>
+  LB_HD static Int down_signed(Int a) {
+    return _mm512_srai_epi32(a, kBits);
   }
   LB_HD static Int smaller_halves(Int a, Int b) { return _mm512_min_epu16(a, b); }
   LB_HD static Int smaller_words(Int a, Int b) { return _mm512_min_epu32(a, b); }
@@ -127,8 +139,11 @@ struct Vector {
   /// A bit for each value that is unsure.
   template <int kUnsure>
   LB_HD static uint32_t unsure(Int least) {
+    return unsure(least, _mm512_set1_epi32(kUnsure));
+  }
+  LB_HD static uint32_t unsure(Int least, Int window) {
     const Int part = _mm512_and_si512(least, _mm512_set1_epi32(0xffff));
-    return _mm512_cmplt_epi32_mask(part, _mm512_set1_epi32(kUnsure));
+    return _mm512_cmplt_epi32_mask(part, window);
   }
   /// Stores the upper halves of words as bytes: 255 for what is more.
   template <int kCount>

@@ -136,8 +136,12 @@ void quantize_stochastic_block(const float* x, const typename F::Scale& given,
                                const uint16_t* random16, typename F::Storage* codes, int n) {
   const typename F::Scale scale = given;
   if constexpr (requires { quantize_block_by_chance(F{}, x, scale, random16, codes, n); }) {
-    quantize_block_by_chance(F{}, x, scale, random16, codes, n);
-    return;
+    bool fits = true;
+    if constexpr (requires { by_chance_fits(F{}, scale); }) fits = by_chance_fits(F{}, scale);
+    if (fits) {
+      quantize_block_by_chance(F{}, x, scale, random16, codes, n);
+      return;
+    }
   }
   alignas(64) float z[kChunk];
   for (int i = 0; i < n; i += kChunk) {
