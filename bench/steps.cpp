@@ -132,10 +132,7 @@ class Subject {
       cpu::measure(job, r, 0, cpu::measure_parts(job, r), kernels);
       if (k >= 0) {
         int64_t* total = job.totals + (r * kMaxTotals + kGridTotal) * ExactSum::kWords;
-        for (int64_t c = 0; c < job.inner_cols; ++c) {
-          exact_merge(job.factor[k].col_sums + c * ExactSum::kWords, total);
-          exact_carry(total);
-        }
+        exact_merge_columns(job.factor[k].col_sums, job.inner_cols, job.inner_rows, total);
         finalize_factor(job, r);
       }
       finalize(job, r, true);

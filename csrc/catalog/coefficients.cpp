@@ -58,9 +58,8 @@ void finalize_factor(const Job& job, int round) {
     for (int64_t c = 0; c < job.inner_cols; ++c) {
       float& mean = factor.col[b * job.inner_cols + c];
       mean = moved(mean, exact_value(sums + c * kWords) / rows, move.weight);
-      for (int i = 0; i < kWords; ++i) added[i] += sums[c * kWords + i];
-      exact_carry(added);
     }
+    if (!job.one_matrix()) exact_merge_columns(sums, job.inner_cols, job.global_inner_rows, added);
     const double old = exact_value(sums + job.inner_cols * kWords) / rows;
     const int64_t* all = job.totals + (round * kMaxTotals + kGridTotal) * kWords;
     const double fresh = exact_value(job.one_matrix() ? all : added) / (rows * cols);

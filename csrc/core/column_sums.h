@@ -37,7 +37,7 @@ LB_HD void flush_columns(ColumnSums& sums) {
     int64_t* word = sums.words + i * ExactSum::kWords;
     exact_add_units(sums.high[i], sums.absmin_high - 1, word);
     exact_add_units(sums.low[i], sums.absmin_low - 1, word);
-    exact_carry(word);
+    exact_carry_few(word);
   }
   sums.rows = 0;
 }

@@ -63,6 +63,16 @@ LB_HD void exact_carry_few(int64_t* word) {
   }
 }
 
+/// Adds the sums of n columns, each of up to `rows` terms since its last carry, and carries.
+LB_HD void exact_merge_columns(const int64_t* columns, int64_t n, int64_t rows, int64_t* word) {
+  int64_t terms = 0;
+  for (int64_t c = 0; c < n; ++c) {
+    if ((terms += rows) > ExactSum::kRoom) exact_carry(word), terms = rows;
+    exact_merge(columns + c * ExactSum::kWords, word);
+  }
+  exact_carry(word);
+}
+
 /// 2^n as a double, n in [-1022, 1023].
 LB_HD constexpr double power_of_two(int n) {
   return __builtin_bit_cast(double, static_cast<uint64_t>(n + 1023) << 52);
@@ -98,10 +108,34 @@ LB_HD double exact_value(const int64_t* word, int64_t* digit) {
   return negative ? -magnitude : magnitude;
 }
 
+#if defined(__CUDACC__)
 LB_HD double exact_value(const int64_t* word) {
   int64_t digit[ExactSum::kBins];
   return exact_value(word, digit);
 }
+#else
+/// The same in fewer instructions where the words are canonical and the sum is at least 2^-85.
+LB_HD double exact_value(const int64_t* word) {
+  uint64_t any = 0;
+  for (int k = 0; k < ExactSum::kBins; ++k) any |= static_cast<uint64_t>(word[k]);
+  int i = ExactSum::kBins - 1;
+  while (i > 4 && word[i] == 0) --i;
+  if (any >> 16 != 0 || word[i] == 0 || word[ExactSum::kNonFinite] != 0) {
+    int64_t digit[ExactSum::kBins];
+    return exact_value(word, digit);
+  }
+  uint64_t top = 0;
+  for (int k = 0; k < 4; ++k) top = top << 16 | static_cast<uint64_t>(word[i - k]);
+  // The highest 64 bits without the last one, which any nonzero bit below sets.
+  const int more = __builtin_clzll(top);
+  const auto next = static_cast<uint64_t>(word[i - 4]);
+  top = top << more | next >> (16 - more);
+  uint64_t below = (top & 1) | (next & ((1ull << (16 - more)) - 1));
+  for (int k = i - 5; k >= 0; --k) below |= static_cast<uint64_t>(word[k]);
+  top = top >> 1 | (below != 0);
+  return static_cast<double>(static_cast<int64_t>(top)) * power_of_two(16 * i - 196 - more);
+}
+#endif
 
 /// Adds a double that is a whole number, below 2^53, of units 2^(position - 149), position < 240.
 LB_HD void exact_add_units(double sum, int position, int64_t* word) {

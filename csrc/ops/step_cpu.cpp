@@ -101,10 +101,7 @@ void add_old_rows(const Job& job, const Factor& factor) {
 void add_grid_total(const Job& job, int round, const Factor& factor) {
   if (!job.one_matrix()) return;
   int64_t* total = job.totals + (round * kMaxTotals + kGridTotal) * ExactSum::kWords;
-  for (int64_t c = 0; c < job.inner_cols; ++c) {
-    exact_merge(factor.col_sums + c * ExactSum::kWords, total);
-    exact_carry(total);
-  }
+  exact_merge_columns(factor.col_sums, job.inner_cols, job.inner_rows, total);
 }
 
 /// Calls fn(job, slot, its state) for every slot with cross-tile scales.

@@ -57,6 +57,17 @@ void check_values() {
     Words carried = w;
     carried.carry();
     check(carried.value() == w.value(), "exact_value of canonical words");
+    int64_t digit[ExactSum::kBins];
+    check(carried.value() == exact_value(carried.word, digit), "exact_value, the short way");
+  }
+  for (int round = 0; round < 20000; ++round) {  // every place of the highest word, ties among them
+    Words w;
+    const uint32_t high = draw32() % ExactSum::kBins;
+    for (uint32_t i = 0; i <= high; ++i)
+      w.word[i] = draw32() % 3 ? 0 : draw32() % 4 ? draw32() & 0xffff : 0x8000;
+    w.word[high] = (draw32() & 0xffff) >> draw32() % 16;
+    int64_t digit[ExactSum::kBins];
+    check(w.value() == exact_value(w.word, digit), "exact_value of canonical words, the short way");
   }
   Words w;
   for (int i = 0; i < 1000; ++i) exact_add(3.4028234663852886e38f, w.word);
@@ -68,6 +79,20 @@ void check_values() {
   check(w.value() == 0.0, "zero");
   exact_add(-0x1p-149f, w.word);
   check(w.value() == -0x1p-149, "below zero");
+  for (const int64_t rows : {int64_t{1}, ExactSum::kRoom / 3, 2 * ExactSum::kRoom}) {
+    constexpr int kColumns = 50;
+    int64_t columns[kColumns * ExactSum::kWords] = {};
+    Words all, merged;
+    for (int i = 0; i < 40 * kColumns; ++i) {
+      const float x =
+          std::ldexp(static_cast<float>(draw32()), static_cast<int>(draw32() % 60) - 60);
+      exact_add(i % 3 ? x : -x, columns + i % kColumns * ExactSum::kWords);
+      exact_add(i % 3 ? x : -x, all.word);
+    }
+    all.carry();
+    exact_merge_columns(columns, kColumns, rows, merged.word);
+    check(all == merged, "columns merged");
+  }
   exact_add(INFINITY, w.word);
   exact_add(NAN, w.word);
   check(std::isnan(w.value()) && w.word[ExactSum::kNonFinite] == 2, "not finite");
