@@ -52,8 +52,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def lay_out_again(self) -> None:
         super().lay_out_again()
         self._plans.clear()
-        self._flat_reducers, self._step_cache, self._presence = {}, None, None
-        self._visitors = []
+        self._flat_reducers, self._step_cache, self._presence, self._visitors = {}, None, None, []
 
     # The step
 
