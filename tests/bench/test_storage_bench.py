@@ -52,7 +52,9 @@ def test_bytes_are_read_once(tmp_path):
 
 
 def test_aims_hold_up_to_their_limits():
-    assert storage_page.verdict(made_up()) == [f"* **{kind}**: 9 of 9 aims hold." for kind in ("float32", "8bit")]
+    assert storage_page.verdict(made_up()) == [
+        f"* **{kind}**: 9 of 9 aims hold." for kind in ("float32", "8bit")
+    ]
 
 
 @pytest.mark.parametrize(("what", "key", "value", "said"), [

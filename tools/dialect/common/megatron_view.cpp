@@ -148,13 +148,14 @@ void add_settings(const Settled& settled, int64_t group, std::vector<Leaf>& leav
 }
 
 Error buckets(const Leaf& leaf) {
-  return bad("its optimizer is saved in flat buckets of the distributed optimizer (" +
-             printable(leaf.name()) +
-             "), and where a parameter lies in them is not saved. Resume it with Megatron, at the "
-             "same tensor, pipeline and expert parallel sizes, with "
-             "--dist-ckpt-optim-fully-reshardable (in Python: metadata={"
-             "'distrib_optim_sharding_type': 'fully_reshardable'}), let it save once, and give that "
-             "folder. The weights alone convert with --exclude '*optimizer.*'");
+  return bad(
+      "its optimizer is saved in flat buckets of the distributed optimizer (" +
+      printable(leaf.name()) +
+      "), and where a parameter lies in them is not saved. Resume it with Megatron, at the "
+      "same tensor, pipeline and expert parallel sizes, with "
+      "--dist-ckpt-optim-fully-reshardable (in Python: metadata={"
+      "'distrib_optim_sharding_type': 'fully_reshardable'}), let it save once, and give that "
+      "folder. The weights alone convert with --exclude '*optimizer.*'");
 }
 
 /// A copy or a save that broke off lacks tensors: the parameters of one optimizer have the same
