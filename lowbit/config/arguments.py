@@ -222,7 +222,8 @@ def _has(parts: list[str], some: list[str]) -> bool:
 
 def check_betas(betas: Sequence[float | Tensor], count: int = 2) -> None:
     """Raises TypeError unless there are `count` betas, and ValueError unless each is in [0, 1)."""
-    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != count:
+    many = isinstance(betas, Sequence) and not isinstance(betas, str)
+    if not (many or getattr(betas, "shape", None) == (count,)) or len(betas) != count:
         raise TypeError(f"betas should be {count} numbers but is: {betas!r}")
     for i, beta in enumerate(betas):
         if not 0.0 <= real(f"betas[{i}]", beta) < 1.0:
@@ -267,12 +268,15 @@ def check_nesterov(group: Mapping[str, Any]) -> None:
 
 
 def check_flags(group: Mapping[str, Any], *names: str) -> None:
-    """Raises TypeError unless each of these options is true or false: the text "false" would be true."""
+    """Raises TypeError unless each of these options is true or false: the text "false" would be true. None is false, as in torch."""
     for name in names:
         value = group[name]
+        one = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
         if not (
-            isinstance(value, Integral) or type(value).__name__ in ("bool", "bool_")
-        ):  # NumPy's
+            one is None
+            or (isinstance(one, Real) and one in (0, 1))
+            or type(one).__name__ in ("bool", "bool_")  # NumPy's
+        ):
             raise TypeError(f"{name} should be True or False but is: {value!r}")
 
 
@@ -282,7 +286,12 @@ def real(name: str, value: Any) -> float:
     Raises:
         TypeError: it is none, such as "1e-8", which YAML reads as a string.
     """
-    one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
+    if isinstance(value, Tensor):
+        one = value.numel() == 1
+    else:  # NumPy's numbers, and its arrays of one without a dimension
+        one = isinstance(value, Real) or (
+            getattr(value, "shape", None) == () and isinstance(value.item(), Real)
+        )
     if not one:
         raise TypeError(f"{name} should be a number but is: {value!r}")
     return float(value)

@@ -26,10 +26,20 @@ _UNCHECKED: Mapping[str, Any] = {
 def check_added(opt: Any, group: Mapping[str, Any]) -> None:
     """Raises what `opt.check_options` does for a group that is added, beside the optimizer's own options.
 
-    A rate is checked if the group gives one that no other group has: defaults and groups have what a schedule wrote.
+    A copy of a live group is what a schedule made of it, and is not asked. Nor is a rate that the group does not give, that another group has, or that
+    a schedule wrote: it leaves `initial_lr` beside it.
     """
+    live = opt.param_groups
+    if any(
+        all(key in group and group[key] is other.get(key) for key in opt.defaults) for other in live
+    ):
+        return
     given = {**opt.defaults, **group}
-    if "lr" not in group or any(group["lr"] is other.get("lr") for other in opt.param_groups):
+    if (
+        "lr" not in group
+        or "initial_lr" in group
+        or any(group["lr"] is other.get("lr") for other in live)
+    ):
         given["lr"] = _UNCHECKED["lr"]
     try:
         opt.check_options(given)

@@ -180,6 +180,50 @@ def test_a_group_that_is_added_need_not_answer_for_a_schedule():
     assert len(opt.param_groups) == 3
 
 
+def copied(opt):
+    return {
+        **{key: value for key, value in opt.param_groups[0].items() if key != "params"},
+        "params": params(),
+    }
+
+
+def test_a_copy_of_a_live_group_is_taken_as_it_is():
+    """A schedule has written in it, which no constructor would take."""
+    here = params()
+    opt = lowbit.AdamW(here, betas=(torch.tensor(0.9), torch.tensor(0.99)))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.01, total_steps=40)
+    stepped(opt, here)
+    schedule.step()
+    opt.add_param_group(copied(opt))
+    opt = lowbit.SGD(params(), momentum=0.9, nesterov=True)
+    opt.param_groups[0]["momentum"] = 0.0
+    opt.add_param_group(copied(opt))
+    assert len(opt.param_groups) == 2
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adafactor", "Lion"])
+def test_a_rate_below_0_that_a_schedule_wrote_does_not_keep_an_optimizer_from_being_built(name):
+    make = getattr(lowbit, name)
+    opt = make(params(), lr=0.01)
+    torch.optim.lr_scheduler.LambdaLR(opt, lambda step: -1e-9)
+    assert opt.param_groups[0]["lr"] < 0
+    make([copied(opt)])
+    with pytest.raises(ValueError, match="learning rate"):
+        make([{"params": params(), "lr": -1e-12}])
+
+
+@pytest.mark.parametrize("settings", [
+    {"lr": np.array(1e-3), "weight_decay": np.array(0.01), "eps": np.array(1e-8), "betas": np.array([0.9, 0.99])},
+    {"amsgrad": None, "maximize": None, "capturable": None, "cautious": None},
+    {"amsgrad": 0.0, "maximize": torch.tensor(False)},
+])  # fmt: skip
+def test_numbers_of_numpy_and_flags_as_torch_takes_them(settings, one_thread):
+    here, there = params(), params()
+    stepped(lowbit.AdamW(here, **settings), here)
+    stepped(lowbit.AdamW([{"params": there, **settings}]), there)
+    assert torch.equal(here[0], there[0]) and not torch.equal(here[0], params()[0])
+
+
 def test_a_format_that_is_none_is_refused_where_a_rule_keeps_nothing():
     for cls in (lowbit.Adafactor, lowbit.SGD):
         with pytest.raises(ValueError, match="8bti"):
