@@ -153,7 +153,7 @@ def section(lines: Lines) -> list[str]:
         filled(
             "Recorded runs took these seconds, least to most; other work shared the cores with most of them. A missing run costs its steps times the processor's seconds of a "
             "step of the same model and rule (the median of its runs, or the least seconds by the clock where no run has counted the processor's); * where the rule has not "
-            "run with that model yet, so that other rules' steps count, which may be cheaper. Planned are five seeds of every contestant, and one over 20,000 steps. "
+            "run with that model yet, so that other rules' steps count, which may be cheaper. Planned are five seeds of every contestant, three with 10 M parameters over 160 steps, and one over 20,000 steps. "
             "`python -m bench.quality` runs what is missing, and `--list` names it."
         ),
         "",

@@ -14,6 +14,7 @@ copy from mapped files, which it does not count, beside the bytes of their shard
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -30,6 +31,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -43,6 +47,7 @@ KILLS = ROOT / "bench" / "results" / "kills.json"
 STATES = {"float32": 1, "8bit": 1, "8bit, 4 times the parameters": 4}
 RUNS = (("save", 2), ("load0", 2), ("load0", 4), ("load1", 2))  # and the ranks of each
 TIMES: list[dist.ProcessGroup] = []  # that times are told through
+Turn = tuple[float, float, float]  # seconds, of processors, and of the collector
 SHAPES = [(4096, 1024), (1024, 4096), (3072, 1024), (1024, 1024), (1024,)]
 
 
@@ -79,16 +84,51 @@ def local(tree: Any) -> int:
     return (tree._local_tensor if isinstance(tree, DTensor) else tree).nbytes
 
 
-def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the slowest rank, and processor seconds of all ranks: what else runs on the machine changes those far less."""
+class Collector:
+    """Seconds of this process in full passes of Python's garbage collector, which any allocation may begin."""
+
+    def __init__(self) -> None:
+        self.seconds = self._began = 0.0
+        gc.callbacks.append(self._told)
+
+    def _told(self, phase: str, about: dict[str, int]) -> None:
+        if about["generation"] == 2:
+            now = time.perf_counter()
+            self.seconds += now - self._began if phase == "stop" else 0.0
+            self._began = now
+
+
+COLLECTOR = Collector()
+
+
+class Nothing(checkpoint.Writer):
+    """Writes nothing: what a save takes for plans and for what ranks tell each other."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:  # fmt: skip
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result([])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self._drop()
+
+
+def timed(work: Callable[[], object]) -> Turn:
+    """Seconds of the slowest rank, processor seconds of all ranks (what else runs on the machine changes those far less), and of the rank with most of
+    them in full passes of Python's garbage collector."""
     dist.barrier()
-    start, used = time.perf_counter(), time.process_time()
+    start, used, collected = time.perf_counter(), time.process_time(), COLLECTOR.seconds
     work()
-    mine = (time.perf_counter() - start, time.process_time() - used)
+    mine = (
+        time.perf_counter() - start,
+        time.process_time() - used,
+        COLLECTOR.seconds - collected,
+    )
     # A group of its own: an async save goes on, and its collectives are those of the default one.
-    ranks = [torch.empty(2, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    ranks = [torch.empty(3, dtype=torch.float64) for _ in range(dist.get_world_size())]
     dist.all_gather(ranks, torch.tensor(mine, dtype=torch.float64), group=TIMES[0])
-    return max(t[0].item() for t in ranks), sum(t[1].item() for t in ranks)
+    seconds, processor, collector = zip(*(t.tolist() for t in ranks), strict=True)
+    return max(seconds), sum(processor), max(collector)
 
 
 def bytes_read() -> int:
@@ -108,7 +148,7 @@ def copied(source: str, target: str, sync: bool) -> None:
         subprocess.run(["sync", *map(str, pathlib.Path(target).iterdir())], check=True)
 
 
-def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[tuple[float, float]]]:
+def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[Turn]]:
     tree, mine = state(kind, gib), os.path.join(folder, "out")
     flat = torch.empty(local(tree), dtype=torch.uint8)
     source = flat.clone()
@@ -127,6 +167,7 @@ def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[tup
         "save, page cache: cp": lambda: cp(False),
         "save, page cache: lowbit": lambda: dcp.save(tree, storage_writer=checkpoint.Writer(mine, sync_files=False)),
         "save, page cache: torch": lambda: dcp.save(tree, storage_writer=dcp.FileSystemWriter(mine, sync_files=False)),
+        "save, page cache: nothing": lambda: dcp.save(tree, storage_writer=Nothing(mine)),
         "save, on disk: cp": lambda: cp(True),
         "save, on disk: lowbit": lambda: dcp.save(tree, storage_writer=checkpoint.Writer(mine)),
         "save, on disk: torch": lambda: dcp.save(tree, storage_writer=dcp.FileSystemWriter(mine)),
@@ -136,7 +177,7 @@ def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[tup
     }  # fmt: skip
     for who, writer in (("torch", dcp.FileSystemWriter), ("lowbit", checkpoint.Writer)):
         dcp.save(tree, storage_writer=writer(os.path.join(folder, who)))
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
+    times: dict[str, list[Turn]] = {name: [] for name in turns}
     for _ in range(rounds):
         for name, turn in turns.items():
             if dist.get_rank() == 0:

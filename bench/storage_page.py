@@ -19,16 +19,16 @@ UNVERIFIED = "lowbit, verify=False"
 
 
 def best(turns: list[list[float]]) -> float:
-    return min(seconds for seconds, _ in turns)
+    return min(turn[0] for turn in turns)
 
 
 def processor(turns: list[list[float]]) -> float:
-    return min(used for _, used in turns)
+    return min(turn[1] for turn in turns)
 
 
 def times(turns: list[list[float]]) -> str:
     """The best and, in brackets, the median."""
-    return f"{best(turns):.3f} ({sorted(seconds for seconds, _ in turns)[len(turns) // 2]:.3f})"
+    return f"{best(turns):.3f} ({sorted(turn[0] for turn in turns)[len(turns) // 2]:.3f})"
 
 
 def to_base(found: Found, name: str, who: str) -> float:
@@ -106,6 +106,21 @@ def saves(found: Found) -> str:
     return table(head, rows)
 
 
+def besides(found: Found) -> str:
+    """What a save takes besides writing: planning, and the collector."""
+    turns = found["save-2"]
+    passes = {who: [turn[2] for name, some in turns.items() if name.endswith(f": {who}") for turn in some] for who in ("lowbit", "torch")}  # fmt: skip
+    hit = {who: sum(seconds > 0.01 for seconds in some) for who, some in passes.items()}
+    longest = max(seconds for some in passes.values() for seconds in some)
+    plan = f"A save with a writer that writes nothing, which leaves torch's plans and collectives, takes {times(turns['save, page cache: nothing'])} s."
+    if not any(hit.values()):
+        return filled(plan)
+    return filled(
+        plan,
+        f"Python's garbage collector made a full pass, of up to {longest:.3f} s, in {hit['lowbit']} of {len(passes['lowbit'])} turns of lowbit and in {hit['torch']} of {len(passes['torch'])} of torch's.",
+    )  # fmt: skip
+
+
 def loads(found: Found) -> str:
     head = ["load", "torch, s", "lowbit, s", "lowbit, `verify=False`, s", "lowbit to torch", "bytes read to needed, torch", "lowbit", "processor, torch, s", "processor, lowbit, s"]  # fmt: skip
     rows = []
@@ -170,10 +185,15 @@ def page(result: Found, kills: Found) -> str:
         filled("A number is compared with its limit as it is shown. torch's time to its own is 1, and its cell is empty."),
         "## How it is measured",
         filled(f"The state is that of AdamW for as many parameters as have {result['gib']:g} GiB of it in float32: matrices of 1 to 4 Mi elements and some vectors, sharded by rows, which 2 ranks save. `8bit` state of the same parameters is a quarter of it and has four tensors for each matrix, so what a tensor or a save costs weighs more there; of 4 times the parameters it is 1 GiB again."),
-        filled(f"All take turns in one run{synced}. A time is that of the slowest rank: the best of all rounds, and in brackets the median; ratios are those of best times. Processor seconds are those of all ranks together, the least of all rounds. Other work on the machine changes them far less, and they leave out what a wait for the disk or for another rank takes; `cp` has none here, since it is a process of its own."),
+        filled(f"All take turns in one run{synced}. A time is that of the slowest rank: the best of all rounds, and in brackets the median; ratios are those of best times. Processor seconds are those of all ranks together, the least of all rounds. Other work on the machine changes them far less, and they leave out what a wait for the disk or for another rank takes; `cp` has none here, since it is a process of its own. A full pass of Python's garbage collector visits every object of the program. It begins after so many allocations, in whatever turn that is: medians have such passes in them, best times seldom."),
         filled("\"Page cache\" does not wait for the disk; \"on disk\" does, and `cp` is then followed by `sync` of its files. The files are in the page cache when they are loaded. lowbit's loads verify what they read, unless it says `verify=False`; torch's have nothing to verify. Bytes are those that all ranks read of files, with what they copy of mapped ones, over the bytes of their shards."),
     ]  # fmt: skip
     for kind, found in result["states"].items():
         needed = found["load0-2"]["bytes needed"]
-        parts += [f"## {kind} state, {needed / 2**20:,.0f} MiB", saves(found), loads(found)]
+        parts += [
+            f"## {kind} state, {needed / 2**20:,.0f} MiB",
+            saves(found),
+            besides(found),
+            loads(found),
+        ]
     return "\n\n".join([*parts, "## Saves that are killed", killed(kills)]) + "\n"

@@ -151,7 +151,7 @@ STUDIES = {
         Study("0.5 M", SMALL, "float32", 8, 1500, 500, 50, (0.9, 0.999), 50, tuple(CONTESTANTS), (16, 64)),
         Study("0.5 M, 20,000 steps", SMALL, "float32", 8, 20_000, 0, 50, (0.9, 0.999), 400, FIRST, (16, 64), tuned_in="0.5 M", seeds=SEEDS[:1]),
         Study("10 M", {**LARGE, "context": 64}, "auto", 4, 1000, 250, 50, (0.9, 0.95), 50, (*FIRST, "AdamW, 8bit, bfloat16 weights stochastic"), (16, 32), rates={"AdamW": GRID[:4]}),
-        Study("10 M, 160 steps", {**LARGE, "context": 128}, "auto", 8, 160, 64, 20, (0.9, 0.95), 10, MUONS, rates={"AdamW": GRID[1:5], "Muon": GRID[2:6]}),
+        Study("10 M, 160 steps", {**LARGE, "context": 128}, "auto", 8, 160, 64, 20, (0.9, 0.95), 10, MUONS, rates={"AdamW": GRID[1:5], "Muon": GRID[2:6]}, seeds=SEEDS[:3]),
     )
 }  # fmt: skip
 
@@ -173,7 +173,7 @@ def order() -> Iterator[tuple[Study, tuple[str, ...], tuple[int, ...]]]:
         yield small, other, seeds
     yield long, long.contestants, long.seeds
     yield large, large.contestants, SEEDS
-    yield short, short.contestants, SEEDS
+    yield short, short.contestants, short.seeds
     yield small, small.contestants, SEEDS
 
 

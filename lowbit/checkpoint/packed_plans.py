@@ -1,6 +1,7 @@
 """Plans and results as ranks send them to each other: as rows of plain values. Pickling each item as an object takes several times as long.
 
-torch gathers the plans of all ranks, and what they wrote, at a coordinator, while everybody waits.
+torch gathers the plans of all ranks, and what they wrote, at a coordinator, while everybody waits. What comes back to a rank is what it sent, or what it
+sent with other numbers: no item travels twice.
 """
 
 from __future__ import annotations
@@ -62,6 +63,16 @@ class Items(list[Any]):
         return _received, (self.key, self.rank, *rows_of(self))
 
 
+class Numbered(list[WriteItem]):
+    """Some items of a rank with new numbers, pickled as their places and numbers: the rank has the rest."""
+
+    key = ""
+    rows: tuple[tuple[int, int | None], ...] = ()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _numbered, (self.key, self.rows)
+
+
 class Results(list[WriteResult]):
     """What a rank wrote, pickled as rows. Where it comes back to the process that it was made in, it is this list again."""
 
@@ -91,12 +102,12 @@ def packed(items: list[Any]) -> list[Any]:
     return Items(items) if _packable(items) else items
 
 
-def sent(items: list[Any], rank: int) -> list[Any]:
-    """A rank's items on their way to the coordinator. They must live until they have come back."""
+def sent(items: list[Any], rank: int, here: bool = False) -> list[Any]:
+    """A rank's items on their way to the coordinator, `here` where that is this rank itself. They must live until they have come back."""
     if not _packable(items):
         return items
     out = Items(items)
-    out.key, out.rank, out.seen = uuid.uuid4().hex, rank, tuple(items)
+    out.key, out.rank, out.seen, out.back = uuid.uuid4().hex, rank, tuple(items), here
     _SENT[out.key] = out
     return out
 
@@ -110,6 +121,34 @@ def returned(items: list[Any], rank: int) -> list[Any]:
     out = Items(items)
     out.key, out.back = items.key, True
     return out
+
+
+def numbered(items: list[WriteItem], came: Any) -> list[WriteItem]:
+    """The items that the coordinator has for a rank: those that came from there, but for their numbers, where it left out others at most.
+
+    `came` is used up: a planner that keeps plans may bring it again in a later save, when the rank has let its own go.
+    """
+    if not (isinstance(came, Items) and came.key):
+        return packed(items)
+    key, came.key = came.key, ""
+    places = {(own.index.fqn, own.index.offset): i for i, own in enumerate(came.seen)}
+    rows = []
+    for item in items:
+        i = places.get((item.index.fqn, item.index.offset))
+        if i is None:
+            return packed(items)
+        own = came.seen[i]
+        if not _same(item, own):
+            return packed(items)
+        rows.append((i, item.index.index))
+    out = Numbered(items)
+    out.key, out.rows = key, tuple(rows)
+    return out
+
+
+def _same(item: WriteItem, own: WriteItem) -> bool:
+    """Whether they differ in their numbers alone. A planner's change makes another object."""
+    return type(item) is WriteItem and item.type is own.type and item.tensor_data is own.tensor_data and item.bytes_io_data is None  # fmt: skip
 
 
 def _packable(items: list[Any]) -> bool:
@@ -136,6 +175,19 @@ def _received(key: str, rank: int, kind: str, rows: _Rows, shared: list[Any]) ->
 
 def _returned(key: str) -> list[Any]:
     return _SENT[key]
+
+
+def _numbered(key: str, rows: tuple[tuple[int, int | None], ...]) -> list[WriteItem]:
+    sent_items = _SENT[key]
+    assert isinstance(sent_items, Items)
+    out = []
+    for place, number in rows:
+        own = sent_items.seen[place]
+        if own.index.index != number:
+            index = MetadataIndex(own.index.fqn, own.index.offset, number)
+            own = WriteItem(index, own.type, None, own.tensor_data)
+        out.append(own)
+    return out
 
 
 def _received_results(key: str, rows: _Rows) -> list[WriteResult]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,20 +41,84 @@ def check_dense(t: torch.Tensor, name: str) -> None:
         )
 
 
-def layout(value: Any, name: str = "") -> Any:
-    """What must be equal for a copy to take the place of another: names, shapes and dtypes of tensors.
-
-    Raises ValueError for a tensor of the meta device, which cannot be copied.
-    """
+def check_values(value: Any, name: str = "") -> None:
+    """Raises ValueError for a tensor of the meta device, which cannot be copied, by its name."""
     if isinstance(value, dict):
-        return {key: layout(v, f"{name}.{key}" if name else str(key)) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [layout(v, f"{name}.{i}") for i, v in enumerate(value)]
-    if not isinstance(value, torch.Tensor):
-        return None
-    if value.is_meta:
+        for key, v in value.items():
+            check_values(v, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for i, v in enumerate(value):
+            check_values(v, f"{name}.{i}")
+    elif isinstance(value, torch.Tensor) and value.is_meta:
         check_dense(value, name)
-    return (type(value), value.dtype, value.shape, sharding.local(value).shape)
+
+
+@torch.no_grad()
+def with_own_memory(made: Any, value: Any) -> Any:
+    """torch takes a DTensor without dimensions as its own host copy, and a step that counts on would change it: here it gets memory of its own."""
+    if isinstance(value, dict):
+        return {key: with_own_memory(made[key], v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [with_own_memory(m, v) for m, v in zip(made, value, strict=True)]
+    if made is not value or not isinstance(value, torch.Tensor):
+        return made
+    return copy.deepcopy(value) if value.device.type == "cpu" else value.to("cpu")
+
+
+class OtherLayout(Exception):
+    """Names, shapes or dtypes of tensors are not those of the host copy."""
+
+
+@torch.no_grad()
+def copied_into(kept: Any, value: Any) -> Any:
+    """The value with its tensors' values in the tensors of `kept`; what else it holds is copied as torch does.
+
+    Raises OtherLayout, and has copied nothing, if `kept` is not of the same names, shapes and dtypes.
+    """
+    to: list[torch.Tensor] = []
+    what: list[torch.Tensor] = []
+    out = _with_tensors_of(kept, value, to, what)
+    if all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in what):
+        if to:
+            torch._foreach_copy_(to, what)
+        return out
+    for a, b in zip(to, what, strict=True):
+        a.copy_(b)
+    return out
+
+
+def _with_tensors_of(kept: Any, value: Any, to: list[torch.Tensor], what: list[torch.Tensor]) -> Any:  # fmt: skip
+    if isinstance(value, torch.Tensor):
+        if not isinstance(kept, torch.Tensor) or value.is_meta or kept.shape != value.shape:
+            raise OtherLayout
+        mine, theirs = _memory(kept), _memory(value)
+        if len(mine) != len(theirs) or not sharding.same_placement(kept, value):
+            raise OtherLayout
+        for a, b in zip(mine, theirs, strict=True):
+            if a.dtype != b.dtype or a.shape != b.shape:
+                raise OtherLayout
+        to += mine
+        what += theirs
+        return kept
+    if isinstance(value, dict):
+        if not isinstance(kept, dict) or kept.keys() != value.keys():
+            raise OtherLayout
+        return {key: _with_tensors_of(kept[key], v, to, what) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        if not isinstance(kept, (list, tuple)) or len(kept) != len(value):
+            raise OtherLayout
+        made = [_with_tensors_of(k, v, to, what) for k, v in zip(kept, value, strict=True)]
+        return tuple(made) if isinstance(value, tuple) else made
+    if value is None or isinstance(value, (int, float, str, bytes, io.BytesIO)):
+        return value
+    return copy.deepcopy(value)
+
+
+def _memory(t: Any) -> list[torch.Tensor]:
+    """This rank's tensors of it: of a ShardedTensor there may be several."""
+    if hasattr(t, "local_shards"):
+        return [shard.tensor for shard in t.local_shards()]
+    return [sharding.local(t)]
 
 
 def places(value: Any) -> Iterator[int]:

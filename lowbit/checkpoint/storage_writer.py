@@ -10,13 +10,14 @@ import os
 import pickle
 import tempfile
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed._state_dict_utils import _create_cpu_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
@@ -24,14 +25,24 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from lowbit.checkpoint.announced_metadata import announce
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import StorageOptions, is_url
-from lowbit.checkpoint.packed_plans import packed, results
+from lowbit.checkpoint.packed_plans import numbered, results, sent
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.progress import Progress, Shown, Steps
 from lowbit.checkpoint.reader import module
-from lowbit.checkpoint.state_tensors import DTYPES, check_dense, layout, places, unread
+from lowbit.checkpoint.state_tensors import (
+    DTYPES,
+    OtherLayout,
+    check_dense,
+    check_values,
+    copied_into,
+    places,
+    unread,
+    with_own_memory,
+)
 from lowbit.checkpoint.storage import Storage, named
 from lowbit.checkpoint.upload import StoreFolder, Upload
 from lowbit.checkpoint.written import Written, digests
@@ -52,6 +63,8 @@ class Save(threading.local):
     path = ""  # of the save that runs; absolute: a program may change its folder meanwhile
     id = ""
     folder: PartialFolder | StoreFolder | None = None
+    is_coordinator = False
+    ranks = 1
 
 
 class Writer(Storage, BlockingAsyncStager, StorageWriter):
@@ -106,7 +119,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         self.sync_files, self.overwrite, self.opaque = sync_files, overwrite, opaque
         self.progress = progress
         self._save = Save()
-        self._kept: tuple[Any, dict[str, Any]] | None = None  # the host copy, and its layout
+        self._kept: dict[str, Any] | None = None  # the host copy
         self._memory: set[int] = set()  # where its tensors lie
         self._staged: weakref.ref[Staged] | None = None  # of the save that it waits for
 
@@ -116,6 +129,10 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         if not path:
             raise ValueError("Writer has no path: give it one, or checkpoint_id= to dcp.save")
         self._drop()
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(
+                0
+            )  # an async save lets the thread that trains go on first; Python would have it wait for 5 ms
         self._save.asked = ""
         self._save.path = path if is_url(path) else os.path.join(os.getcwd(), path)
         self._save.id = str(uuid.uuid4())
@@ -135,26 +152,31 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
                 "lowbit.checkpoint.Writer publishes the files of all ranks in one step, for which they must agree: use_collectives=False "
                 "is not supported; torch's FileSystemWriter writes such directories, and Reader reads them"
             )
+        self._save.is_coordinator = is_coordinator
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy on the host, for `dcp.async_save`; pinned where there is a GPU."""
-        found = layout(state_dict)
         waiting = self._staged is not None and self._staged() is not None
         if not self.cache_staged_state_dict or waiting:
-            return BlockingAsyncStager().stage(state_dict)
-        if self._kept is None or self._kept[0] != found:
+            return copied_into(host_memory(state_dict), state_dict)
+        try:
+            copy = Staged(copied_into(self._kept, state_dict))
+        except OtherLayout:
             self._kept = None  # its memory goes before the next is taken
-            pinned = torch.cuda.is_available()
-            self._kept = (found, _create_cpu_state_dict(state_dict, pin_memory=pinned))
-            self._memory = set(places(self._kept[1]))
-        copy = Staged(_copy_state_dict(state_dict, self._kept[1], type_check=False))
+            self._kept = host_memory(state_dict, torch.cuda.is_available())
+            self._memory = set(places(self._kept))
+            copy = Staged(copied_into(self._kept, state_dict))
         self._staged = weakref.ref(copy)
         return copy
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return dataclasses.replace(plan, items=packed(plan.items))
+        items = sent(plan.items, -1, self._save.is_coordinator)
+        # A planner makes other lists of items, and leaves this as it came.
+        return dataclasses.replace(plan, items=items, storage_data=items)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        self._save.ranks = len(plans)
+        theirs = [numbered(plan.items, plan.storage_data) for plan in plans]
         # Between the plans of all ranks and their first byte, so nobody is in the folder yet.
         self._drop()
         if is_url(self._save.path):
@@ -163,10 +185,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             self._save.folder = PartialFolder(self._save.path, self.overwrite, self.sync_files)
         # The name of a rank's file travels in torch's own words: a planner may keep plans, also for another writer.
         return [
-            dataclasses.replace(
-                plan, items=packed(plan.items), storage_data=_StoragePrefix(f"__{rank}_")
-            )
-            for rank, plan in enumerate(plans)
+            dataclasses.replace(plan, items=items, storage_data=_StoragePrefix(f"__{rank}_"))
+            for rank, (plan, items) in enumerate(zip(plans, theirs, strict=True))
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -280,8 +300,11 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         for place in lies.values():
             end = place.offset + place.length
             data[place.relative_path] = max(end, data.get(place.relative_path, 0))
-        made.publish(data, pickle.dumps(metadata), digests(metadata, written))
+        content = pickle.dumps(metadata)
+        made.publish(data, content, digests(metadata, written))
         self._save.folder = None
+        if self._save.ranks > 1:
+            announce(metadata, content)
 
     def _drop(self) -> None:
         if self._save.folder is not None:
@@ -294,6 +317,13 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _save=Save())
+
+
+def host_memory(state_dict: dict[str, Any], pinned: bool = False) -> dict[str, Any]:
+    """Tensors on the host, without values yet, for those of a state dict."""
+    check_values(state_dict)
+    made = _create_cpu_state_dict(state_dict, pin_memory=pinned)
+    return with_own_memory(made, state_dict)
 
 
 def nbytes(item: WriteItem) -> int:

@@ -31,6 +31,7 @@ from lowbit.sharding.tensor import (
     local,
     plain_gradients,
     process_groups,
+    same_placement,
     whole,
 )
 from lowbit.sharding.wrapper import (
@@ -92,6 +93,7 @@ __all__ = [
     "returned",
     "row_range",
     "row_shards",
+    "same_placement",
     "section",
     "sections",
     "take",

@@ -37,6 +37,13 @@ def local(t: Any) -> Tensor:
     return t.to_local() if torch.compiler.is_compiling() else t._local_tensor
 
 
+def same_placement(a: Any, b: Any) -> bool:
+    """Whether both are DTensors of one mesh and equal placements, or neither is a DTensor."""
+    if not is_dtensor(b):
+        return not is_dtensor(a)
+    return is_dtensor(a) and a.placements == b.placements and a.device_mesh == b.device_mesh
+
+
 def whole(t: Tensor) -> Tensor:
     """The whole tensor. For a DTensor this is a gather, which every rank must call."""
     return t.full_tensor() if is_dtensor(t) else t

@@ -15,13 +15,14 @@ KILLS = {"machine": FACTS, "kills": 5, "ranks": 4, "mib": 16, "sync": True, "lef
 
 
 def turns(best):
-    """Three turns, the first one slow: their least processor time is half of the best time."""
-    return [[9.0, 9.0], [best, best], [2 * best, best / 2]]
+    """Three turns, the first one slow, with a pass of the collector: their least processor time is half of the best time."""
+    return [[9.0, 9.0, 0.25], [best, best, 0.0], [2 * best, best / 2, 0.0]]
 
 
 def made_up():
     """A result in which every aim is met exactly."""
     saves = {f"{name}: {who}": turns(seconds) for name, (_, base) in storage_page.SAVES.items() for who, seconds in ((base, 1.0), ("lowbit", 1.2), ("torch", 3.0))}  # fmt: skip
+    saves["save, page cache: nothing"] = turns(0.5)
     loads = {
         key: {
             "seconds": {"lowbit": turns(seconds), "lowbit, verify=False": turns(0.25), "torch": turns(1.0)},
@@ -49,6 +50,17 @@ def test_bytes_are_read_once(tmp_path):
     page = storage_page.page(told, KILLS)
     assert storage_page.saves(found) in ended.stdout and storage_page.saves(found) in page
     assert storage_page.loads(found) in ended.stdout and storage_page.loads(found) in page
+
+
+def test_what_a_save_takes_besides_writing_is_said():
+    found = made_up()["states"]["8bit"]
+    said = " ".join(storage_page.besides(found).split())
+    assert said.startswith("A save with a writer that writes nothing") and "takes 0.500 (1.000) s." in said  # fmt: skip
+    assert said.endswith("of up to 0.250 s, in 3 of 9 turns of lowbit and in 3 of 9 of torch's.")
+    for some in found["save-2"].values():
+        for turn in some:
+            turn[2] = 0.0
+    assert "collector" not in storage_page.besides(found)
 
 
 def test_aims_hold_up_to_their_limits():

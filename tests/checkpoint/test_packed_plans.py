@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from lowbit.checkpoint import packed_plans
-from lowbit.checkpoint.packed_plans import Items, packed, results, returned, sent
+from lowbit.checkpoint.packed_plans import Items, numbered, packed, results, returned, sent
 from lowbit.checkpoint.written import Written
 
 
@@ -115,6 +115,61 @@ def test_the_coordinators_own_plan_is_not_built_anew():
     mine = sent(reads(), 0)
     assert pickle.loads(pickle.dumps(mine)) is mine
     assert pickle.loads(pickle.dumps(returned(mine, 0))) is mine
+
+
+def written(change=lambda items: items, save=1):
+    """A rank's plan on its way to the coordinator, numbered there, and back. Another process has no list of that name."""
+    mine = sent(writes(), -1)
+    there = pickle.dumps(mine)
+    kept = packed_plans._SENT.pop(mine.key)
+    came = pickle.loads(there)
+    assert came is not mine and exactly(list(came), writes())
+    items = [dataclasses.replace(i, index=dataclasses.replace(i.index, index=n)) for n, i in enumerate(came)]  # fmt: skip
+    items = change(items)
+    for _ in range(save):
+        on_the_way = numbered(items, came)
+    back = pickle.dumps(on_the_way)
+    packed_plans._SENT[mine.key] = kept
+    return items, mine, pickle.loads(back), back
+
+
+@pytest.mark.parametrize("change", [lambda items: items, lambda items: items[1:], lambda items: items[::-1]])  # fmt: skip
+def test_numbered_items_travel_as_their_places(change):
+    items, mine, back, on_the_way = written(change)
+    assert exactly(list(back), items) and len(on_the_way) < 300
+    by_name = {i.index.fqn: i.tensor_data for i in mine.seen}
+    assert all(i.tensor_data is by_name[i.index.fqn] for i in back)
+
+
+def other_kind(items):
+    return [dataclasses.replace(items[0], type=WriteItemType.TENSOR), *items[1:]]
+
+
+def other_data(items):
+    data = dataclasses.replace(items[0].tensor_data, size=size(8, 3))
+    return [dataclasses.replace(items[0], tensor_data=data), *items[1:]]
+
+
+def other_name(items):
+    return [dataclasses.replace(items[0], index=MetadataIndex("c", size(2, 0), 0)), *items[1:]]
+
+
+@pytest.mark.parametrize("change", [other_kind, other_data, other_name])
+def test_items_that_a_planner_changed_travel_whole(change):
+    items, _, back, _ = written(change)
+    assert type(back) is Items and exactly(list(back), items)
+
+
+def test_a_plan_that_a_planner_kept_from_an_earlier_save_travels_whole():
+    items, _, back, _ = written(save=2)
+    assert type(back) is Items and exactly(list(back), items)
+    assert numbered([], None) == [] and type(numbered(writes(), None)) is Items
+
+
+def test_the_coordinators_own_items_are_not_sent():
+    mine = sent(writes(), -1, here=True)
+    there = pickle.dumps(mine)
+    assert pickle.loads(there) is mine and len(there) < 200
 
 
 def wrote(n=2):

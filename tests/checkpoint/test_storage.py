@@ -317,6 +317,28 @@ def test_one_writer_serves_one_async_save_after_another(pool, tmp_path):
         assert bad == [[], []] and places == 1
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_staged_copy_keeps_the_values_of_its_time(pool, keep):
+    """Also of a DTensor without dimensions, which torch's own staging does not copy."""
+    for right in pool.run(2, "storage_worker", "staged_values", keep):
+        assert right == [True, True]
+    for right in pool.run(2, "storage_worker", "staged_elsewhere", keep):
+        assert right == [True, True]
+
+
+def test_a_save_returns_its_metadata_on_every_rank(pool, tmp_path):
+    """On ranks that did not write it, as bytes until somebody looks."""
+    said = pool.run(2, "storage_worker", "returned_metadata", str(tmp_path / "run"))
+    assert said == [("Metadata", True, "Metadata"), ("Received", True, "Metadata")]
+
+
+def test_plans_that_torch_keeps_are_written_as_they_are(pool, tmp_path):
+    for bad, values in pool.run(
+        2, "storage_worker", "saved_with_kept_plans", str(tmp_path / "run")
+    ):
+        assert bad == [] and values == [0, 1, 2, 3, 4]
+
+
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_changes_nothing(pool, tmp_path):
     path = tmp_path / "run"
     pool.run(2, "storage_worker", "save", "lowbit", str(path), 0)

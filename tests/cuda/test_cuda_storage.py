@@ -87,7 +87,7 @@ def test_async_saves_keep_one_pinned_copy(tmp_path, one_rank, sharded):
         for t in live["model"].values():
             t.zero_() if t.numel() else None
         saving.result()
-        copies = [t.to_local() if isinstance(t, DTensor) else t for t in writer._kept[1]["model"].values()]  # fmt: skip
+        copies = [t.to_local() if isinstance(t, DTensor) else t for t in writer._kept["model"].values()]  # fmt: skip
         assert all(t.device.type == "cpu" for t in copies)
         assert all(t.is_pinned() for t in copies if t.numel())
         kept.append([t.data_ptr() for t in copies])

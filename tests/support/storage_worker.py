@@ -14,8 +14,9 @@ import time
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lowbit import checkpoint
 
@@ -103,8 +104,71 @@ def saved_async(path, dim):
         dcp.async_save(
             state(dim, seed), checkpoint_id=f"{path}{seed}", storage_writer=kept
         ).result()
-        at.append(kept._kept[1]["model"]["4.float32"].data_ptr())
+        at.append(kept._kept["model"]["4.float32"].data_ptr())
     return [load("lowbit", f"{path}{seed}", dim, seed)[0] for seed in (0, 1)], len(set(at))
+
+
+def staged_values(keep):
+    """Whether a host copy has the values of its time, kinds of tensors and all, when the state goes on; after a first copy and after a second."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole_step = distribute_tensor(torch.tensor(3.0), mesh, [Replicate()])
+    rows = distribute_tensor(torch.arange(10.0).reshape(5, 2), mesh, [Shard(0)])
+    plain = [torch.arange(6.0).reshape(2, 3).t(), torch.ones(2, dtype=torch.complex64).conj(), torch.nn.Parameter(torch.ones(3))]  # fmt: skip
+    tree = {"step": whole_step, "rows": rows, "plain": (plain[0], [plain[1], plain[2]]), "lr": 0.1, "odd": {"a": {1, 2}}, "none": torch.empty(0, 3)}  # fmt: skip
+    kept, right = checkpoint.Writer("unused", cache_staged_state_dict=keep), []
+
+    def values(t):
+        return [t["step"]._local_tensor, t["rows"]._local_tensor, t["plain"][0], *t["plain"][1]]
+
+    for _ in range(2):
+        now = [v.detach().clone() for v in values(tree)]
+        copy = kept.stage(tree)
+        with torch.no_grad():
+            for t in values(tree):
+                t += 1
+        tree["lr"] += 1
+        tree["odd"]["a"].add(7 + len(right))
+        same = all(torch.equal(a, b) for a, b in zip(values(copy), now, strict=True))
+        kinds = [type(a) is type(tree[k]) for k, a in copy.items()]
+        right.append(same and all(kinds) and copy["odd"] != tree["odd"] and copy["lr"] != tree["lr"])  # fmt: skip
+        del copy  # the next may have its memory
+    return right
+
+
+def staged_elsewhere(keep):
+    """Whether a host copy lies as what it was made of does, where another of the same shapes was copied before."""
+    kept, right = checkpoint.Writer("unused", cache_staged_state_dict=keep), []
+    ranks = list(range(dist.get_world_size()))
+    for order in (ranks, ranks[::-1]):
+        mesh = DeviceMesh("cpu", order)
+        t = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)])
+        copy = kept.stage({"t": t})["t"]
+        right.append(copy.device_mesh == mesh and torch.equal(copy._local_tensor, t._local_tensor))
+        del copy
+    return right
+
+
+def returned_metadata(path):
+    """What dcp.save returns on each rank, and whether it is what the file has."""
+    got = dcp.save(state(0), storage_writer=checkpoint.Writer(path))
+    before, read = type(got).__name__, dcp.FileSystemReader(path).read_metadata()
+    read.storage_meta.load_id = None  # the reader's own
+    return before, got == read, type(got).__name__
+
+
+def saved_with_kept_plans(path):
+    """Saves with torch's own cache of plans: the same state, then one that one rank alone changes; what a load then finds wrong."""
+    wrong_names = []
+    for seed, dim in ((0, 0), (1, 0), (2, 0)):
+        tree = state(dim, seed)
+        if seed == 2 and dist.get_rank() == 1:
+            tree["only here"] = torch.arange(5.0)
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(tree, storage_writer=checkpoint.Writer(f"{path}{seed}"), planner=planner)
+        wrong_names += load("lowbit", f"{path}{seed}", dim, seed)[0]
+    last = {"only here": torch.zeros(5)}
+    dcp.load(last, storage_reader=checkpoint.Reader(f"{path}2"))
+    return wrong_names, last["only here"].tolist()
 
 
 def saved_at_once(path):
