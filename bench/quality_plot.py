@@ -53,7 +53,7 @@ def draw(lines: Lines, study: Study, path: pathlib.Path) -> None:
     dots.axvline(0, color="gray", lw=1)
     dots.set_yticks(range(len(compared)), [f"{n} ({pairs(lines, study, n)})" for n in reversed(compared)], fontsize=8)  # fmt: skip
     dots.set_ylim(-0.8, max(len(compared), 1) - 0.2)
-    dots.set_title("held-out loss less that of the first of the same rule\nmean and 95 % interval of pairs; in brackets the pairs", fontsize=10)  # fmt: skip
+    dots.set_title("held-out loss less that of the first\nof the same rule, 95 % interval (pairs)", fontsize=10)  # fmt: skip
     for axis in (losses, apart, dots):
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

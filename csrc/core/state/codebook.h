@@ -122,6 +122,10 @@ concept IsCodebook = F::kCodebook;
 template <class F>
 constexpr bool kEven = F::kBits > 4 && requires { F::Map::kDivisor; };
 
+/// Powers of evenly spaced numbers, of as many bits: computed too.
+template <class F>
+constexpr bool kPowered = F::kBits > 4 && !kEven<F> && requires { F::Map::kPower; };
+
 }  // namespace lowbit
 
 #if !defined(__CUDACC__)

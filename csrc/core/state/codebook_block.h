@@ -155,6 +155,12 @@ __attribute__((noinline)) static void even_dequantize(const uint8_t* codes, int 
   }
 }
 
+}  // namespace lowbit
+
+#include "core/state/power_block.h"
+
+namespace lowbit {
+
 template <class F>
   requires IsCodebook<F>
 LB_HD void quantize_block(F, const float* x, const typename F::Scale& scale, uint8_t* codes,
@@ -169,6 +175,8 @@ LB_HD void quantize_block(F, const float* x, const typename F::Scale& scale, uin
     EvenCodes even = kCodes;
     even.book = F::book();
     even_quantize(x, scale.inverse, even, codes, n);
+  } else if constexpr (kPowered<F>) {
+    power_quantize<F::Map::kPower, F::kSigned>(x, scale.inverse, power_line<F>(), codes, n);
   } else {
     codebook_quantize<F::kBits>(x, scale.inverse, F::book().tree, codes, n);
   }
@@ -226,6 +234,10 @@ LB_HD void dequantize_block(F, const uint8_t* codes, const typename F::Scale& sc
 #if defined(__AVX2__)
   if constexpr (kEven<F>) {
     even_dequantize(codes, F::Map::kShift, F::kCodes - 1, F::Map::kDivisor, scale.scale, out, n);
+    return;
+  }
+  if constexpr (kPowered<F>) {
+    power_dequantize<F::Map::kPower, F::kSigned>(codes, power_line<F>(), scale.scale, out, n);
     return;
   }
 #endif

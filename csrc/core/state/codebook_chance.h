@@ -165,12 +165,26 @@ __attribute__((noinline)) static void even_by_chance(const float* x, float inver
   for (; i < n; ++i) codes[i] = book.code_of(x[i] * inverse, random16[i]);
 }
 
+}  // namespace lowbit
+
+#include "core/state/power_chance.h"
+
+namespace lowbit {
+
 /// Whether codes are evenly spaced, also those of few bits.
 template <class F>
 constexpr bool kOnLine = requires { F::Map::kDivisor; };
+/// Whether power_chance.h computes codes: those of few bits where no root is taken.
+template <class F>
+constexpr bool kByPower = [] {
+  if constexpr (requires { F::Map::kPower; }) {
+    return F::kBits > 4 || F::Map::kPower == 1;
+  }
+  return false;
+}();
 
 template <class F>
-  requires IsCodebook<F> && (kOnLine<F> || F::kBits <= Vector::kLog2ByChance)
+  requires IsCodebook<F> && (kOnLine<F> || kByPower<F> || F::kBits <= Vector::kLog2ByChance)
 LB_HD void quantize_block_by_chance(F, const float* x, const typename F::Scale& scale,
                                     const uint16_t* random16, uint8_t* codes, int n) {
   if constexpr (kOnLine<F>) {
@@ -178,6 +192,9 @@ LB_HD void quantize_block_by_chance(F, const float* x, const typename F::Scale& 
     constexpr LineOfChance kLine{F::Map::kDivisor * kStep, -F::Map::kShift * kStep,
                                  (F::kCodes - 1) * kStep, F::kLowest * kStep};
     even_by_chance(x, scale.inverse, kLine, book_of_chance<F>(), random16, codes, n);
+  } else if constexpr (kByPower<F>) {
+    power_by_chance<F::Map::kPower, F::kSigned>(x, scale.inverse, power_line<F>(),
+                                                book_of_chance<F>(), random16, codes, n);
   } else {
     constexpr const auto& kTable = kChanceTable<typename F::Map>;
     codebook_by_chance<F::kBits>(x, scale.inverse, kTable.tree, kTable.entry, kTable.rate,

@@ -12,9 +12,9 @@
 
 namespace lowbit {
 
-template <int kPower, int kB, bool kS>
+template <int kP, int kB, bool kS>
 struct PowerMap {
-  static constexpr int kBits = kB;
+  static constexpr int kBits = kB, kPower = kP;
   static constexpr bool kSigned = kS;
   static constexpr int kCodes = 1 << kB;
   static constexpr void fill(float* value) {
