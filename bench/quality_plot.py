@@ -54,6 +54,7 @@ def draw(lines: Lines, study: Study, path: pathlib.Path) -> None:
     dots.set_yticks(range(len(compared)), [f"{n} ({pairs(lines, study, n)})" for n in reversed(compared)], fontsize=8)  # fmt: skip
     dots.set_ylim(-0.8, max(len(compared), 1) - 0.2)
     dots.set_title("held-out loss less that of the first\nof the same rule, 95 % interval (pairs)", fontsize=10)  # fmt: skip
+    dots.locator_params(axis="x", nbins=5)
     for axis in (losses, apart, dots):
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -13,6 +13,8 @@ from typing import Any
 GRID = tuple(
     2.5e-4 * 2**k for k in range(8)
 )  # learning rates that every rule tries, 0.00025 to 0.032
+# As many for what is best at an end of these: 0.001 to 0.128, and 0.0000625 to 0.0005.
+HIGHER, LOWER = tuple(4 * lr for lr in GRID), tuple(GRID[0] * 2.0**k for k in range(-2, 2))
 SEEDS, TUNING_SEED = (0, 1, 2, 3, 4), 100
 
 
@@ -148,9 +150,9 @@ MUONS = (
 STUDIES = {
     study.name: study
     for study in (
-        Study("0.5 M", SMALL, "float32", 8, 1500, 500, 50, (0.9, 0.999), 50, tuple(CONTESTANTS), (16, 64)),
+        Study("0.5 M", SMALL, "float32", 8, 1500, 500, 50, (0.9, 0.999), 50, tuple(CONTESTANTS), (16, 64), rates={"Adafactor": HIGHER, "Adafactor with momentum": HIGHER}),
         Study("0.5 M, 20,000 steps", SMALL, "float32", 8, 20_000, 0, 50, (0.9, 0.999), 400, FIRST, (16, 64), tuned_in="0.5 M", seeds=SEEDS[:1]),
-        Study("10 M", {**LARGE, "context": 64}, "auto", 4, 1000, 250, 50, (0.9, 0.95), 50, (*FIRST, "AdamW, 8bit, bfloat16 weights stochastic"), (16, 32), rates={"AdamW": GRID[:4]}),
+        Study("10 M", {**LARGE, "context": 64}, "auto", 4, 1000, 250, 50, (0.9, 0.95), 50, (*FIRST, "AdamW, 8bit, bfloat16 weights stochastic"), (16, 32), rates={"AdamW": LOWER}),
         Study("10 M, 160 steps", {**LARGE, "context": 128}, "auto", 8, 160, 64, 20, (0.9, 0.95), 10, MUONS, rates={"AdamW": GRID[1:5], "Muon": GRID[2:6]}, seeds=SEEDS[:3]),
     )
 }  # fmt: skip

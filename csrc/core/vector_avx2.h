@@ -22,6 +22,7 @@ struct Vector {
   LB_HD static Int zero() { return _mm256_setzero_si256(); }
   LB_HD static Float times(Float a, Float b) { return _mm256_mul_ps(a, b); }
   LB_HD static Mask at_least(Float a, Float b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+  LB_HD static bool every(Mask where) { return _mm256_movemask_ps(where) == 0xff; }
   LB_HD static Int set(Int answers, Mask where, int bit) {
     return _mm256_or_si256(answers,
                            _mm256_and_si256(_mm256_castps_si256(where), _mm256_set1_epi32(bit)));
@@ -38,6 +39,15 @@ struct Vector {
   template <int kLog2>
   LB_HD static Float table(const float* t, Int index) {
     return _mm256_permutevar8x32_ps(load(t), index);
+  }
+  /// Entries of 16 bytes by the low 4 bits of half the exponent of a >= 0.
+  LB_HD static Int by_half_exponent(const uint8_t* bytes, Float a) {
+    const Int table =
+        _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return _mm256_srli_epi32(_mm256_shuffle_epi8(table, bits(a)), 24);
+  }
+  LB_HD static Int next_where(Int a, Mask where) {
+    return _mm256_sub_epi32(a, _mm256_castps_si256(where));
   }
   template <int kLog2>
   LB_HD static Float dequantize(const float* value, Int codes) {
@@ -143,6 +153,11 @@ struct Vector {
     const Int part = _mm256_and_si256(least, _mm256_set1_epi32(0xffff));
     return static_cast<uint32_t>(
         _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(window, part))));
+  }
+  /// Stores words below 2^16.
+  LB_HD static void store_halves(uint16_t* out, Int a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
   }
   /// Stores the upper halves of words as bytes: 255 for what is more, 0 for what is negative.
   LB_HD static void store_upper(const Int (&sum)[4], uint8_t* codes) {

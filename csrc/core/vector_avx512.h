@@ -22,6 +22,7 @@ struct Vector {
   LB_HD static Int zero() { return _mm512_setzero_si512(); }
   LB_HD static Float times(Float a, Float b) { return _mm512_mul_ps(a, b); }
   LB_HD static Mask at_least(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+  LB_HD static bool every(Mask where) { return where == 0xffff; }
   LB_HD static Int set(Int answers, Mask where, int bit) {
     return _mm512_mask_or_epi32(answers, where, answers, _mm512_set1_epi32(bit));
   }
@@ -41,6 +42,13 @@ struct Vector {
     } else {
       return _mm512_permutex2var_ps(load(t), index, load(t + 16));
     }
+  }
+  /// Entries of 16 bytes by the low 4 bits of half the exponent of a >= 0.
+  LB_HD static Int by_half_exponent(const uint8_t* bytes, Float a) {
+    return _mm512_srli_epi32(_mm512_shuffle_epi8(spread(bytes), bits(a)), 24);
+  }
+  LB_HD static Int next_where(Int a, Mask where) {
+    return _mm512_mask_add_epi32(a, where, a, _mm512_set1_epi32(1));
   }
   template <int kLog2>
   LB_HD static Float dequantize(const float* value, Int codes) {
@@ -144,6 +152,10 @@ struct Vector {
   LB_HD static uint32_t unsure(Int least, Int window) {
     const Int part = _mm512_and_si512(least, _mm512_set1_epi32(0xffff));
     return _mm512_cmplt_epi32_mask(part, window);
+  }
+  /// Stores words below 2^16.
+  LB_HD static void store_halves(uint16_t* out, Int a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(a));
   }
   /// Stores the upper halves of words as bytes: 255 for what is more.
   template <int kCount>

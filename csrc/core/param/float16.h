@@ -56,3 +56,7 @@ struct Float16Stochastic {
 };
 
 }  // namespace lowbit
+
+#if !defined(__CUDACC__) && defined(__AVX2__)
+#include "core/param/float16_block.h"
+#endif

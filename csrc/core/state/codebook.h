@@ -125,6 +125,9 @@ constexpr bool kEven = F::kBits > 4 && requires { F::Map::kDivisor; };
 /// Powers of evenly spaced numbers, of as many bits: computed too.
 template <class F>
 constexpr bool kPowered = F::kBits > 4 && !kEven<F> && requires { F::Map::kPower; };
+/// Decades of evenly spaced numbers, of as many bits: on lines.
+template <class F>
+constexpr bool kDecades = F::kBits > 4 && requires { F::Map::kDynamic; };
 
 }  // namespace lowbit
 

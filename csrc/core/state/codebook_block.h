@@ -157,6 +157,7 @@ __attribute__((noinline)) static void even_dequantize(const uint8_t* codes, int 
 
 }  // namespace lowbit
 
+#include "core/state/dynamic_block.h"
 #include "core/state/power_block.h"
 
 namespace lowbit {
@@ -177,6 +178,9 @@ LB_HD void quantize_block(F, const float* x, const typename F::Scale& scale, uin
     even_quantize(x, scale.inverse, even, codes, n);
   } else if constexpr (kPowered<F>) {
     power_quantize<F::Map::kPower, F::kSigned>(x, scale.inverse, power_line<F>(), codes, n);
+  } else if constexpr (kDecades<F> && F::kBits > 5) {  // a search of 5 bits is shorter
+    dynamic_quantize<F::kSigned>(x, scale.inverse, kDynamicLines<typename F::Map>, F::book(), codes,
+                                 n);
   } else {
     codebook_quantize<F::kBits>(x, scale.inverse, F::book().tree, codes, n);
   }

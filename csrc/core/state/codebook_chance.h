@@ -167,6 +167,7 @@ __attribute__((noinline)) static void even_by_chance(const float* x, float inver
 
 }  // namespace lowbit
 
+#include "core/state/dynamic_chance.h"
 #include "core/state/power_chance.h"
 
 namespace lowbit {
@@ -184,7 +185,8 @@ constexpr bool kByPower = [] {
 }();
 
 template <class F>
-  requires IsCodebook<F> && (kOnLine<F> || kByPower<F> || F::kBits <= Vector::kLog2ByChance)
+  requires IsCodebook<F> &&
+           (kOnLine<F> || kByPower<F> || kDecades<F> || F::kBits <= Vector::kLog2ByChance)
 LB_HD void quantize_block_by_chance(F, const float* x, const typename F::Scale& scale,
                                     const uint16_t* random16, uint8_t* codes, int n) {
   if constexpr (kOnLine<F>) {
@@ -195,6 +197,9 @@ LB_HD void quantize_block_by_chance(F, const float* x, const typename F::Scale& 
   } else if constexpr (kByPower<F>) {
     power_by_chance<F::Map::kPower, F::kSigned>(x, scale.inverse, power_line<F>(),
                                                 book_of_chance<F>(), random16, codes, n);
+  } else if constexpr (kDecades<F>) {
+    dynamic_by_chance<F::kSigned>(x, scale.inverse, kDynamicLines<typename F::Map>,
+                                  book_of_chance<F>(), random16, codes, n);
   } else {
     constexpr const auto& kTable = kChanceTable<typename F::Map>;
     codebook_by_chance<F::kBits>(x, scale.inverse, kTable.tree, kTable.entry, kTable.rate,

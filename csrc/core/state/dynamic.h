@@ -16,7 +16,7 @@ template <int kB, bool kS>
 struct DynamicMap {
   static_assert(kB < 8, "dynamic8.h");
   static constexpr int kBits = kB;
-  static constexpr bool kSigned = kS;
+  static constexpr bool kSigned = kS, kDynamic = true;
   static constexpr int kCodes = 1 << kB;
   static constexpr void fill(float* value) {
     constexpr float kTen[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};

@@ -22,7 +22,7 @@ struct PowerBetween {
     constexpr float kA = kSigned ? 0.5f : 1.0f, kStep = 65536.0f;
     const Float top = V::all(kPower == 1 ? line.half : line.half * line.half);
     const Float m = kSigned ? V::magnitude(z) : z;
-    const Float u = V::smaller(top, V::times(m, V::all(line.scale)));
+    const Float u = V::smaller(top, V::times(m, V::all(line.scale)));  // NaN stays NaN
     Float from_zero;  // in units of entries: a + j + share
     if constexpr (kPower == 1) {
       from_zero = u;
@@ -41,9 +41,10 @@ struct PowerBetween {
     if constexpr (kSigned) {
       from_zero =
           V::choose(V::at_least(z, V::all(0.0f)), V::minus(V::all(0.0f), from_zero), from_zero);
-      return V::rounded(V::plus_product(from_zero, V::all(kStep), V::all(line.last / 2 * kStep)));
     }
-    return V::rounded(V::plus_product(from_zero, V::all(kStep), V::all(-kStep)));
+    const float zero = kSigned ? line.last / 2 : -1.0f;
+    const Float place = V::plus_product(from_zero, V::all(kStep), V::all(zero * kStep));
+    return V::rounded(V::larger(place, V::all(0.0f)));  // NaN becomes code 0
   }
 };
 
