@@ -215,22 +215,47 @@ def conclusions(lines: Lines) -> list[str]:
 
     changed = [n for n in names if CONTESTANTS[n].half]
     return [
-        f"State formats of AdamW on the small model, beside torch's float32 AdamW: {verdict(lines, small, formats)}{grouped(lines, small, formats)}.",
-        f"Bfloat16 weights with 8-bit state on the small model, beside torch's float32 AdamW: {verdict(lines, small, weights)}{grouped(lines, small, weights)}.",
-        f"A change of format in the middle of a run, beside torch's float32 AdamW: {verdict(lines, small, changed)}{grouped(lines, small, changed)}.",
-        f"Other rules in full precision, each at its own tuned rate, beside float32 AdamW: {grouped(lines, small, other, 'torch AdamW')}.",
-        f"Over {long.steps:,} steps: {over_long(lines, long)}. With 10 M parameters, each beside its rule in full precision: {of_large(short)}; {of_large(large)}.",
+        f"{lead(lines, small, formats, 'state formats')}State formats of AdamW on the small model, beside torch's float32 AdamW: {grouped(lines, small, formats)}.",
+        f"{lead(lines, small, weights, 'kinds of bfloat16 weights')}Bfloat16 weights with 8-bit state on the small model, beside torch's float32 AdamW: {grouped(lines, small, weights)}.",
+        f"{lead(lines, small, changed, 'changes of format')}A change of format in the middle of a run, beside torch's float32 AdamW: {grouped(lines, small, changed)}.",
+        f"{apart(lines, small, formats, other)}Other rules in full precision, each at its own tuned rate, beside float32 AdamW: {grouped(lines, small, other, 'torch AdamW')}.",
+        f"{without_divergence(lines, long)}Over {long.steps:,} steps: {over_long(lines, long)}. With 10 M parameters, each beside its rule in full precision: {of_large(short)}; {of_large(large)}.",
     ]  # fmt: skip
 
 
-def verdict(lines: Lines, study: Study, names: Iterable[str]) -> str:
-    """How many of those that are judged raise the loss."""
+def without_divergence(lines: Lines, study: Study) -> str:
+    runs = [runs_of(lines, study, n) for n in study.contestants]
+    if not all(runs) or any(x["held_out_loss"] is None for some in runs for x in some.values()):
+        return ""
+    return f"**Nothing diverges in {study.steps:,} steps.** "
+
+
+def lead(lines: Lines, study: Study, names: Iterable[str], what: str) -> str:
+    """Which of those that are judged raise the loss."""
     said = sorted_by(lines, study, names)
     judged = sum(len(said[what]) for what in WORDS.values())
     if not judged:
         return ""
-    worse = len(said[WORDS["more"]])
-    return f"of the {judged} judged, {worse or 'none'} {'is' if worse < 2 else 'are'} shown to raise the loss; "  # fmt: skip
+    worse = [one.split("`")[1] for one in said[WORDS["more"]]]
+    if not worse:
+        return f"**None of {judged} {what} is shown to raise the loss.** "
+    listed = " and ".join(f"`{name}`" for name in worse)
+    return f"**Of {judged} {what}, {listed} {'is' if len(worse) == 1 else 'are'} shown to raise the loss.** "  # fmt: skip
+
+
+def apart(lines: Lines, study: Study, formats: Iterable[str], rules: Iterable[str]) -> str:
+    """How far apart rules lie, beside how far formats do."""
+
+    def widest(names: Iterable[str], to: str | None = None) -> float | None:
+        found = [difference(lines, study, n, to or reference(study, n)) for n in names]
+        means = [abs(off.mean) for off in found if off is not None]
+        return max(means, default=None)
+
+    by_rule, by_format = widest(rules, "torch AdamW"), widest(formats)
+    if by_rule is None or by_format is None:
+        return ""
+    more = "more" if by_rule > by_format else "less"
+    return f"**A rule changes the loss {more} than a format does: by up to {by_rule:.2f} and {by_format:.2f}.** "  # fmt: skip
 
 
 def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = None) -> str:

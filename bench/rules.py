@@ -67,8 +67,19 @@ def counted(output: str) -> list[dict]:
     return rows
 
 
-def counts_table(rows: list[dict]) -> str:
-    """The steps that execute more than LIMIT times the vector instructions of 8-bit AdamW for their bytes."""
+def floor(row: dict) -> float:
+    """Cycles of one value in which its vector instructions can be executed."""
+    return float(row["vectors"] / PER_CYCLE[row["isa"]] / LANES[row["isa"]])
+
+
+def above(rows: list[dict]) -> set[tuple[str, str]]:
+    """The steps that took more than LIMIT times as long as 8-bit AdamW for their bytes, anywhere."""
+    adamw = next(r["bytes"] for r in rows if (r["list"], r["name"]) == ("rules", "adamw"))
+    return {(r["list"], r["name"]) for r in rows if any(r[p] and ratio(r, p, adamw) > LIMIT for p in ("cache", "memory"))}  # fmt: skip
+
+
+def counts_table(rows: list[dict], slow: set[tuple[str, str]] = frozenset()) -> str:  # type: ignore[assignment]
+    """8-bit AdamW, what is slow, and what executes more than LIMIT times AdamW's vector instructions for its bytes."""
     found = {(r["list"], r["name"], r["isa"]): r for r in rows}
     isas = list(dict.fromkeys(r["isa"] for r in rows))
 
@@ -79,18 +90,19 @@ def counts_table(rows: list[dict]) -> str:
     lines = []
     for kind, name in dict.fromkeys((r["list"], r["name"]) for r in rows):
         own = [found[kind, name, isa] for isa in isas]
-        if name != "adamw" and max(map(share, own)) <= LIMIT:
+        if name != "adamw" and (kind, name) not in slow and max(map(share, own)) <= LIMIT:
             continue
         cells = [name, f"{own[0]['bytes']:.2f}"]
         for r in own:
-            floor = r["vectors"] / PER_CYCLE[r["isa"]] / LANES[r["isa"]]
-            cells += [f"{r['vectors']:.0f} ({share(r):.2f})", f"{floor:.1f}", f"{r['divisions']:.1f}, {r['roots']:.1f}"]  # fmt: skip
+            cells += [f"{r['instructions']:.0f}", f"{r['vectors']:.0f} ({share(r):.2f})", f"{r['divisions']:.1f}, {r['roots']:.1f}"]  # fmt: skip
         lines.append(cells)
-    head = [f"{NAMES.get(isa, isa)}{what}" for isa in isas for what in (", vector instructions", ", cycles", ", divisions, roots")]  # fmt: skip
+    head = [f"{NAMES.get(isa, isa)}{what}" for isa in isas for what in (", instructions", ", of vectors", ", divisions, roots")]  # fmt: skip
     return page.table(["", "B", *head], lines)
 
 
-def tables(rows: list[dict]) -> str:
+def tables(rows: list[dict], counts: list[dict] | None = None) -> str:
+    """Times, and beside them the least cycles, where they are counted."""
+    least = {(r["list"], r["name"], r["isa"]): floor(r) for r in counts or ()}
     adamw = next(r["bytes"] for r in rows if (r["list"], r["name"]) == ("rules", "adamw"))
     isas = list(dict.fromkeys(r["isa"] for r in rows))
     places = [p for p in ("cache", "memory") if all(r[p] for r in rows)]
@@ -98,11 +110,17 @@ def tables(rows: list[dict]) -> str:
     parts = []
     for kind, (title, what) in LISTS.items():
         names = list(dict.fromkeys(r["name"] for r in rows if r["list"] == kind))
-        head = [f"{NAMES.get(isa, isa)}, {place}" for isa in isas for place in places]
+        head = [f"{NAMES.get(isa, isa)}, {place}" for isa in isas for place in (*places, *(["least cycles"] if least else []))]  # fmt: skip
         lines = []
         for name in names:
             own = [found[kind, name, isa] for isa in isas]
-            lines.append([name, f"{own[0]['bytes']:.2f}", *(f"{r[p][0]:.2f} ({ratio(r, p, adamw):.2f})" for r in own for p in places)])  # fmt: skip
+            cells = [name, f"{own[0]['bytes']:.2f}"]
+            for r in own:
+                cells += [f"{r[p][0]:.2f} ({ratio(r, p, adamw):.2f})" for p in places]
+                if least:
+                    cycles = least.get((kind, name, r["isa"]))
+                    cells.append("" if cycles is None else f"{cycles:.1f}")
+            lines.append(cells)
         parts += [f"## {title}", what, page.table(["", "B", *head], lines)]
     return "\n\n".join(parts)
 
@@ -115,20 +133,21 @@ def written(result: dict[str, Any], counts: list[dict] | None = None) -> str:
         f"* {m['date'][:10]}, {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}), load {m['load'][0]:.0f} on {m['cores']} shared cores, one thread",
         "Nanoseconds per parameter of one thread: cache, the second-level one, or memory. B: the bytes that a step moves for\n"
         "a parameter. In brackets: the time over that of 8-bit AdamW in the same minute, for the same number of bytes. 1 is as\n"
-        "fast as 8-bit AdamW for what it moves.",
-        tables(result["rows"]),
+        "fast as 8-bit AdamW for what it moves. Least cycles: of one value, its counted vector instructions at two in a cycle\n"
+        "(AVX-512) or four (AVX2), Zen 4's most.",
+        tables(result["rows"], counts),
     ]  # fmt: skip
     if counts:
         parts += [
             "## Counted instructions",
             "`python -m bench.rules --count` steps a copy of the process through one step of a matrix of 32 x 256,\n"
             "instruction by instruction; with so few rows, what is done once for a column weighs more than in a tall matrix.\n"
-            f"Listed are 8-bit AdamW and the steps that execute more than {LIMIT} times its vector instructions for their bytes,\n"
-            "on any of the instruction sets. Vector instructions, loads and stores among them, are those for one register: 16\n"
-            "values with AVX-512, 8 with AVX2. In brackets: their number over AdamW's, for the same number of bytes. Cycles: of\n"
-            "one value at two such instructions per cycle (AVX-512) or four (AVX2), Zen 4's most. Divisions and square roots,\n"
-            "which occupy the divider longer, are among the instructions and counted again.",
-            counts_table(counts),
+            f"Listed are 8-bit AdamW, the steps that take more than {LIMIT} times as long as it for their bytes above, and those\n"
+            "that execute as many of its vector instructions. Instructions are those for one register of values, 16 with\n"
+            "AVX-512 and 8 with AVX2; those of vectors have loads and stores among them, and in brackets their number over\n"
+            "AdamW's for the same number of bytes. Divisions and square roots, which occupy the divider longer, are among\n"
+            "the instructions and counted again.",
+            counts_table(counts, above(result["rows"])),
         ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 

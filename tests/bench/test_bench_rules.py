@@ -31,6 +31,21 @@ COUNTED = "\n".join([
 
 def test_what_is_above_the_line_is_listed_with_its_counts():
     text = rules.counts_table(rules.counted(COUNTED))
-    assert "| log8 | 10.00 | 240 (2.00) | 7.5 | 1.0, 1.0 |" in text
-    assert "| adamw | 10.00 | 120 (1.00) |" in text
+    assert "| log8 | 10.00 | 300 | 240 (2.00) | 1.0, 1.0 |" in text
+    assert "| adamw | 10.00 | 150 | 120 (1.00) |" in text
     assert "lion" not in text
+    assert "| lion | 8.00 | 100 |" in rules.counts_table(
+        rules.counted(COUNTED), {("rules", "lion")}
+    )
+
+
+def test_what_took_longer_is_above_the_line():
+    assert rules.above(rules.measured(LINES)) == {("rules", "came")}
+
+
+def test_least_cycles_stand_beside_times():
+    text = rules.tables(rules.measured(LINES), rules.counted(COUNTED))
+    assert (
+        "| adamw | 10.00 | 2.00 (1.00) | 3.8 |" in text
+    )  # 120 instructions, four in a cycle, of 8 values
+    assert "| came | 15.00 | 6.00 (2.00) |  |" in text
