@@ -54,9 +54,29 @@ class Split(Lowbit):
     options: ClassVar = {"param_format": "bfloat16_split8"}
 
 
+class Logarithmic(Lowbit):
+    name = "lowbit log8, bf16 stochastic"
+    options: ClassVar = {"state_format": "log8"}
+
+
+class Companded(Lowbit):
+    name = "lowbit companded8, bf16 stochastic"
+    options: ClassVar = {"state_format": "companded8"}
+
+
+class FactoredAdamW(Lowbit):
+    name = "lowbit factored8, bf16 stochastic"
+    options: ClassVar = {"state_format": "factored8"}
+
+
 class Factored(Lowbit):
     name = "lowbit Adafactor, bf16 stochastic"
     rule = "Adafactor"
+
+
+class Came(Lowbit):
+    name = "lowbit CAME, bf16 stochastic"
+    rule = "CAME"
 
 
 class General(Lowbit):
@@ -83,8 +103,9 @@ class Managed(Eight):
     options: ClassVar = {"state_memory": "managed"}
 
 
-class Avx2(Eight):
-    name = "lowbit 8-bit, AVX2 forced"
+class Avx2(Lowbit):
+    """A contestant on AVX2, where the processor has more."""
+
     devices = ("cpu",)
 
     def missing(self, device: str) -> str | None:
@@ -94,6 +115,18 @@ class Avx2(Eight):
 
     def running(self) -> AbstractContextManager[None]:
         return forced("avx2")
+
+
+class EightAvx2(Avx2, Eight):
+    name = "lowbit 8-bit, AVX2 forced"
+
+
+class FourAvx2(Avx2, Four):
+    name = "lowbit 4-bit, AVX2 forced"
+
+
+class FactoredAvx2(Avx2, Factored):
+    name = "lowbit Adafactor, AVX2 forced"
 
 
 @contextmanager

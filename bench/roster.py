@@ -15,15 +15,21 @@ from bench.baselines import (
 )
 from bench.contestant import Contestant
 from bench.ours import (
-    Avx2,
+    Came,
+    Companded,
     Eight,
+    EightAvx2,
     EightFloat32,
     EightInGraph,
     Factored,
+    FactoredAdamW,
+    FactoredAvx2,
     Floats,
     Four,
+    FourAvx2,
     General,
     Kahan,
+    Logarithmic,
     Managed,
     Pinned,
     Split,
@@ -31,7 +37,8 @@ from bench.ours import (
 
 # Ratios are relative to the first one and to the copy.
 ALL: tuple[type[Contestant], ...] = (
-    Torch, TorchInGraph, Eight, EightInGraph, Four, Floats, Kahan, Split, EightFloat32, Factored, General, Avx2, Pinned, Managed,
+    Torch, TorchInGraph, Eight, EightInGraph, Four, Floats, Logarithmic, Companded, Kahan, Split, EightFloat32, FactoredAdamW, Factored, Came,
+    General, EightAvx2, FourAvx2, FactoredAvx2, Pinned, Managed,
     TorchBfloat16, DeepSpeed, Torchao, Bitsandbytes, FlashOptim, Adafactor8bit, Torchastic, Eager, Copy,
 )  # fmt: skip
 GROWING = (Torch, TorchBfloat16, Eight, Four, Copy)

@@ -107,7 +107,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     torch.set_num_threads(1)
     with Streams(settings.streams) as streams:
         alone = streams.alone()
-        quiet, pressed = beside(entries, settings.rounds, streams)
+        quiet, pressed, at_once = beside(entries, settings.rounds, streams)
     for made in rows:
         name, first = made["name"], entries[0].name
         made["beside"] = {
@@ -117,24 +117,32 @@ def measure(settings: Settings) -> dict[str, Any]:
         }
     return {
         "machine": machine.describe("cpu"), "date": time.strftime("%Y-%m-%d", time.gmtime()), "numel": count, "rounds": settings.rounds,
-        "threads": list(settings.threads), "streams": settings.streams, "streams_gb_per_second": alone, "rows": rows, "missing": missing,
+        "threads": list(settings.threads), "streams": settings.streams, "streams_gb_per_second": alone,
+        "streams_gb_per_second_beside": at_once, "rows": rows, "missing": missing,
     }  # fmt: skip
 
 
-def beside(entries: list[Contestant], rounds: int, streams: Streams) -> tuple[clock.Times, clock.Times]:  # fmt: skip
-    """Seconds without and with the streams, round by round in turn, so that both see the same machine."""
+def beside(
+    entries: list[Contestant], rounds: int, streams: Streams
+) -> tuple[clock.Times, clock.Times, float]:
+    """Seconds without and with the streams, round by round in turn, so that both see the same machine, and the streams' GB/s meanwhile."""
+    moved = spent = 0.0
     quiet: clock.Times = {e.name: [] for e in entries}
     pressed: clock.Times = {e.name: [] for e in entries}
     turns = [(e.name, turn(e, "cpu")) for e in entries]
     for r in range(rounds):
         for times in (quiet, pressed):
             if times is pressed:
+                before, start = streams.moved(), time.perf_counter()
                 streams.go()
             for i in range(len(turns)):
                 name, take = turns[(i + r) % len(turns)]
                 times[name].append(take())
             streams.stop()
-    return quiet, pressed
+            if times is pressed:
+                spent += time.perf_counter() - start
+                moved += streams.moved() - before
+    return quiet, pressed, moved / spent / 1e9
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def pressed(result: dict[str, Any]) -> str:
     rows = [[row["name"], f"{b['quiet_to_torch']:.2f}", f"{b['to_torch']:.2f}", f"{b['slower']:.2f}"] for row in result["rows"] for b in [row["beside"]]]  # fmt: skip
     streams = result["streams"]
     head = ["step, 1 thread", "to torch fused float32, alone", "to torch fused float32, beside streams", "beside streams to alone"]  # fmt: skip
-    said = filled(f"{about(result)} {streams} stream{'s' * (streams > 1)}, {result['streams_gb_per_second']:.1f} GB/s when nothing of the bench ran beside.")  # fmt: skip
+    said = filled(f"{about(result)} {streams} stream{'s' * (streams > 1)}, {result['streams_gb_per_second']:.1f} GB/s when nothing of the bench ran beside, and {result['streams_gb_per_second_beside']:.1f} GB/s beside it.")  # fmt: skip
     return f"{said}\n\n{table(head, rows)}"
 
 

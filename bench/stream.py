@@ -49,17 +49,15 @@ class Streams:
     def alone(self, seconds: float = 1.0) -> float:
         """GB/s of all streams together, with nothing of ours beside them."""
         self.go()
-        begin = [self.moved(child.pid) for child in self.children]
-        start = time.perf_counter()
+        begin, start = self.moved(), time.perf_counter()
         time.sleep(seconds)
-        gone = time.perf_counter() - start
-        end = [self.moved(child.pid) for child in self.children]
+        speed = (self.moved() - begin) / (time.perf_counter() - start) / 1e9
         self.stop()
-        return sum(b - a for a, b in zip(begin, end, strict=True)) / gone / 1e9
+        return speed
 
-    def moved(self, pid: int) -> int:
-        """Bytes that a stream has moved, as it last wrote them."""
-        return int(counter(pid).read_text() or "0")
+    def moved(self) -> int:
+        """Bytes that all streams have moved, as they last wrote them."""
+        return sum(int(counter(child.pid).read_text() or "0") for child in self.children)
 
 
 def counter(pid: int) -> pathlib.Path:

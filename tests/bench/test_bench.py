@@ -14,7 +14,7 @@ from bench import __main__ as command
 from bench import clock, gpu, growth, machine, page, roster, settings, step, workload
 from bench.baselines import Copy, Torch, TorchBfloat16
 from bench.contestant import Contestant
-from bench.ours import Avx2, Eight, Four, Kahan
+from bench.ours import Eight, EightAvx2, Four, Kahan
 from bench.stage import Stage, junit, sanitizer
 
 NVIDIA_SMI = "NVIDIA H200, 580.159.04, 143771, 9.0, P0, 1980, 3201, 1980, 3201, 41, [N/A], 700.00, Enabled, 0x0000000000000004\n"
@@ -62,7 +62,7 @@ def test_the_copy_moves_what_an_8_bit_step_moves():
 def test_a_forced_instruction_set_is_taken_back():
     import lowbit
 
-    before, entry = lowbit.catalog()["isa"], Avx2()
+    before, entry = lowbit.catalog()["isa"], EightAvx2()
     if entry.missing("cpu"):
         pytest.skip(entry.missing("cpu"))
     with entry.running():
