@@ -9,8 +9,9 @@ from __future__ import annotations
 import operator
 import uuid
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -74,9 +75,13 @@ class Numbered(list[WriteItem]):
 
 
 class Results(list[WriteResult]):
-    """What a rank wrote, pickled as rows. Where it comes back to the process that it was made in, it is this list again."""
+    """What a rank wrote, pickled as rows. Where it comes back to the process that it was made in, it is this list again.
+
+    `groups` goes with it: the names of its parameter groups' parameters.
+    """
 
     key = ""
+    groups: Mapping[str, str] = MappingProxyType({})
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         rows = [
@@ -84,15 +89,15 @@ class Results(list[WriteResult]):
             for r in self
             for at, digest, tiles in (r.storage_data,)
         ]  # fmt: skip
-        return _received_results, (self.key, rows)
+        return _received_results, (self.key, rows, self.groups)
 
 
-def results(written: list[WriteResult]) -> list[WriteResult]:
+def results(written: list[WriteResult], groups: Mapping[str, str]) -> list[WriteResult]:
     """The same results, to be pickled as rows. Each has a `Written`, and no transforms."""
     if not _KNOWN:
         return written
     out = Results(written)
-    out.key = uuid.uuid4().hex
+    out.key, out.groups = uuid.uuid4().hex, groups
     _SENT[out.key] = out
     return out
 
@@ -190,18 +195,20 @@ def _numbered(key: str, rows: tuple[tuple[int, int | None], ...]) -> list[WriteI
     return out
 
 
-def _received_results(key: str, rows: _Rows) -> list[WriteResult]:
+def _received_results(key: str, rows: _Rows, groups: Mapping[str, str]) -> list[WriteResult]:
     own = _SENT.get(key)
     if own is not None:
         return own
-    return [
+    out = Results(
         WriteResult(
             MetadataIndex(name, offset, number),
             size,
             Written(_StorageInfo(path, at, length), digest, tiles),
         )
         for name, offset, number, size, path, at, length, digest, tiles in rows
-    ]
+    )
+    out.groups = groups
+    return out
 
 
 def rows_of(items: list[Any]) -> tuple[str, _Rows, list[Any]]:

@@ -27,6 +27,7 @@ from torch.futures import Future
 
 from lowbit.checkpoint.announced_metadata import announce
 from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.group_names import check_group_names, group_names
 from lowbit.checkpoint.object_store import StorageOptions, is_url
 from lowbit.checkpoint.packed_plans import numbered, results, sent
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
@@ -93,8 +94,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
     Raises:
-        CheckpointError: the folder cannot be written, or the state holds what could not be loaded; `dcp.save` raises its `CheckpointException` with
-            it on every rank.
+        CheckpointError: the folder cannot be written, or the state holds what could not be loaded, or ranks have other parameters in
+            `param_groups` of one name; `dcp.save` raises its `CheckpointException` with it on every rank.
         ValueError: `use_collectives=False`, with which each rank would publish for itself.
 
     >>> dcp.save(state_dict, storage_writer=lowbit.checkpoint.Writer("run/step-1000"))
@@ -130,9 +131,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             raise ValueError("Writer has no path: give it one, or checkpoint_id= to dcp.save")
         self._drop()
         if threading.current_thread() is not threading.main_thread():
-            time.sleep(
-                0
-            )  # an async save lets the thread that trains go on first; Python would have it wait for 5 ms
+            # An async save lets the thread that trains go on first; Python would have it wait for 5 ms.
+            time.sleep(0)
         self._save.asked = ""
         self._save.path = path if is_url(path) else os.path.join(os.getcwd(), path)
         self._save.id = str(uuid.uuid4())
@@ -213,7 +213,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             if memory & self._memory:  # it was the kept copy, which the next save may have now
                 self._staged = None
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results(written))
+        future.set_result(results(written, group_names(planner)))
         return future
 
     @contextlib.contextmanager
@@ -291,6 +291,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         made = self._save.folder
         assert made is not None
+        check_group_names([getattr(rank, "groups", {}) for rank in results])
         written = {r.index: r.storage_data for rank in results for r in rank}
         metadata.version = VERSION
         lies = made.places({index: said.info for index, said in written.items()})

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import lowbit
+from lowbit.checkpoint import Writer
 from lowbit.gradients import clip
 from lowbit.sharding import whole
 
@@ -112,6 +113,10 @@ def nested(folder: str) -> dict[str, str]:
 
     def attempt(how: str, get, put) -> None:
         saved = {"optim": get()}
+        try:
+            dcp.save(saved, storage_writer=Writer(f"{folder}/{how}"))
+        except dcp.CheckpointException as error:
+            said[f"{how}, Writer"] = str(error)
         dcp.save(saved, checkpoint_id=f"{folder}/{how}")
         dcp.load(saved, checkpoint_id=f"{folder}/{how}")
         try:
