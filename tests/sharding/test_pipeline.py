@@ -99,4 +99,7 @@ def test_groups_of_another_stage_are_refused(pool):
         other = said[said[0][how] == "loaded"][how]
         assert "param_groups" in other and "stages of a pipeline" in other, other
         for rank in said:  # Writer says it at the save, on every rank
-            assert "ranks 0 and 1 have other parameters in optim.param_groups" in rank[f"{how}, Writer"]
+            assert (
+                "ranks 0 and 1 have other parameters in optim.param_groups"
+                in rank[f"{how}, Writer"]
+            )
