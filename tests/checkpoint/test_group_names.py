@@ -29,7 +29,9 @@ def test_other_parameters_are_refused(lr):
         check_group_names([mine, mine, theirs])
 
 
-@pytest.mark.parametrize("other", [[group(FIRST[:1])], [group(FIRST[::-1])], [group(FIRST[:1]), group(FIRST[1:])], []])
+@pytest.mark.parametrize(
+    "other", [[group(FIRST[:1])], [group(FIRST[::-1])], [group(FIRST[:1]), group(FIRST[1:])], []]
+)
 def test_a_part_another_order_and_other_groups_are_others(other):
     with pytest.raises(CheckpointError):
         check_group_names([said([group(FIRST)]), said(other)])
