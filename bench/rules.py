@@ -18,6 +18,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from bench import machine, page
@@ -72,13 +73,18 @@ def floor(row: dict) -> float:
     return float(row["vectors"] / PER_CYCLE[row["isa"]] / LANES[row["isa"]])
 
 
+def adamw_bytes(rows: list[dict]) -> float:
+    """The bytes a value of 8-bit AdamW's step, to which all others are compared."""
+    return next(r["bytes"] for r in rows if (r["list"], r["name"]) == ("rules", "adamw"))
+
+
 def above(rows: list[dict]) -> set[tuple[str, str]]:
     """The steps that took more than LIMIT times as long as 8-bit AdamW for their bytes, anywhere."""
-    adamw = next(r["bytes"] for r in rows if (r["list"], r["name"]) == ("rules", "adamw"))
+    adamw = adamw_bytes(rows)
     return {(r["list"], r["name"]) for r in rows if any(r[p] and ratio(r, p, adamw) > LIMIT for p in ("cache", "memory"))}  # fmt: skip
 
 
-def counts_table(rows: list[dict], slow: set[tuple[str, str]] = frozenset()) -> str:  # type: ignore[assignment]
+def counts_table(rows: list[dict], slow: Collection[tuple[str, str]] = ()) -> str:
     """8-bit AdamW, what is slow, and what executes more than LIMIT times AdamW's vector instructions for its bytes."""
     found = {(r["list"], r["name"], r["isa"]): r for r in rows}
     isas = list(dict.fromkeys(r["isa"] for r in rows))
@@ -103,7 +109,7 @@ def counts_table(rows: list[dict], slow: set[tuple[str, str]] = frozenset()) -> 
 def tables(rows: list[dict], counts: list[dict] | None = None) -> str:
     """Times, and beside them the least cycles, where they are counted."""
     least = {(r["list"], r["name"], r["isa"]): floor(r) for r in counts or ()}
-    adamw = next(r["bytes"] for r in rows if (r["list"], r["name"]) == ("rules", "adamw"))
+    adamw = adamw_bytes(rows)
     isas = list(dict.fromkeys(r["isa"] for r in rows))
     places = [p for p in ("cache", "memory") if all(r[p] for r in rows)]
     found = {(r["list"], r["name"], r["isa"]): r for r in rows}

@@ -11,7 +11,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ class Results(list[WriteResult]):
     """
 
     key = ""
-    groups: Mapping[str, str] = MappingProxyType({})
+    groups: Mapping[str, str]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         rows = [

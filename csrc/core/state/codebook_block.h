@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "core/state/cells.h"
+#include "core/state/chance_vector.h"
 #include "core/state/turns.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -153,6 +154,25 @@ __attribute__((noinline)) static void even_dequantize(const uint8_t* codes, int 
     const int code = codes[i] < last ? codes[i] : last;
     out[i] = static_cast<float>(code + shift) / divisor * scale;
   }
+}
+
+/// codes[i] = book.quantize(x[i] * inverse), where words(z) are the places of values among the codes in steps of 2^-16,
+/// plus one half and kUnsurePlace / 2 steps: the upper halves are the codes. Places err by less than three steps.
+constexpr int kUnsurePlace = 8;
+template <class Words>
+LB_HD void quantize_places(const float* x, float inverse, const Codebook& book, uint8_t* codes,
+                           int n, const Words& words) {
+  using V = Vector;
+  const auto all = V::all(inverse);
+  in_turns<4 * V::kLanes>(x, codes, n, [&](const float* some, uint8_t* out) LB_LAMBDA {
+    typename V::Int code[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) code[v] = words(V::times(V::load(some + v * V::kLanes), all));
+    V::store_upper(code, out);
+    define_unsure<V, kUnsurePlace>(code, [&](int at) LB_LAMBDA {
+      out[at] = static_cast<uint8_t>(book.quantize(some[at] * inverse));
+    });
+  });
 }
 
 }  // namespace lowbit

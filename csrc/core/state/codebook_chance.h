@@ -133,7 +133,32 @@ __attribute__((noinline)) static void codebook_by_chance(
   for (; i < n; ++i) codes[i] = book.code_of(x[i] * inverse, random16[i]);
 }
 
-/// The same for evenly spaced codes, whose line errs by less than three steps.
+/// codes[i] = book.code_of(x[i] * inverse, random16[i]), where place(z, near) is the place of values among the codes, and
+/// `near` as add_chance takes it. Places err by less than three steps.
+template <class Place>
+LB_HD void places_by_chance(const float* x, float inverse, const BookOfChance& book,
+                            const uint16_t* random16, uint8_t* codes, int n, const Place& place) {
+  using V = Vector;
+  constexpr int kTurn = 4 * V::kLanes;
+  const auto all = V::all(inverse);
+  int i = 0;
+  for (; i + kTurn <= n; i += kTurn) {
+    typename V::Int sum[4], least[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      typename V::Int near;
+      const auto position = place(V::times(V::load(x + i + v * V::kLanes), all), near);
+      sum[v] = add_chance<kUnsurePlace, V>(position, near, random16 + i + v * V::kLanes, least[v]);
+    }
+    V::store_upper(sum, codes + i);
+    define_unsure<V, kUnsurePlace>(least, [&](int at) LB_LAMBDA {
+      codes[i + at] = book.code_of(x[i + at] * inverse, random16[i + at]);
+    });
+  }
+  for (; i < n; ++i) codes[i] = book.code_of(x[i] * inverse, random16[i]);
+}
+
+/// The same for evenly spaced codes.
 struct LineOfChance {
   float slope, offset, last, lowest;
 };
@@ -143,26 +168,13 @@ __attribute__((noinline)) static void even_by_chance(const float* x, float inver
                                                      const uint16_t* random16, uint8_t* codes,
                                                      int n) {
   using V = Vector;
-  constexpr int kTurn = 4 * V::kLanes, kUnsure = 8;
-  const auto all = V::all(inverse), slope = V::all(line.slope), offset = V::all(line.offset),
-             last = V::all(line.last), lowest = V::all(line.lowest);
-  int i = 0;
-  for (; i + kTurn <= n; i += kTurn) {
-    typename V::Int sum[4], least[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const auto z = V::times(V::load(x + i + v * V::kLanes), all);
-      // Limited to [0, last], and to `lowest` and more where z is positive.
-      const auto position = V::rounded(V::larger(
-          V::smaller(V::plus_product(z, slope, offset), last), V::where_positive(z, lowest)));
-      sum[v] = add_chance<kUnsure, V>(position, position, random16 + i + v * V::kLanes, least[v]);
-    }
-    V::store_upper(sum, codes + i);
-    define_unsure<V, kUnsure>(least, [&](int at) LB_LAMBDA {
-      codes[i + at] = book.code_of(x[i + at] * inverse, random16[i + at]);
-    });
-  }
-  for (; i < n; ++i) codes[i] = book.code_of(x[i] * inverse, random16[i]);
+  const auto slope = V::all(line.slope), offset = V::all(line.offset), last = V::all(line.last),
+             lowest = V::all(line.lowest);
+  places_by_chance(x, inverse, book, random16, codes, n, [&](V::Float z, V::Int& near) LB_LAMBDA {
+    // Limited to [0, last], and to `lowest` and more where z is positive.
+    return near = V::rounded(V::larger(V::smaller(V::plus_product(z, slope, offset), last),
+                                       V::where_positive(z, lowest)));
+  });
 }
 
 }  // namespace lowbit

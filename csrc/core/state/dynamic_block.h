@@ -9,8 +9,6 @@
 // Included by codebook_block.h, where there are vectors, and by nothing else.
 #pragma once
 
-#include "core/state/chance_vector.h"
-
 namespace lowbit {
 
 /// The lines of a map; segments are decades and the steps before 1.
@@ -86,20 +84,9 @@ __attribute__((noinline)) static void dynamic_quantize(const float* x, float inv
                                                        const Codebook& book, uint8_t* codes,
                                                        int n) {
   using V = Vector;
-  constexpr int kTurn = 4 * V::kLanes, kUnsure = 8;
-  const auto all = V::all(inverse);
   const Codebook of = book;
-  in_turns<kTurn>(x, codes, n, [&](const float* some, uint8_t* out) LB_LAMBDA {
-    typename V::Int code[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const auto z = V::times(V::load(some + v * V::kLanes), all);
-      code[v] = V::plus(dynamic_place<kSigned>(z, lines), V::all_words(0x8000 + kUnsure / 2));
-    }
-    V::store_upper(code, out);
-    define_unsure<V, kUnsure>(code, [&](int at) LB_LAMBDA {
-      out[at] = static_cast<uint8_t>(of.quantize(some[at] * inverse));
-    });
+  quantize_places(x, inverse, of, codes, n, [&](V::Float z) LB_LAMBDA {
+    return V::plus(dynamic_place<kSigned>(z, lines), V::all_words(0x8000 + kUnsurePlace / 2));
   });
 }
 

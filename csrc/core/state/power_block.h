@@ -18,8 +18,6 @@
 // Included by codebook_block.h, where there are vectors, and by nothing else.
 #pragma once
 
-#include "core/state/chance_vector.h"
-
 namespace lowbit {
 
 /// The numbers of a map; u = |z| scale.
@@ -32,9 +30,8 @@ struct PowerLine {
 template <int kPower, bool kSigned>
 struct PowerNearest {
   using V = Vector;
-  static constexpr int kUnsure = 8;
 
-  /// Words whose upper halves are the codes. A value is unsure where the lower half is below kUnsure.
+  /// Words whose upper halves are the codes. A value is unsure where the lower half is below kUnsurePlace.
   LB_HD static V::Int words(V::Float z, const PowerLine& line) {
     constexpr float kA = kSigned ? 0.5f : 1.0f, kStep = 65536.0f;
     const V::Float m = kSigned ? V::magnitude(z) : z;
@@ -49,9 +46,10 @@ struct PowerNearest {
     if constexpr (kSigned) {
       root = V::choose(V::at_least(z, V::all(0.0f)), V::minus(V::all(0.0f), root), root);
       const float middle = (line.last + 1.0f) / 2;
-      return V::rounded(V::plus_product(root, V::all(kStep), V::all(middle * kStep + kUnsure / 2)));
+      return V::rounded(
+          V::plus_product(root, V::all(kStep), V::all(middle * kStep + kUnsurePlace / 2)));
     }
-    return V::rounded(V::plus_product(root, V::all(kStep), V::all(kUnsure / 2 - kStep / 2)));
+    return V::rounded(V::plus_product(root, V::all(kStep), V::all(kUnsurePlace / 2 - kStep / 2)));
   }
 };
 
@@ -59,21 +57,9 @@ struct PowerNearest {
 template <int kPower, bool kSigned>
 __attribute__((noinline)) static void power_quantize(const float* x, float inverse,
                                                      const PowerLine& line, uint8_t* codes, int n) {
-  using V = Vector;
-  constexpr int kTurn = 4 * V::kLanes, kUnsure = PowerNearest<kPower, kSigned>::kUnsure;
-  const auto all = V::all(inverse);
   const PowerLine of = line;
-  in_turns<kTurn>(x, codes, n, [&](const float* some, uint8_t* out) LB_LAMBDA {
-    typename V::Int code[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const auto z = V::times(V::load(some + v * V::kLanes), all);
-      code[v] = PowerNearest<kPower, kSigned>::words(z, of);
-    }
-    V::store_upper(code, out);
-    define_unsure<V, kUnsure>(code, [&](int at) LB_LAMBDA {
-      out[at] = static_cast<uint8_t>(of.book.quantize(some[at] * inverse));
-    });
+  quantize_places(x, inverse, of.book, codes, n, [&](Vector::Float z) LB_LAMBDA {
+    return PowerNearest<kPower, kSigned>::words(z, of);
   });
 }
 

@@ -56,27 +56,13 @@ __attribute__((noinline)) static void power_by_chance(const float* x, float inve
                                                       const uint16_t* random16, uint8_t* codes,
                                                       int n) {
   using V = Vector;
-  constexpr int kTurn = 4 * V::kLanes, kUnsure = 8;
-  const auto all = V::all(inverse);
   const PowerLine of = line;
-  int i = 0;
-  for (; i + kTurn <= n; i += kTurn) {
-    typename V::Int sum[4], least[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const auto z = V::times(V::load(x + i + v * V::kLanes), all);
-      const auto position = PowerBetween<kPower, kSigned>::words(z, of);
-      auto near = position;
-      if constexpr (kSigned)
-        near = V::set(near, V::at_least(V::all(0.0f), V::magnitude(z)), kUnsure);
-      sum[v] = add_chance<kUnsure, V>(position, near, random16 + i + v * V::kLanes, least[v]);
-    }
-    V::store_upper(sum, codes + i);
-    define_unsure<V, kUnsure>(least, [&](int at) LB_LAMBDA {
-      codes[i + at] = book.code_of(x[i + at] * inverse, random16[i + at]);
-    });
-  }
-  for (; i < n; ++i) codes[i] = book.code_of(x[i] * inverse, random16[i]);
+  places_by_chance(x, inverse, book, random16, codes, n, [&](V::Float z, V::Int& near) LB_LAMBDA {
+    const auto position = near = PowerBetween<kPower, kSigned>::words(z, of);
+    if constexpr (kSigned)
+      near = V::set(near, V::at_least(V::all(0.0f), V::magnitude(z)), kUnsurePlace);
+    return position;
+  });
 }
 
 }  // namespace lowbit
