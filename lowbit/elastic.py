@@ -7,10 +7,12 @@ import pathlib
 import re
 
 from lowbit import checkpoint
+from lowbit.checkpoint.object_store import is_url, local_path
 
 __all__ = ["latest", "step_folder"]
 
 _STEP = re.compile(r"step-(\d+)")
+_IO_ERROR = 1  # CheckpointError.code
 
 
 def step_folder(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
@@ -21,11 +23,11 @@ def step_folder(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
         step: the number of the step, from 0.
 
     Raises:
-        ValueError: step is negative.
+        ValueError: step is negative, or folder is a URL.
     """
     if step < 0:
         raise ValueError(f"step is {step}; steps are counted from 0")
-    return pathlib.Path(folder) / f"step-{step:08d}"
+    return _local(folder) / f"step-{step:08d}"
 
 
 def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.Path | None:
@@ -41,10 +43,14 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
             structure.
 
     Raises:
+        ValueError: folder is a URL.
+        NotADirectoryError: folder is a file.
+        CheckpointError: a checkpoint could not be read, for lack of permission, of open files or of memory, or because
+            the disk failed. Its state is not known then, and an older step may not be what other ranks find.
         ImportError: lowbit was built without its checkpoint module.
     """
-    place = pathlib.Path(folder)
-    if not place.is_dir():
+    place = _local(folder)
+    if not place.exists():
         return None
     steps = [(int(m[1]), path) for path in place.iterdir() if (m := _STEP.fullmatch(path.name))]
     for _, path in sorted(steps, reverse=True):
@@ -54,6 +60,13 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
                 return path
             if checkpoint.verify(path)["ok"]:
                 return path
-        except checkpoint.CheckpointError:
-            continue
+        except checkpoint.CheckpointError as error:
+            if error.code == _IO_ERROR:
+                raise
     return None
+
+
+def _local(folder: str | os.PathLike[str]) -> pathlib.Path:
+    if is_url(folder):
+        raise ValueError(f"{folder}: lowbit.elastic knows local folders only; give load_optimizer or Reader the URL of the step to resume from")  # fmt: skip
+    return pathlib.Path(os.fsdecode(local_path(folder)))

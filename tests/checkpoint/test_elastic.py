@@ -99,6 +99,24 @@ def test_what_is_passed_over(whole, tmp_path):
     assert elastic.latest(folder) == elastic.step_folder(folder, 8)
 
 
+def test_a_folder_that_cannot_be_listed_or_read_is_an_error(whole, tmp_path, monkeypatch):
+    """None would start a run anew, and an older step would be another answer than other ranks'."""
+    with pytest.raises(ValueError, match=r"s3://bucket/run.*local folders"):
+        elastic.latest("s3://bucket/run")
+    with pytest.raises(ValueError, match=r"memory://run.*local folders"):
+        elastic.step_folder("memory://run", 4)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        elastic.latest(tmp_path / "file")
+
+    def no_more_files(path):
+        raise checkpoint.CheckpointError(f"{path}: Too many open files", 1)
+
+    monkeypatch.setattr(checkpoint, "inspect", no_more_files)
+    with pytest.raises(checkpoint.CheckpointError, match="Too many open files"):
+        elastic.latest(whole)
+
+
 def test_folders_of_steps():
     assert elastic.step_folder("out", 12).name == "step-00000012"
     with pytest.raises(ValueError, match="-1"):

@@ -511,3 +511,19 @@ def test_inspect_names_what_low_bit_state_is(tmp_path):
         "kept beside weights", "codes, power1_5", "scales, power1_5", "factored moments, float32",
         "step counters", "random streams", "shapes of parameters",
     }  # fmt: skip
+
+
+def test_inspect_names_every_format_of_the_catalog(tmp_path):
+    """Each by its whole name: 'float8_e4m3_unsigned', not 'float8_e4m3'."""
+    from lowbit import ops
+
+    formats = [
+        f["name"] for f in ops.catalog()["state"] if f["name"] not in ("float32", "bfloat16")
+    ]
+    assert "uniform8" in formats
+    for format in formats:
+        leaves = {f"exp_avg_{format}": torch.zeros(8), f"exp_avg_{format}_scale": torch.zeros(1)}
+        path = tmp_path / format
+        dcp.save({"optim": {"state": {"w": leaves}}}, checkpoint_id=path, no_dist=True)
+        kinds = inspect(path)["bytes_by_kind"]
+        assert set(kinds) == {f"codes, {format}", f"scales, {format}"}, kinds

@@ -2,6 +2,8 @@
 
 #include <regex>
 
+#include "dialect/common/formats.h"
+
 namespace lowbit::ckpt {
 namespace {
 
@@ -43,6 +45,15 @@ std::string megatron_state(const std::string& name) {
   return "";
 }
 
+/// The format of codes that a key ends with: "float8_e4m3" of ".exp_avg_float8_e4m3"; "" if the catalog has none.
+std::string code_format(const std::string& key) {
+  for (size_t at = key.find('_'); at != std::string::npos; at = key.find('_', at + 1)) {
+    const FormatInfo* format = find_format(key.substr(at + 1));
+    if (format != nullptr && (format->bits < 16 || format->scaled)) return format->name;
+  }
+  return "";
+}
+
 /// Whether a tensor is a flat bucket of Megatron-Core's, with padding that nobody initialized.
 bool is_megatron_bucket(const std::string& name) {
   return name.find("optimizer.distributed.") != std::string::npos &&
@@ -54,10 +65,6 @@ bool is_megatron_bucket(const std::string& name) {
 std::string kind_of(const std::string& name) {
   if (const std::string state = megatron_state(name); !state.empty())
     return state.ends_with("param") ? "master weights" : "full-precision state, float32";
-  static const std::regex coded(
-      "_((?:dynamic|linear|power1_|power2_)[2-8](?:_unsigned)?|float8_e[45]m[23](?:_unsigned)?|"
-      "log8(?:_fixed|_signed)?|log16|companded8(?:_unsigned)?)"
-      "(_scale(?:_row|_column|_tensor|_rank1_[0-9])?)?$");
   static const std::regex beside("\\.param_[a-z0-9_]+$");
   static const std::regex factored("\\.(?:exp_avg_sq|exp_avg_res|variance)_(?:row|col)$");
   static const std::regex wide(
@@ -69,8 +76,10 @@ std::string kind_of(const std::string& name) {
     if (has_key(name, std::string("average_") + format))
       return std::string("averages of weights, ") + format;
   std::smatch match;
-  if (std::regex_search(leaf, match, coded))
-    return (match[2].matched ? "scales, " : "codes, ") + match[1].str();
+  static const std::regex scale("_scale(?:_row|_column|_tensor|_rank1_[0-9])?$");
+  const bool scales = std::regex_search(leaf, match, scale);
+  if (const std::string format = code_format(scales ? match.prefix().str() : leaf); !format.empty())
+    return (scales ? "scales, " : "codes, ") + format;
   if (std::regex_search(leaf, beside)) return "kept beside weights";
   if (std::regex_search(leaf, factored)) return "factored moments, float32";
   if (std::regex_search(leaf, match, wide) &&

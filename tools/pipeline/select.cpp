@@ -93,7 +93,7 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
       if (leaf.value.holds_tensor())
         return bad(printable(leaf.name()) + ": holds a tensor inside one value (" +
                    opaque_names(leaf.value) +
-                   "), which is copied from directory to directory alone; --exclude leaves it out");
+                   "), which only a conversion from DCP to DCP can copy; --exclude leaves it out");
       if (left_out++ < kShown)
         warnings.push_back(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
                            ") and is left out");
