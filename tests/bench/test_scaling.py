@@ -55,7 +55,9 @@ def test_bandwidths_are_those_of_channels():
 
 def test_streams_move_bytes_only_while_they_may():
     with Streams(1, mib=8) as streams:
-        assert streams.alone(0.3) > 0
+        deadline = time.perf_counter() + 20
+        while streams.alone(0.3) == 0:  # on a busy machine a stream may get no time for so long
+            assert time.perf_counter() < deadline
         time.sleep(0.05)  # a signal takes a moment
         before = streams.moved()
         time.sleep(0.2)
