@@ -1,4 +1,7 @@
-"""The local part of a parameter, and the collectives that join parts. Only this room imports torch.distributed."""
+"""The local part of a parameter, and the collectives that join parts.
+
+Of the other rooms only checkpoint imports torch.distributed, for its storage.
+"""
 
 from lowbit.sharding.boxes import Boxes, boxes
 from lowbit.sharding.chunks import Spread, complete, to_chunks
