@@ -100,7 +100,17 @@ def test_eight_processes_at_once_two_of_them_killed(source, monkeypatch):
             said = process.communicate()[1]
             assert i in again or (said == b"" and process.returncode == 0), (seed, i, said)
         for process in again.values():
-            assert process.communicate()[1] == b"" and process.returncode == 0, seed
+            said = process.communicate()[1]
+            # Killed once it was complete: the others may have published and left before it began again.
+            late = (
+                process.returncode == 2
+                and b"out exists: if all parts of this reshard have run, it is complete" in said
+            )
+            assert late or (said == b"" and process.returncode == 0), (
+                seed,
+                process.returncode,
+                said,
+            )
         assert content("out") == want and os.listdir(".") == ["out"], seed
         shutil.rmtree("out")
 
