@@ -100,19 +100,21 @@ def test_eight_processes_at_once_two_of_them_killed(source, monkeypatch):
             said = process.communicate()[1]
             assert i in again or (said == b"" and process.returncode == 0), (seed, i, said)
         for process in again.values():
-            said = process.communicate()[1]
-            # Killed once it was complete: the others may have published and left before it began again.
-            late = (
-                process.returncode == 2
-                and b"out exists: if all parts of this reshard have run, it is complete" in said
-            )
-            assert late or (said == b"" and process.returncode == 0), (
-                seed,
-                process.returncode,
-                said,
-            )
+            said, status = process.communicate()[1], process.returncode
+            # Killed once it was complete: the others may have published before it began again.
+            late = status == 2 and b"out exists: if all parts of this reshard have run" in said
+            assert late or (said == b"" and status == 0), (seed, status, said)
         assert content("out") == want and os.listdir(".") == ["out"], seed
         shutil.rmtree("out")
+
+
+def test_what_a_part_killed_while_it_cleaned_up_left_is_removed_by_the_next(source):
+    checkpoint.reshard(source, "out", world_size=2, part=(0, 1))
+    os.mkdir(".out.partial-remove")
+    pathlib.Path(".out.partial-remove", "plan").write_text("of a part that was killed here")
+    with pytest.raises(checkpoint.CheckpointError, match="out exists: if all parts"):
+        checkpoint.reshard(source, "out", world_size=2, part=(0, 1))
+    assert os.listdir(".") == ["out"]
 
 
 # Killed by the system when it writes a file's byte of that number.

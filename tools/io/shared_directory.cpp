@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 
 #include "io/file.h"
 #include "io/new_directory.h"
@@ -26,6 +27,7 @@ bool there(const std::string& path) {
   return ::lstat(path.c_str(), &info) == 0;
 }
 
+constexpr std::string_view kPieces = "pieces";
 constexpr const char* kAgain = "remove that folder and start every part again";
 
 /// Whether a folder has what a part says of itself.
@@ -36,6 +38,13 @@ Result<bool> has_parts(const std::string& path) {
     // Not one that is being written: its plan was there when that began.
     return name.starts_with("part-") && name.find('.') == std::string::npos;
   });
+}
+
+/// Removes a folder that other parts may be removing too, of which one may stop where another was faster.
+void remove_together(const std::string& path) {
+  std::error_code ignored;
+  for (int attempt = 0; attempt < 16 && there(path); ++attempt)
+    std::filesystem::remove_all(path, ignored);
 }
 
 /// Makes a folder, where there is none.
@@ -56,19 +65,21 @@ Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
   std::string path = given;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   const std::string parent = parent_of(path);
-  std::shared_ptr<SharedDirectory> out(
-      new SharedDirectory(path, parent + partial_stem(path.substr(parent.size())) + "pieces"));
+  std::shared_ptr<SharedDirectory> out(new SharedDirectory(
+      path, parent + partial_stem(path.substr(parent.size())) + std::string(kPieces)));
   // Between its name and the end of the program that gave it, a part that is late finds both.
   if (there(path) && there(out->folder_ + "/plan") && !there(out->checkpoint_)) {
     RETURN_IF_ERROR(out->check_plan(plan));
     out->published_ = true;
     return out;
   }
-  if (there(path))
+  if (there(path)) {
+    remove_together(out->removed());
     return usage(
         printable(path) +
         " exists: if all parts of this reshard have run, it is complete (lowbit-ckpt verify "
         "tells). Parts replace nothing: to write it anew, remove it first");
+  }
   RETURN_IF_ERROR(NewDirectory::check(path, false, NewDirectory::Kind::kDcp, sources));
   RETURN_IF_ERROR(out->begin(plan, sources));
   return out;
@@ -244,18 +255,17 @@ Status SharedDirectory::publish() {
   return fine();
 }
 
+std::string SharedDirectory::removed() const {
+  return folder_.substr(0, folder_.size() - kPieces.size()) + "remove";
+}
+
 void SharedDirectory::clear() const {
+  // Under another name first: a kill must not leave parts without their plan, or with it, to the next
+  // reshard to this target. That name is a fixed one, by which the next part finds what a kill left.
+  const std::string old = removed();
+  remove_together(old);
   if (there(checkpoint_)) return;  // of another reshard, which has begun meanwhile
-  // Under a name of its own first: a kill must not leave parts without their plan, or with it, to the
-  // next reshard to this target.
-  const std::string parent = parent_of(path_);
-  std::string old = parent + partial_name(path_.substr(parent.size()));
-  if (::mkdtemp(old.data()) == nullptr) return;  // the next part to run finds what there is
-  std::error_code ignored;
-  if (::rename(folder_.c_str(), old.c_str()) == 0)
-    std::filesystem::remove_all(old, ignored);
-  else
-    ::rmdir(old.c_str());  // another part was faster
+  if (::rename(folder_.c_str(), old.c_str()) == 0) remove_together(old);
 }
 
 }  // namespace lowbit::ckpt

@@ -19,6 +19,9 @@ namespace lowbit::ckpt {
 ///     checkpoint/     the files of complete parts
 ///     *.XXXXXX        what is being written
 ///
+/// Once the checkpoint has its name, the rest becomes `.NAME.partial-remove` and is removed; what a
+/// kill leaves of that, the next part removes.
+///
 /// Each step is a rename: a part may be killed and started again at any moment, or run twice, in any
 /// order, and who sees all parts publishes.
 class SharedDirectory {
@@ -60,6 +63,8 @@ class SharedDirectory {
   Status check_plan(const std::string& plan) const;
   /// Removes the folder of a checkpoint that has its name.
   void clear() const;
+  /// Where the folder goes when it is removed.
+  std::string removed() const;
   /// An empty file of this process alone, which it makes.
   Result<NewPart> make(const std::string& name);
   /// Whether another part has published; it removes the folder then.
