@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "container/common/globals.h"
+#include "io/buffered_file.h"
 #include "io/text.h"
 #include "pickle/plain.h"
 #include "pickle/reader.h"
@@ -18,7 +19,9 @@ struct ItemArchive {
   std::string pickle;
 };
 
-Result<ItemArchive> open_item(const File& file, const FileExtent& extent, const std::string& what) {
+Result<ItemArchive> open_item(const File& whole, const FileExtent& extent,
+                              const std::string& what) {
+  const BufferedFile file(whole, extent.offset, extent.offset + extent.length);
   ItemArchive out;
   ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
   const ZipRecord* data = index.find("data.pkl");

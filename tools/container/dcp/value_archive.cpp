@@ -6,6 +6,7 @@
 #include "container/common/globals.h"
 #include "container/common/tensor_node.h"
 #include "container/common/zip.h"
+#include "io/buffered_file.h"
 #include "io/text.h"
 #include "pickle/plain.h"
 #include "pickle/reader.h"
@@ -298,7 +299,9 @@ struct Understood {
   std::vector<std::string> keys;  // of the storages that it names, by their new numbers
 };
 
-Result<Understood> understand(const File& file, const FileExtent& extent, const std::string& what) {
+Result<Understood> understand(const File& whole, const FileExtent& extent,
+                              const std::string& what) {
+  const BufferedFile file(whole, extent.offset, extent.offset + extent.length);
   ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
   const ZipRecord* data = index.find("data.pkl");
   if (data == nullptr) return bad(what + ": is not an archive of torch.save");
