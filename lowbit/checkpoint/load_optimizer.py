@@ -33,6 +33,7 @@ def load_optimizer(
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
+    optimizer: str | None = None,
     storage_options: StorageOptions = None,
 ) -> None:
     """Loads optimizer state from `path` into `opt`, whatever the two are sharded by, and whoever wrote it; float moments are quantized on the way.
@@ -49,13 +50,16 @@ def load_optimizer(
         model: names parameters where the optimizer does not, and tells their order where the checkpoint only numbers them: the numbers of one
             group, as of `torch.optim.AdamW(model.parameters())`, are those of `model.parameters()`, all of them or the trained ones. Without it,
             and where the checkpoint has several groups, numbers are taken in the optimizer's order; its groups must then have as many parameters.
+        optimizer: where the checkpoint has several, the path of the one to load, such as "generator" or "optimizers.0"; "" is the top. None (default)
+            loads the only one.
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
     Warns as `load_state_dict` does: of a checkpoint without state, and of settings in which the groups that come together here differ.
 
     Raises:
-        TypeError: `opt` is no optimizer of lowbit, or `path` no path.
-        ValueError: a parameter has no state there, or state of an unknown layout, or it cannot be known which parameter is which; nothing was changed.
+        TypeError: `opt` is no optimizer of lowbit, `path` no path, or `optimizer` no text.
+        ValueError: the checkpoint has several optimizers and `optimizer` is None, or none under that name; a parameter has no state there, or state of an
+            unknown layout; or it cannot be known which parameter is which. Nothing was changed.
         CheckpointError: the checkpoint is damaged. Where that shows only while values are read, some of them are loaded already: load another
             checkpoint, or build the optimizer anew.
         FileNotFoundError: there is nothing at `path`.
@@ -69,6 +73,10 @@ def load_optimizer(
         raise TypeError(
             f"load_optimizer takes the path of a checkpoint, not {_kind(path)}; opt.load_state_dict takes a state dict"
         )
+    if optimizer is not None and not isinstance(optimizer, str):
+        raise TypeError(
+            f"optimizer= takes a name of an optimizer in the checkpoint, such as 'optimizers.0', not {_kind(optimizer)}"
+        )
     remote, path = is_url(path), os.fspath(path)
     if remote:
         with Opened(path, storage_options) as name:
@@ -80,8 +88,8 @@ def load_optimizer(
             f"there is no checkpoint at {path}"
             + ("" if os.path.isabs(path) or remote else f" in {os.getcwd()}")
         )
-    checkpoint = Checkpoint(path, storage_options)
-    saved = _model_of(checkpoint)
+    checkpoint = Checkpoint(path, storage_options, optimizer)
+    saved = _model_of(checkpoint, optimizer)
     with opt.whole_groups():  # DeepSpeed's stage 3 empties them between steps
         params, numbered = matched(opt, saved, model, checkpoint.path)
         try:
@@ -105,17 +113,22 @@ def _hyper(opt: LowbitOptimizer) -> list[str]:
     return ["initial_lr", *(key for key in opt.defaults if key not in STRUCTURE)]
 
 
-def _model_of(checkpoint: Checkpoint) -> Model:
-    """What the optimizer state means; ValueError where it is not that of one known optimizer."""
+def _model_of(checkpoint: Checkpoint, optimizer: str | None) -> Model:
+    """What the optimizer state means; ValueError where it is not known which one is meant, or whose it is."""
     roots = checkpoint.optimizers
     if not roots:
         raise ValueError(
             f"{checkpoint.path} holds no optimizer state dict: expected 'state' and 'param_groups', by themselves or under a name such as 'optimizer' or "
             "'optim'"
         )
-    if len(roots) > 1:
+    names = ", ".join(sorted(map(repr, roots)))
+    if optimizer is None and len(roots) > 1:
         raise ValueError(
-            f"{checkpoint.path} holds {len(roots)} optimizers, {', '.join(sorted(map(repr, roots)))}: lowbit cannot tell which one is meant; save each in a checkpoint of its own"
+            f"{checkpoint.path} holds {len(roots)} optimizers, {names}: optimizer= says which one to load"
+        )
+    if optimizer is not None and optimizer not in roots:
+        raise ValueError(
+            f"{checkpoint.path} holds no optimizer under {optimizer!r}; those that it holds: {names}"
         )
     try:
         return checkpoint.model
