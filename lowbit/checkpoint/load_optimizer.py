@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowbit import ops, sharding
+from lowbit import ops
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.match_params import matched
 from lowbit.checkpoint.object_store import (
@@ -25,6 +25,7 @@ from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, Sta
 from lowbit.config.arguments import STRUCTURE
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
+from lowbit.state.load import load_by_param
 from lowbit.state.settings import agreed
 
 
@@ -93,7 +94,7 @@ def load_optimizer(
     with opt.whole_groups():  # DeepSpeed's stage 3 empties them between steps
         params, numbered = matched(opt, saved, model, checkpoint.path)
         try:
-            opt.load_state_dict(_state_dict(opt, checkpoint, params))
+            load_by_param(opt, *_states_and_settings(opt, checkpoint, params))
         except ValueError as error:
             if not numbered:
                 raise
@@ -138,10 +139,10 @@ def _model_of(checkpoint: Checkpoint, optimizer: str | None) -> Model:
         raise ValueError(f"{checkpoint.path}: {error}") from error
 
 
-def _state_dict(
+def _states_and_settings(
     opt: LowbitOptimizer, checkpoint: Checkpoint, params: Sequence[Param | None]
-) -> dict[str, Any]:
-    """What `load_state_dict` takes, keyed by the places of the optimizer's parameters; tensors are still in the checkpoint.
+) -> tuple[list[dict[str, Any] | None], list[dict[str, Any]]]:
+    """What `load_by_param` takes; tensors are still in the checkpoint.
 
     Args:
         params: of the checkpoint, for each of the optimizer's members.
@@ -153,19 +154,11 @@ def _state_dict(
         for g, group in enumerate(groups)
         for i in group.params
     }
-    state: dict[int, Any] = {}
     sources: dict[int, list[dict[str, Any]]] = {}  # settings for each group
-    for (number, p, _, place), param in zip(opt.members(), params, strict=True):
-        if param is None:
-            continue
+    for (number, _, _, _), param in zip(opt.members(), params, strict=True):
         if id(param) in of:
             sources.setdefault(number, []).append(of[id(param)])
-        kept = _state_of(checkpoint, param)
-        if kept and isinstance(p, sharding.FlatShard) and not p.alone:
-            state.setdefault(place, {})[p.name] = kept
-        elif kept:
-            state[place] = kept
-    made, at = [], 0
+    made = []
     for number, group in enumerate(opt.param_groups):
         known = sources.get(number)
         if known is None and settings and not checkpoint.model.flattened:
@@ -173,11 +166,9 @@ def _state_dict(
         kept = {
             key: value for key, value in group.items() if key != "params"
         }  # a file without groups
-        hyper = agreed(number, group, known, _hyper(opt)) if known else kept
-        size = len(group["params"])
-        made.append({**hyper, "params": list(range(at, at + size))})
-        at += size
-    return {"state": state, "param_groups": made}
+        made.append(agreed(number, group, known, _hyper(opt)) if known else kept)
+    states = [None if param is None else _state_of(checkpoint, param) for param in params]
+    return states, made
 
 
 def _settings(checkpoint: Checkpoint, group: Group, defaults: Mapping[str, Any]) -> dict[str, Any]:
