@@ -17,6 +17,7 @@ from lowbit.config.overrides import clean_name
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.sharding import FlatSlice
 from lowbit.state.layout import Layout
+from lowbit.state.load import load_by_param
 from lowbit.state.quantize import dequantize_slot, quantize_decoded
 from lowbit.state.settings import settings_by_name
 from lowbit.state.slot import StateTensor
@@ -211,28 +212,13 @@ def _load_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> Non
     named = any(_has_name(p, name) for _, p, name, _ in members)
     settings_of = settings_by_name(state_dict["param_groups"], _names(opt), frozen, named)
     known = {clean_name(name): value for name, value in state_dict["state"].items()}
-    state: dict[int, Any] = {}
-    for _, p, name, index in members:
-        own = _name(p, name, index)
-        if own not in known:
-            if p.requires_grad:
-                raise ValueError(
-                    f"the state dict has no parameter {own!r}; load a checkpoint of this model"
-                )
-            continue
-        if isinstance(p, sharding.FlatShard) and not p.alone:
-            state.setdefault(index, {})[p.name] = known[own]
-        else:
-            state[index] = known[own]
-    groups, at = [], 0
-    for group, settings in zip(opt.param_groups, settings_of, strict=True):
-        size = len(group["params"])
-        # State is in this optimizer's order by now, and so must names be.
-        if "param_names" in group:
-            settings["param_names"] = group["param_names"]
-        groups.append({**settings, "params": list(range(at, at + size))})
-        at += size
-    opt.load_state_dict({"state": state, "param_groups": groups})
+    own = [_name(p, name, index) for _, p, name, index in members]
+    for (_, p, _, _), name in zip(members, own, strict=True):
+        if p.requires_grad and name not in known:
+            raise ValueError(
+                f"the state dict has no parameter {name!r}; load a checkpoint of this model"
+            )
+    load_by_param(opt, map(known.get, own), settings_of)
 
 
 def _spread(entry: StateTensor, lay: Layout) -> sharding.Spread:

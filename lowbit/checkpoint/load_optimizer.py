@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowbit import ops, sharding
+from lowbit import ops
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.match_params import matched
 from lowbit.checkpoint.object_store import (
@@ -25,6 +25,7 @@ from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, Sta
 from lowbit.config.arguments import STRUCTURE
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
+from lowbit.state.load import load_by_param
 from lowbit.state.settings import agreed
 
 
@@ -33,6 +34,7 @@ def load_optimizer(
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
+    optimizer: str | None = None,
     storage_options: StorageOptions = None,
 ) -> None:
     """Loads optimizer state from `path` into `opt`, whatever the two are sharded by, and whoever wrote it; float moments are quantized on the way.
@@ -49,13 +51,16 @@ def load_optimizer(
         model: names parameters where the optimizer does not, and tells their order where the checkpoint only numbers them: the numbers of one
             group, as of `torch.optim.AdamW(model.parameters())`, are those of `model.parameters()`, all of them or the trained ones. Without it,
             and where the checkpoint has several groups, numbers are taken in the optimizer's order; its groups must then have as many parameters.
+        optimizer: where the checkpoint has several, the path of the one to load, such as "generator" or "optimizers.0"; "" is the top. None (default)
+            loads the only one.
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
     Warns as `load_state_dict` does: of a checkpoint without state, and of settings in which the groups that come together here differ.
 
     Raises:
-        TypeError: `opt` is no optimizer of lowbit, or `path` no path.
-        ValueError: a parameter has no state there, or state of an unknown layout, or it cannot be known which parameter is which; nothing was changed.
+        TypeError: `opt` is no optimizer of lowbit, `path` no path, or `optimizer` no text.
+        ValueError: the checkpoint has several optimizers and `optimizer` is None, or none under that name; a parameter has no state there, or state of an
+            unknown layout; or it cannot be known which parameter is which. Nothing was changed.
         CheckpointError: the checkpoint is damaged. Where that shows only while values are read, some of them are loaded already: load another
             checkpoint, or build the optimizer anew.
         FileNotFoundError: there is nothing at `path`.
@@ -69,6 +74,10 @@ def load_optimizer(
         raise TypeError(
             f"load_optimizer takes the path of a checkpoint, not {_kind(path)}; opt.load_state_dict takes a state dict"
         )
+    if optimizer is not None and not isinstance(optimizer, str):
+        raise TypeError(
+            f"optimizer= takes a name of an optimizer in the checkpoint, such as 'optimizers.0', not {_kind(optimizer)}"
+        )
     remote, path = is_url(path), os.fspath(path)
     if remote:
         with Opened(path, storage_options) as name:
@@ -80,12 +89,12 @@ def load_optimizer(
             f"there is no checkpoint at {path}"
             + ("" if os.path.isabs(path) or remote else f" in {os.getcwd()}")
         )
-    checkpoint = Checkpoint(path, storage_options)
-    saved = _model_of(checkpoint)
+    checkpoint = Checkpoint(path, storage_options, optimizer)
+    saved = _model_of(checkpoint, optimizer)
     with opt.whole_groups():  # DeepSpeed's stage 3 empties them between steps
         params, numbered = matched(opt, saved, model, checkpoint.path)
         try:
-            opt.load_state_dict(_state_dict(opt, checkpoint, params))
+            load_by_param(opt, *_states_and_settings(opt, checkpoint, params))
         except ValueError as error:
             if not numbered:
                 raise
@@ -105,17 +114,22 @@ def _hyper(opt: LowbitOptimizer) -> list[str]:
     return ["initial_lr", *(key for key in opt.defaults if key not in STRUCTURE)]
 
 
-def _model_of(checkpoint: Checkpoint) -> Model:
-    """What the optimizer state means; ValueError where it is not that of one known optimizer."""
+def _model_of(checkpoint: Checkpoint, optimizer: str | None) -> Model:
+    """What the optimizer state means; ValueError where it is not known which one is meant, or whose it is."""
     roots = checkpoint.optimizers
     if not roots:
         raise ValueError(
             f"{checkpoint.path} holds no optimizer state dict: expected 'state' and 'param_groups', by themselves or under a name such as 'optimizer' or "
             "'optim'"
         )
-    if len(roots) > 1:
+    names = ", ".join(sorted(map(repr, roots)))
+    if optimizer is None and len(roots) > 1:
         raise ValueError(
-            f"{checkpoint.path} holds {len(roots)} optimizers, {', '.join(sorted(map(repr, roots)))}: lowbit cannot tell which one is meant; save each in a checkpoint of its own"
+            f"{checkpoint.path} holds {len(roots)} optimizers, {names}: optimizer= says which one to load"
+        )
+    if optimizer is not None and optimizer not in roots:
+        raise ValueError(
+            f"{checkpoint.path} holds no optimizer under {optimizer!r}; those that it holds: {names}"
         )
     try:
         return checkpoint.model
@@ -125,10 +139,10 @@ def _model_of(checkpoint: Checkpoint) -> Model:
         raise ValueError(f"{checkpoint.path}: {error}") from error
 
 
-def _state_dict(
+def _states_and_settings(
     opt: LowbitOptimizer, checkpoint: Checkpoint, params: Sequence[Param | None]
-) -> dict[str, Any]:
-    """What `load_state_dict` takes, keyed by the places of the optimizer's parameters; tensors are still in the checkpoint.
+) -> tuple[list[dict[str, Any] | None], list[dict[str, Any]]]:
+    """What `load_by_param` takes; tensors are still in the checkpoint.
 
     Args:
         params: of the checkpoint, for each of the optimizer's members.
@@ -140,19 +154,11 @@ def _state_dict(
         for g, group in enumerate(groups)
         for i in group.params
     }
-    state: dict[int, Any] = {}
     sources: dict[int, list[dict[str, Any]]] = {}  # settings for each group
-    for (number, p, _, place), param in zip(opt.members(), params, strict=True):
-        if param is None:
-            continue
+    for (number, _, _, _), param in zip(opt.members(), params, strict=True):
         if id(param) in of:
             sources.setdefault(number, []).append(of[id(param)])
-        kept = _state_of(checkpoint, param)
-        if kept and isinstance(p, sharding.FlatShard) and not p.alone:
-            state.setdefault(place, {})[p.name] = kept
-        elif kept:
-            state[place] = kept
-    made, at = [], 0
+    made = []
     for number, group in enumerate(opt.param_groups):
         known = sources.get(number)
         if known is None and settings and not checkpoint.model.flattened:
@@ -160,11 +166,9 @@ def _state_dict(
         kept = {
             key: value for key, value in group.items() if key != "params"
         }  # a file without groups
-        hyper = agreed(number, group, known, _hyper(opt)) if known else kept
-        size = len(group["params"])
-        made.append({**hyper, "params": list(range(at, at + size))})
-        at += size
-    return {"state": state, "param_groups": made}
+        made.append(agreed(number, group, known, _hyper(opt)) if known else kept)
+    states = [None if param is None else _state_of(checkpoint, param) for param in params]
+    return states, made
 
 
 def _settings(checkpoint: Checkpoint, group: Group, defaults: Mapping[str, Any]) -> dict[str, Any]:

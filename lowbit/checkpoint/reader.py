@@ -118,10 +118,12 @@ class Checkpoint:
     of them reads at a time.
     """
 
-    def __init__(self, path: Path, storage_options: StorageOptions = None) -> None:
+    def __init__(
+        self, path: Path, storage_options: StorageOptions = None, optimizer: str | None = None
+    ) -> None:
         self.path = os.fsdecode(path)
         self._opened = Opened(path, storage_options)  # as long as the reader may read
-        self._reader = module().Reader(self._opened.name)
+        self._reader = module().Reader(self._opened.name, optimizer)
         self.container: str = self._reader.container()
         self.tensors: dict[str, Tensor] = {}
         self._number: dict[str, int] = {}
@@ -134,14 +136,17 @@ class Checkpoint:
         self._model: Model | None = None
 
     @classmethod
-    def open(cls, path: Path, storage_options: StorageOptions = None) -> Checkpoint:
+    def open(
+        cls, path: Path, storage_options: StorageOptions = None, optimizer: str | None = None
+    ) -> Checkpoint:
         """The checkpoint at `path`: a folder of `torch.distributed.checkpoint`, a file of `torch.save` or one of safetensors.
 
         Args:
             path: a path, or a URL that fsspec knows.
             storage_options: what fsspec opens a URL with.
+            optimizer: the one of `optimizers` that `model` means; needed only where there are several.
         """
-        return cls(path, storage_options)
+        return cls(path, storage_options, optimizer)
 
     @property
     def optimizers(self) -> list[str]:

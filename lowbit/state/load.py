@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -19,6 +19,33 @@ from lowbit.state.layout import Layout
 from lowbit.state.saved import is_lazy
 from lowbit.state.settings import agreed, check_loaded, some
 from lowbit.state.stateful import StatefulOptimizer
+
+
+def load_by_param(
+    opt: StatefulOptimizer,
+    states: Iterable[Mapping[str, Any] | None],
+    settings: Iterable[Mapping[str, Any]],
+) -> None:
+    """`opt.load_state_dict` of what is in the optimizer's own order.
+
+    Args:
+        states: of each of `opt.members()`; None or empty where there is none.
+        settings: of each group.
+    """
+    state: dict[int, Any] = {}
+    for (_, p, _, place), value in zip(opt.members(), states, strict=True):
+        if value and isinstance(p, sharding.FlatShard) and not p.alone:
+            state.setdefault(place, {})[p.name] = value
+        elif value:
+            state[place] = value
+    groups, at = [], 0
+    for group, given in zip(opt.param_groups, settings, strict=True):
+        # Without names, numbers may be taken in the order of another program.
+        names = {"param_names": group["param_names"]} if "param_names" in group else {}
+        size = len(group["params"])
+        groups.append({**given, **names, "params": list(range(at, at + size))})
+        at += size
+    opt.load_state_dict({"state": state, "param_groups": groups})
 
 
 @torch.no_grad()

@@ -430,3 +430,15 @@ def test_numbers_of_the_groups_of_another_program(words, tmp_path, file):
         opt.load_state_dict(old.state_dict())
     same_moments(opt, old, words.parameters())
     assert [group["lr"] for group in opt.param_groups] == [7e-3] * 3
+
+
+@FROM_FILE
+def test_numbers_of_another_program_are_taken_once(tmp_path):
+    """Found by its order in the file, state is in the optimizer's own: the load must not reorder it again."""
+    net = layers()
+    first, second = net.parameters()
+    old = stepped(torch.optim.AdamW([second, first]), net.parameters())
+    opt = lowbit.AdamW(net.named_parameters(), state_format="float32")
+    opt.numbered_groups = [["1.weight", "0.weight"]]
+    lowbit.load_optimizer(opt, saved(tmp_path, old))
+    same_moments(opt, old, net.parameters())

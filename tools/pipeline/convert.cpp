@@ -227,7 +227,7 @@ Status open_source(Conversion& at, const Selection& selection, const std::string
   if (at.to != nullptr) RETURN_IF_ERROR(check_megatron_rank(at.source, at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
   at.document = std::make_shared<Document>(select(std::move(whole), selection));
-  at.document->optimizer = optimizer;
+  if (!optimizer.empty()) at.document->optimizer = optimizer;
   if (at.document->leaves.empty())
     return usage("nothing of " + printable(at.source) + " is selected");
   RETURN_IF_ERROR(check_no_rank_part(*at.document, at.source));

@@ -123,9 +123,9 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
 
 Status check_no_opaque_state(const Document& document, bool converted, ContainerKind target) {
   std::vector<OptimizerRoot> roots = optimizer_roots(document);
-  if (!document.optimizer.empty())
+  if (document.optimizer)
     std::erase_if(roots, [&](const OptimizerRoot& root) {
-      return flat_name(root.path) != document.optimizer;
+      return flat_name(root.path) != *document.optimizer;
     });
   for (const Leaf& leaf : document.leaves) {
     const bool tensor = leaf.value.is_unread_tensor();

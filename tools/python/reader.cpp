@@ -67,9 +67,10 @@ Status read_runs(const Shape& whole, const Shape& offset, const Shape& shape, co
 
 }  // namespace
 
-Reader::Reader(const std::string& path) {
+Reader::Reader(const std::string& path, std::optional<std::string> optimizer) {
   without_gil([&]() -> Status {
     ASSIGN_OR_RETURN(document, open_checkpoint(path));
+    document.optimizer = std::move(optimizer);
     document_ = std::make_shared<const Document>(std::move(document));
     return fine();
   });

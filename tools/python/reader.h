@@ -19,7 +19,8 @@ namespace lowbit::ckpt::python {
 /// Everything may be called from any thread; one reads at a time.
 class Reader {
  public:
-  explicit Reader(const std::string& path);
+  /// `optimizer`: the place of the one that `model` means, by its flat name.
+  Reader(const std::string& path, std::optional<std::string> optimizer);
 
   Object container() const;
   /// The places of optimizer state dicts, by flat names; "" is the top.

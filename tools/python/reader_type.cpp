@@ -1,5 +1,9 @@
 #include "python/reader_type.h"
 
+#include <optional>
+#include <string>
+#include <utility>
+
 #include "python/errors.h"
 #include "python/reader.h"
 
@@ -20,10 +24,13 @@ void parse(PyObject* arguments, const char* format, T*... out) {
 
 PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
   return guarded([&] {
-    PyObject* path = nullptr;
-    parse(arguments, "S:Reader", &path);
+    PyObject *path = nullptr, *meant = Py_None;
+    parse(arguments, "S|O:Reader", &path, &meant);
+    std::optional<std::string> optimizer;
+    if (meant != Py_None) optimizer = name_of(meant);
     Object self(PyType_GenericAlloc(type, 0));
-    reinterpret_cast<Instance*>(self.get())->reader = new Reader(bytes_of(path));
+    reinterpret_cast<Instance*>(self.get())->reader =
+        new Reader(bytes_of(path), std::move(optimizer));
     return self;
   });
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,8 +58,8 @@ struct Document {
   std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
                                              // user gave one: dialects may ask it for shapes
   std::vector<DictInfo> dicts = {};          // see Manifest; those without leaves are not written
-  std::string optimizer = {};  // the flat path of the optimizer's state dict that is meant, where
-                               // the user said it
+  /// The flat path of the optimizer's state dict that is meant, where the user said it; "" is the top.
+  std::optional<std::string> optimizer = {};
   /// common.pt, where Megatron-Core has put one beside a DCP directory: what is no tensor.
   std::shared_ptr<const Document> common = {};
   /// Further checkpoints that its sources read: the original of one that a dialect made.

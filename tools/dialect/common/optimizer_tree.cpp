@@ -303,12 +303,12 @@ bool has_optimizer_tree(const Document& document) { return !optimizer_roots(docu
 Result<OptimizerTree> optimizer_tree_of(const Document& document) {
   std::vector<OptimizerRoot> roots = optimizer_roots(document);
   const std::vector<OptimizerRoot> all_roots = roots;
-  if (!document.optimizer.empty())
+  if (document.optimizer)
     std::erase_if(roots, [&](const OptimizerRoot& root) {
-      return flat_name(root.path) != document.optimizer;
+      return flat_name(root.path) != *document.optimizer;
     });
   if (roots.empty() && !all_roots.empty())
-    return Error{Exit::kUsage, "holds no optimizer under '" + printable(document.optimizer) +
+    return Error{Exit::kUsage, "holds no optimizer under '" + printable(*document.optimizer) +
                                    "', but under " + names_of_roots(all_roots)};
   if (roots.empty()) return bad("holds no optimizer state dict (no `state` and `param_groups`)");
   if (roots.size() > 1)
