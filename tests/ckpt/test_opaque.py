@@ -20,6 +20,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from peer_files import need_tool, run
 
+import lowbit
+
 need_tool()
 
 
@@ -278,6 +280,59 @@ def test_an_array_in_an_optimizer(tmp_path, place):
     run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
     back = torch.load(tmp_path / "b.pt", weights_only=False)["optimizer"][place[0]][place[1]]
     assert same(entry[place[2]], back[place[2]])
+
+
+NUMBERS = {
+    "f2": (0.1, float(np.float16(0.1))), "f4": (0.1, float(np.float32(0.1))), "f8": (0.1, 0.1), "i1": (-3, -3), "u1": (200, 200),
+    "i4": (-70000, -70000), "i8": (2**62 + 1, 2**62 + 1), "u8": (2**64 - 1, 2**64 - 1), "?": (True, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scalar", [False, True], ids=["array", "scalar"])
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_of_every_dtype_as_settings(tmp_path, kind, scalar):
+    """An array of no dimensions is the number that it holds, to the last bit, in any container."""
+    given, wanted = NUMBERS[kind]
+    _, opt = optimizer()
+    number = np.array(given, dtype=kind)
+    content = {"optimizer": opt.state_dict(), "w": torch.ones(3), "mine": np.array(1.5)}
+    content["optimizer"]["param_groups"][0] |= {"weight_decay": number[()] if scalar else number}
+    torch.save(content, tmp_path / "a.pt")
+    dcp.save(content, checkpoint_id=tmp_path / "d", no_dist=True)
+    for source in ("a.pt", "d"):
+        for to in ("torch", "lowbit"):
+            run("convert", tmp_path / source, tmp_path / "b.pt", "--to", to, "--force")
+            back = torch.load(tmp_path / "b.pt", weights_only=False)
+            value = back["optimizer"]["param_groups"][0]["weight_decay"]
+            assert type(value) is type(wanted) and value == wanted
+            assert same(back["mine"], np.array(1.5))  # which is no setting
+        assert json.loads(run("inspect", tmp_path / source, "--json").stdout)["dialect"] == "torch"
+        run("convert", tmp_path / source, tmp_path / "s.safetensors", "--force")
+        run("convert", tmp_path / "s.safetensors", tmp_path / "t.pt", "--force")
+        back = torch.load(tmp_path / "t.pt", weights_only=True)
+        assert back["optimizer"]["param_groups"][0]["weight_decay"] == wanted and back["mine"] == 1.5  # fmt: skip
+
+
+def test_arrays_of_no_dimensions_inside_settings(tmp_path):
+    """A pair of betas, an infinite limit and a half that is not normal; one with dimensions stays refused."""
+    _, opt = optimizer()
+    group = opt.param_groups[0]
+    group["betas"] = (np.array(0.8), np.array(0.9, "f4"))
+    group["mine"] = [np.array(np.inf, "f2"), np.array(2.0**-24, "f2"), np.array(-1.5, "f2")]
+    group["lr"] = np.array(0.5)
+    torch.save(opt.state_dict(), tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)["param_groups"][0]
+    assert back["betas"] == (0.8, float(np.float32(0.9))) and back["lr"] == 0.5
+    assert back["mine"] == [float("inf"), 2.0**-24, -1.5]
+    model, _ = optimizer()
+    loaded = lowbit.AdamW(model.parameters())
+    lowbit.load_optimizer(loaded, tmp_path / "a.pt")
+    assert loaded.param_groups[0]["lr"] == 0.5 and loaded.param_groups[0]["betas"] == back["betas"]
+    group["lr"] = np.array([0.5])
+    torch.save(opt.state_dict(), tmp_path / "a.pt")
+    error = run("convert", tmp_path / "a.pt", tmp_path / "c.pt", "--to", "lowbit", code=3).stderr
+    assert "param_groups.0.lr: is opaque (numpy.ndarray float64 [1])" in error
 
 
 def test_numpy_in_the_settings_of_a_group(tmp_path):

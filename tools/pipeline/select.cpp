@@ -9,6 +9,7 @@
 #include "io/glob.h"
 #include "io/partial_name.h"
 #include "io/text.h"
+#include "pickle/numpy_value.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -104,6 +105,10 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
   std::vector<Leaf> kept;
   size_t left_out = 0, places = 0;  // places: of lists, which stay without what was there
   for (Leaf& leaf : document.leaves) {
+    if (leaf.value.is_writable() && target == ContainerKind::kSafetensors) {
+      leaf.value = with_numbers(std::move(leaf.value));
+      if (!leaf.value.is_opaque()) leaf.kind = Leaf::Kind::kValue;
+    }
     const bool copied = directory && leaf.blob != nullptr && leaf.blob->extent.length > 0;
     const bool writable = leaf.value.is_writable() && target != ContainerKind::kSafetensors;
     if (leaf.kind == Leaf::Kind::kOpaque && writable && !copied) {
@@ -163,7 +168,9 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
       const bool flat = key.starts_with("param_groups.");
       const std::string name = nested ? path[n + 2].text() : key.substr(key.rfind('.') + 1);
       const bool setting = (nested || flat) && (name == "params" || is_setting(name));
-      if (state || setting)
+      // An array of no dimensions is a number, whoever reads it.
+      const bool number = leaf.value.is_opaque() && !with_numbers(leaf.value).is_opaque();
+      if (state || (setting && !number))
         return bad(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
                    "), and the optimizer cannot go on without it; --exclude leaves it out");
     }

@@ -24,7 +24,7 @@ Document select(Document document, const Selection& selection);
 /// Leaves out objects that only the program that wrote them can make again; a place in a list stays,
 /// as None. Returns a warning for each, or for the first of many. `target`: what is written; a
 /// directory keeps the items of another as they are, and files of safetensors have no arrays of
-/// numpy. An error where one is a tensor, or has tensors anywhere inside: they are data, which
+/// numpy, but for the numbers of those without dimensions. An error where one is a tensor, or has tensors anywhere inside: they are data, which
 /// nothing leaves out unasked.
 Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerKind target);
 
