@@ -481,6 +481,39 @@ def test_groups_of_came_mean_the_same(tmp_path):
     assert group["clip_threshold"] == 2.0 and group["weight_decay"] == 0.1
 
 
+@pytest.mark.parametrize("container", ["torch", "dcp"])
+def test_groups_of_came_go_there_and_back(tmp_path, container):
+    """What its one optimizer needs to be CAME again, and every setting of ours under its name there."""
+    said = {"lr": 3e-4, "eps": (1e-20, 1e-12), "betas": (0.8, 0.98, 0.99), "clip_threshold": 2.0, "weight_decay": 0.1, "maximize": True}  # fmt: skip
+    p, q = (torch.nn.Parameter(torch.randn(16, 32)) for _ in range(2))
+    opt = lowbit.CAME([{"params": [p], **said}, {"params": [q]}], state_format="float32")
+    for x in (p, q):
+        x.grad = torch.randn(16, 32)
+    opt.step()
+    torch.save(opt.state_dict(), tmp_path / "ours.pt")
+    run("convert", tmp_path / "ours.pt", tmp_path / "there", "--to", "adafactor8bit", "--container", container)  # fmt: skip
+    run("convert", tmp_path / "there", tmp_path / "there.pt")
+    first, second = torch.load(tmp_path / "there.pt", weights_only=True)["param_groups"]
+    wanted = {
+        "lr": 3e-4, "beta1": 0.8, "beta2": 0.98, "beta3": 0.99, "beta2_decay": None, "eps": (1e-20, 1e-3), "eps_came": 1e-12, "d": 2.0,
+        "weight_decay": 0.1, "maximize": True, "factored": True, "relative_step": False, "scale_parameter": False,
+        "scale_weight_decay": False,
+    }  # fmt: skip
+    assert {key: first[key] for key in wanted} == wanted
+    assert not {"betas", "clip_threshold", "state_format"} & set(first)
+    # The defaults are those of its preset.
+    usual = {"beta1": 0.9, "beta2": 0.999, "beta3": 0.9999, "eps_came": 1e-16, "d": 1.0}
+    assert {key: second[key] for key in usual} == usual and second["eps"] == (1e-30, 1e-3)
+    run("convert", tmp_path / "there", tmp_path / "back.pt", "--to", "lowbit", "--state-format", "float32")  # fmt: skip
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    for group, ours in zip(back["param_groups"], opt.state_dict()["param_groups"], strict=True):
+        assert {key: group[key] for key in said} == {key: ours[key] for key in said}
+    for i in (0, 1):
+        for key, value in opt.state_dict()["state"][i].items():
+            if key.startswith("exp_avg"):
+                assert torch.equal(back["state"][i][key], value), key
+
+
 def few_momenta():
     packed, scale, _ = momentum4("int4", 40)
     entry, *_ = factored("fixed", (40, 128))

@@ -19,6 +19,18 @@ class Ordered(collections.OrderedDict):
     """As a library's own class of state dicts."""
 
 
+class Trainer:
+    """An object whose attributes lead to tensors, deep down and in a circle."""
+
+    def __init__(self, data, depth=0):
+        self.trainer, self.data = self, data
+        for _ in range(depth):
+            self.data = {"below": [self.data]}
+
+    def step(self):
+        return self.data
+
+
 Averages = collections.namedtuple("Averages", "step weight")
 
 
@@ -38,6 +50,15 @@ HOLDERS = {
     "deque": (lambda: collections.deque([1, torch.ones(2)], maxlen=4), "collections.deque"),
     "return type": (lambda: torch.ones(2, 2).max(0), "torch.return_types.max"),
     "deeper": (lambda: Averages(1, {"a": [Averages(2, torch.ones(2))]}), "Averages"),
+    "attribute": (lambda: Trainer(torch.ones(2)), "Trainer"),
+    "deep attribute": (lambda: Trainer(torch.ones(2), 40), "Trainer"),
+    "attribute of an attribute": (lambda: Trainer(Trainer({1: torch.ones(2)})), "Trainer"),
+    "buffer": (lambda: torch.nn.BatchNorm1d(2, affine=False), "BatchNorm1d"),
+    "optimizer": (lambda: torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]), "SGD"),
+    "method": (lambda: Trainer(torch.ones(2)).step, "Trainer"),
+    "sparse": (lambda: Trainer(torch.eye(2).to_sparse()), "Trainer"),
+    "storage": (lambda: Trainer(torch.ones(2).untyped_storage()), "Trainer"),
+    "set": (lambda: Trainer({torch.ones(2)}), "Trainer"),
 }
 
 
@@ -52,12 +73,33 @@ def test_containers_of_tensors_are_not_left_out(tmp_path, name, legacy):
     assert cls in run("inspect", tmp_path / "a.pt").stdout
     for more in ([], ["--to", "lowbit"], ["--container", "dcp"]):
         error = run("convert", tmp_path / "a.pt", tmp_path / "b", *more, code=3).stderr
-        assert "args: holds a tensor" in error and cls in error and "--exclude" in error
+        assert "holds tensors that are not read" in error and ": args (" in error
+        assert cls in error and "--exclude" in error
     run("reshard", tmp_path / "a.pt", tmp_path / "b", "--world-size", "2", code=3)
     assert not (tmp_path / "b").exists()
     run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "torch", "--exclude", "args")
     back = torch.load(tmp_path / "b.pt", weights_only=True)
     assert torch.equal(back["optimizer"]["state"][0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"])  # fmt: skip
+
+
+def test_the_first_few_that_would_be_lost_are_named(tmp_path):
+    """In one error, with the option that leaves them out; what holds no tensors stays a warning."""
+    _, opt = optimizer()
+    content = {"optimizer": opt.state_dict(), "plain": Trainer([1]), "eye": torch.eye(2).to_sparse()}  # fmt: skip
+    content["models"] = {str(i): torch.nn.Linear(2, 2) for i in range(6)}
+    torch.save(content, tmp_path / "a.pt")
+    for more in ([], ["--to", "lowbit"], ["--dry-run"]):
+        error = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", *more, code=3).stderr
+        assert "eye (a sparse tensor), models.0 (torch.nn.modules.linear.Linear), models.1 (" in error  # fmt: skip
+        assert " and 2 more; --exclude PATTERN leaves them out" in error and "plain" not in error
+        assert not (tmp_path / "b.pt").exists()
+    given = ["--exclude", "models.*", "--exclude", "eye", "--to", "lowbit"]
+    done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", *given)
+    assert "plain: is opaque" in done.stderr and "models" not in done.stderr
+    assert set(torch.load(tmp_path / "b.pt")) == {"optimizer"}
+    # Verify says what to do about each.
+    error = run("verify", tmp_path / "a.pt", "--include", "models.0", code=3).stderr
+    assert "--exclude leaves it out" in error
 
 
 def test_one_array_many_times(tmp_path):

@@ -1,6 +1,7 @@
 #include "pickle/numpy_value.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace lowbit::ckpt {
@@ -12,6 +13,30 @@ uint64_t width_of(std::string_view code) {
                                          "u4", "u8", "f2", "f4", "f8", "c8", "c16"};
   if (std::find(std::begin(kCodes), std::end(kCodes), code) == std::end(kCodes)) return 0;
   return code == "c16" ? 16 : static_cast<uint64_t>(code[1] - '0');
+}
+
+/// A half-precision number by its bits.
+double half(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const double size = exponent == 31  ? (fraction == 0 ? INFINITY : NAN)
+                      : exponent == 0 ? std::ldexp(fraction, -24)
+                                      : std::ldexp(1024 + fraction, exponent - 25);
+  return bits >> 15 != 0 ? -size : size;
+}
+
+/// An integer of 8 bytes without a sign.
+Value unsigned_number(uint64_t n) {
+  if (n <= INT64_MAX) return Value::number(static_cast<int64_t>(n));
+  Value out{.kind = Value::Kind::kLong, .text = std::string(9, '\0')};
+  std::memcpy(out.text.data(), &n, sizeof n);
+  return out;
+}
+
+/// The dtype of a code: "float64" of "f8"; "" where it is no plain number.
+std::string dtype_of(const std::string& code) {
+  if (code == "b1") return "bool";
+  const char* name = code[0] == 'f' ? "float" : code[0] == 'i' ? "int" : "uint";
+  return code[0] == 'c' ? "" : name + std::to_string(8 * width_of(code));
 }
 
 bool has_arrays_alone(const Value& v) {
@@ -86,7 +111,7 @@ Value numpy_number(const std::string& dtype, const std::string& bytes) {
   if (dtype == "bool") return Value::boolean(as(uint8_t{}) != 0);
   if (dtype == "float64") return Value::floating(as(double{}));
   if (dtype == "float32") return Value::floating(static_cast<double>(as(float{})));
-  if (dtype == "float16") return Value::none();
+  if (dtype == "float16") return Value::floating(half(as(uint16_t{})));
   if (dtype == "int8") return Value::number(as(int8_t{}));
   if (dtype == "int16") return Value::number(as(int16_t{}));
   if (dtype == "int32") return Value::number(as(int32_t{}));
@@ -94,8 +119,17 @@ Value numpy_number(const std::string& dtype, const std::string& bytes) {
   if (dtype == "uint8") return Value::number(as(uint8_t{}));
   if (dtype == "uint16") return Value::number(as(uint16_t{}));
   if (dtype == "uint32") return Value::number(as(uint32_t{}));
-  const uint64_t large = as(uint64_t{});
-  return large <= INT64_MAX ? Value::number(static_cast<int64_t>(large)) : Value::none();
+  return unsigned_number(as(uint64_t{}));
+}
+
+Value with_numbers(Value value) {
+  if (value.is(Value::Kind::kOpaque)) {
+    if (value.integer != Value::kArray || !value.items[2].items.empty()) return value;
+    Value number = numpy_number(dtype_of(value.items[1].text), value.items[4].text);
+    return number.is(Value::Kind::kNone) ? value : number;
+  }
+  for (Value& item : value.items) item = with_numbers(std::move(item));
+  return value;
 }
 
 bool Value::is_writable() const { return is_opaque() && has_arrays_alone(*this); }

@@ -29,5 +29,8 @@ void write_array(PickleWriter& to, const Value& value);
 
 /// A number of a dtype ("float64", "bool") as Python's; none where the bytes are of another one.
 Value numpy_number(const std::string& dtype, const std::string& bytes);
+/// A value with its arrays of no dimensions, such as np.array(0.1), as the numbers that they hold. It
+/// is for settings, which optimizers compute with; elsewhere such an array stays one.
+Value with_numbers(Value value);
 
 }  // namespace lowbit::ckpt

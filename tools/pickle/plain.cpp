@@ -48,11 +48,11 @@ class Unfolder {
         return text(id, Value::Kind::kLong);
       case Kind::kUnknown:
       case Kind::kOpaque:
-        return opaque(p_.opaque_name(id), p_.holds_tensor(id) ? Value::kHolder : Value::kObject);
+        return opaque(id, p_.opaque_name(id));
       default:
         if (p_.opaque && p_.is(id, Kind::kObject) && p_.global(id)->name == "fragment_address")
           return fragment(id);
-        if (p_.opaque && p_.global(id) != nullptr) return opaque(name_of(*p_.global(id)));
+        if (p_.opaque && p_.global(id) != nullptr) return opaque(id, name_of(*p_.global(id)));
         return bad(what_ + ": holds an object, which is no plain value");
     }
   }
@@ -61,12 +61,13 @@ class Unfolder {
   static std::string name_of(const GlobalRule& rule) {
     return std::string(rule.module) + "." + std::string(rule.name);
   }
-  static Value opaque(std::string_view name, Value::Opaque kind = Value::kObject) {
+  Value opaque(NodeId id, std::string_view name) const {
+    const auto kind = p_.holds_tensor(id) ? Value::kHolder : Value::kObject;
     return {.kind = Value::Kind::kOpaque, .integer = kind, .text = std::string(name)};
   }
   /// DeepSpeed's: opaque too, with its two numbers, which place a slice.
   Value fragment(NodeId id) {
-    Value out = opaque(name_of(*p_.global(id)));
+    Value out = opaque(id, name_of(*p_.global(id)));
     const NodeId state = p_.item(id, 2);
     const NodeId numel = p_.find(state, "numel"), start = p_.find(state, "start");
     if (p_.is(numel, Kind::kInt) && p_.is(start, Kind::kInt))
@@ -177,7 +178,7 @@ class Unfolder {
       return Value{.kind = Value::Kind::kDevice, .text = std::move(text)};
     }
     if (p_.opaque && rule != nullptr && (rule->object || rule->name.starts_with("_rebuild_")))
-      return opaque(name_of(*rule));
+      return opaque(id, name_of(*rule));
     return bad(what_ + ": holds " +
                (rule == nullptr ? "a call" : "a " + printable(std::string(rule->name))) +
                ", which is no plain value");
@@ -216,7 +217,7 @@ class Unfolder {
   /// The array at a node with its content, if it is one of plain numbers and there is room for it.
   Result<Value> array(NodeId id, std::string name) {
     const auto found = p_.opaque ? numpy_array(p_, id) : std::nullopt;
-    if (!found) return opaque(name);
+    if (!found) return opaque(id, name);
     NodeId content = found->content;
     // Of no bytes: bytes().
     const bool none = p_.is(content, Kind::kCall) && p_.global(content)->name == "bytes" &&
@@ -224,15 +225,15 @@ class Unfolder {
     if (none) content = kNoNode;
     const bool coded = p_.is(content, Kind::kCall) && p_.global(content)->name == "encode" &&
                        p_.text(p_.item(p_.item(content, 1), 1)) == "latin1";
-    if (!none && !coded && !p_.is(content, Kind::kBytes)) return opaque(name);
+    if (!none && !coded && !p_.is(content, Kind::kBytes)) return opaque(id, name);
     // As text in latin-1, a byte takes one or two. What is looked at counts, whatever comes of it.
     const uint64_t length = none ? 0 : p_.text(text_of(content)).size();
     const bool fits =
         coded ? length >= found->bytes && length <= 2 * found->bytes : length == found->bytes;
-    if (!fits || found->bytes > budget_.arrays) return opaque(name);
+    if (!fits || found->bytes > budget_.arrays) return opaque(id, name);
     budget_.arrays -= found->bytes;
     ASSIGN_OR_RETURN(held, bytes(content, Value::Kind::kBytes));
-    if (held.text.size() != found->bytes) return opaque(name);
+    if (held.text.size() != found->bytes) return opaque(id, name);
     return array_value(*found, std::move(name), std::move(held.text));
   }
   /// A number of numpy as Python's; an array of anything but numbers by its type and shape alone.
@@ -242,10 +243,10 @@ class Unfolder {
       const std::string dtype = numpy_dtype(p_.item(arguments, 0));
       const NodeId text = text_of(p_.item(arguments, 1));
       constexpr size_t kLongest = 16;  // of 8 bytes, which as text take one or two each
-      if (text != kNoNode && p_.text(text).size() > kLongest) return opaque("numpy scalar");
+      if (text != kNoNode && p_.text(text).size() > kLongest) return opaque(id, "numpy scalar");
       ASSIGN_OR_RETURN(content, bytes(p_.item(arguments, 1), Value::Kind::kBytes));
       const Value number = numpy_number(dtype, content.text);
-      return number.is(Value::Kind::kNone) ? opaque("numpy scalar") : number;
+      return number.is(Value::Kind::kNone) ? opaque(id, "numpy scalar") : number;
     }
     if (rule.name == "_reconstruct") {
       // (version, shape, dtype, by columns, bytes)
@@ -264,7 +265,7 @@ class Unfolder {
       }
       return array(id, std::move(text));
     }
-    return opaque(name_of(rule));
+    return opaque(id, name_of(rule));
   }
 
   const Pickle& p_;
@@ -325,9 +326,7 @@ bool Value::is_opaque() const {
 }
 
 bool Value::holds_tensor() const {
-  const bool tensor =
-      text.starts_with("torch._utils._rebuild_") || text.starts_with("torch._tensor._rebuild_");
-  return (kind == Kind::kOpaque && (tensor || integer == kHolder)) ||
+  return (kind == Kind::kOpaque && (integer == kTensor || integer == kHolder)) ||
          std::any_of(items.begin(), items.end(),
                      [](const Value& item) { return item.holds_tensor(); });
 }

@@ -40,7 +40,7 @@ struct Value {
   };
   static constexpr int kMaxDepth = 100;
   /// What `integer` says of a kOpaque: a tensor that is not read (text is its kind), an array of
-  /// numpy that can be written again, an object whose arguments or items hold tensors.
+  /// numpy that can be written again, an object that holds tensors, in its attributes too.
   enum Opaque : uint8_t { kObject, kTensor, kArray, kHolder };
   /// The text of a kDict that is a yacs CfgNode.
   static constexpr const char* kConfiguration = "yacs.config CfgNode";
@@ -71,7 +71,7 @@ struct Value {
   bool is_writable() const;
   /// Whether it is a tensor that is not read: a leaf of its own, "a sparse tensor".
   bool is_unread_tensor() const { return kind == Kind::kOpaque && integer == kTensor; }
-  /// Whether one of its opaque objects is a tensor, which is data and no object of a class.
+  /// Whether one of its opaque objects is a tensor or holds one: data that nothing else has.
   bool holds_tensor() const;
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
   /// The value of a text key of a dict; null if the dict has no such key.

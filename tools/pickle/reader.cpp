@@ -5,6 +5,7 @@
 
 #include "io/text.h"
 #include "pickle/opaque.h"
+#include "pickle/reach.h"
 #include "pickle/schema.h"
 
 namespace lowbit::ckpt {
@@ -39,6 +40,7 @@ class PickleReader {
     if (at_ != bytes_.size()) return no("has bytes behind its STOP");
     if (stack_.size() != 1 || !marks_.empty()) return no("does not end with exactly one value");
     out_.root = stack_[0];
+    if (allowed_.opaque) out_.tensors = tensor_holders(out_, given_);
     return std::move(out_);
   }
 
@@ -144,8 +146,8 @@ class PickleReader {
     if (std::find(out_.notes.begin(), out_.notes.end(), what) == out_.notes.end())
       out_.notes.emplace_back(what);
   }
-  /// An object of an unknown class, or what an unknown function gives: called by its name, and its
-  /// arguments and its state are not looked at.
+  /// An object of an unknown class, or what an unknown function gives: called by its name. Of its
+  /// arguments and its state nothing is looked at but whether they hold tensors.
   Status call_unknown(NodeId callable, NodeId arguments) {
     const uint64_t number = out_.nodes[callable].data;
     const std::string_view all = out_.unknown[number];
@@ -153,25 +155,20 @@ class PickleReader {
     // copyreg's own way to say which class it is.
     const NodeId first = out_.item(arguments, 0);
     const bool rebuilt = name == "_reconstructor" || name == "__newobj_ex__";
-    return push(Kind::kOpaque,
-                rebuilt && out_.is(first, Kind::kUnknown) ? out_.nodes[first].data : number,
-                holds_tensor(arguments, 0));
+    RETURN_IF_ERROR(push(Kind::kOpaque, rebuilt && out_.is(first, Kind::kUnknown)
+                                            ? out_.nodes[first].data
+                                            : number));
+    give(stack_.back(), callable);
+    give(stack_.back(), arguments);
+    return fine();
   }
-  /// Whether a tensor lies in what an opaque object is given: such an object (a namedtuple, a dict of
-  /// an own class) is a container of data. Not looked at is what is deep or comes late in a large
-  /// file, and the state of objects, which modules and optimizers have too.
-  bool holds_tensor(NodeId node, int depth) {
-    constexpr int kDepth = 6;
-    constexpr uint64_t kLooks = 1u << 20;
-    if (depth > kDepth || looks_ == kLooks) return false;
-    ++looks_;
-    if (out_.is(node, Kind::kCall)) return out_.global(node)->name.starts_with("_rebuild_");
-    if (out_.holds_tensor(node)) return true;
-    if (!out_.is(node, Kind::kTuple) && !out_.is(node, Kind::kList) && !out_.is(node, Kind::kDict))
-      return false;
-    const auto items = out_.items(node);
-    return std::any_of(items.begin(), items.end(),
-                       [&](NodeId item) { return holds_tensor(item, depth + 1); });
+  void give(NodeId object, NodeId held) { given_.emplace_back(object, held); }
+  /// Items of containers are counted beside nodes: each may be the same node again.
+  Status count_added(size_t n) {
+    added_ += n;
+    if (added_ > limits_.nodes)
+      return no("has more than " + std::to_string(limits_.nodes) + " values");
+    return fine();
   }
   /// A dict of the pairs that Python 2 hands to an OrderedDict, or Python 3 to a Counter.
   Status filled_dict(NodeId from, uint64_t kind) {
@@ -182,9 +179,7 @@ class PickleReader {
         return no("makes an OrderedDict of something else than pairs");
       flat.insert(flat.end(), both.begin(), both.end());
     }
-    added_ += flat.size();
-    if (added_ > limits_.nodes)
-      return no("has more than " + std::to_string(limits_.nodes) + " values");
+    RETURN_IF_ERROR(count_added(flat.size()));
     RETURN_IF_ERROR(push(Kind::kDict, kind));
     if (flat.empty()) return fine();
     out_.lists.push_back(std::move(flat));
@@ -215,8 +210,11 @@ class PickleReader {
       return no("calls " + std::string(rule.module) + "." + std::string(rule.name) +
                 " in a way that torch never does; nothing was executed");
     // A member of an enum of an unknown class, or a method of its object: the class is named.
-    if (rule.name == "getattr" && allowed_.opaque)
-      return push(Kind::kOpaque, out_.nodes[out_.item(arguments, 0)].data);
+    if (rule.name == "getattr" && allowed_.opaque) {
+      RETURN_IF_ERROR(push(Kind::kOpaque, out_.nodes[out_.item(arguments, 0)].data));
+      give(stack_.back(), arguments);
+      return fine();
+    }
     // What is filled later.
     if (kind == Kind::kCall && rule.name == "OrderedDict")
       return filled_dict(out_.item(arguments, 0), 1);
@@ -235,12 +233,12 @@ class PickleReader {
   /// Adds the top n values to the list or dict below them; with `mark`, all above it.
   Status append(Kind kind, size_t n) {
     if (!has(n + 1)) return empty();
-    Node& target = out_.nodes[stack_[stack_.size() - n - 1]];
+    const NodeId to = stack_[stack_.size() - n - 1];
+    Node& target = out_.nodes[to];
     if (target.kind == Kind::kOpaque) {
-      for (size_t i = stack_.size() - n; i < stack_.size(); ++i)
-        if (holds_tensor(stack_[i], 0)) target.length = 1;
+      for (size_t i = stack_.size() - n; i < stack_.size(); ++i) give(to, stack_[i]);
       stack_.resize(stack_.size() - n);
-      return fine();
+      return count_added(n);
     }
     if (target.kind != kind) return no("adds to something that is not a list or dict");
     if (n > 0) {
@@ -250,10 +248,8 @@ class PickleReader {
       }
       auto& items = out_.lists[target.length - 1];
       items.insert(items.end(), stack_.end() - static_cast<std::ptrdiff_t>(n), stack_.end());
-      added_ += n;
-      if (added_ > limits_.nodes)
-        return no("has more than " + std::to_string(limits_.nodes) + " values");
       stack_.resize(stack_.size() - n);
+      return count_added(n);
     }
     return fine();
   }
@@ -284,7 +280,10 @@ class PickleReader {
       return fine();
     }
     if (object.kind == Kind::kDict && object.data == Pickle::kConfiguration) return fine();
-    if (object.kind == Kind::kOpaque) return fine();
+    if (object.kind == Kind::kOpaque) {
+      give(stack_.back(), state);
+      return count_added(1);
+    }
     const GlobalRule* rule = out_.global(stack_.back());
     const bool stateful =
         object.kind == Kind::kObject || (object.kind == Kind::kCall && rule->object);
@@ -412,9 +411,9 @@ class PickleReader {
   const std::string& what_;
   PickleLimits limits_;
   size_t at_ = 0;
-  uint64_t looks_ = 0;  // of holds_tensor
   uint64_t added_ = 0;
   Pickle out_;
+  Given given_;
   std::unordered_map<std::string, uint64_t> unknown_;
   std::vector<NodeId> stack_, memo_;
   std::vector<size_t> marks_;

@@ -34,8 +34,7 @@ enum class Kind : uint8_t {
   kPersistent,  // items: the id
   kLong,        // text: an integer of more than 64 bits, little-endian in two's complement
   kUnknown,     // a global outside the allowlist, where such may be named: `data` in `unknown`
-  kOpaque,      // an object of such a class, whose content is not looked at: the same, and
-                // `length` 1 where a tensor was seen in its arguments or items
+  kOpaque,      // an object of such a class, whose content is not looked at: the same
 };
 
 struct Node {
@@ -108,8 +107,8 @@ class Pickle {
     return is(id, Kind::kUnknown) || is(id, Kind::kOpaque) ? unknown[nodes[id].data]
                                                            : std::string_view();
   }
-  /// Whether a tensor was seen in the arguments or the items of an opaque object.
-  bool holds_tensor(NodeId id) const { return is(id, Kind::kOpaque) && nodes[id].length != 0; }
+  /// Whether a tensor lies at a node or anywhere below; false where no object may be opaque.
+  bool holds_tensor(NodeId id) const { return id < tensors.size() && tensors[id]; }
   /// The value of a string key of a dict, or kNoNode.
   NodeId find(NodeId dict, std::string_view key) const {
     const auto all = items(dict);
@@ -168,6 +167,7 @@ class Pickle {
   std::vector<std::string> unknown;  // names of globals outside the allowlist, each once
   std::vector<std::string> notes;    // what is read as something simpler, each once
   bool opaque = false;               // whether unknown classes may be named
+  std::vector<bool> tensors;         // by node, where they may: see holds_tensor
   NodeId root = 0;
   int protocol = 0;
 };

@@ -9,6 +9,7 @@
 #include "io/glob.h"
 #include "io/partial_name.h"
 #include "io/text.h"
+#include "pickle/numpy_value.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -78,22 +79,43 @@ std::vector<std::string> warn_of_left_behind(const Manifest& source) {
           (lightning ? "; Lightning resumes only where its meta.pt lies too: copy that" : "")};
 }
 
+namespace {
+
+/// Leaves that the target would lack, with tensors in them: nothing leaves those out unasked.
+Error would_lose(const Document& document, const std::vector<std::string>& lost, size_t shown,
+                 ContainerKind target) {
+  std::string names;
+  for (size_t i = 0; i < std::min(lost.size(), shown); ++i)
+    names += (i == 0 ? "" : i + 1 == lost.size() ? " and " : ", ") + lost[i];
+  if (lost.size() > shown) names += " and " + std::to_string(lost.size() - shown) + " more";
+  const bool from_directory = document.manifest->kind == ContainerKind::kDcp;
+  const bool keeps = from_directory && target != ContainerKind::kDcp;
+  return bad(printable(document.manifest->path) +
+             ": holds tensors that are not read, and the target would be without them: " + names +
+             "; --exclude PATTERN leaves them out" +
+             (keeps ? ", and a directory as the target keeps them" : ""));
+}
+
+}  // namespace
+
 Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerKind target) {
   const bool directory = target == ContainerKind::kDcp;
   constexpr size_t kShown = 5;
-  std::vector<std::string> warnings;
+  std::vector<std::string> warnings, lost;
   std::vector<Leaf> kept;
   size_t left_out = 0, places = 0;  // places: of lists, which stay without what was there
   for (Leaf& leaf : document.leaves) {
+    if (leaf.value.is_writable() && target == ContainerKind::kSafetensors) {
+      leaf.value = with_numbers(std::move(leaf.value));
+      if (!leaf.value.is_opaque()) leaf.kind = Leaf::Kind::kValue;
+    }
     const bool copied = directory && leaf.blob != nullptr && leaf.blob->extent.length > 0;
     const bool writable = leaf.value.is_writable() && target != ContainerKind::kSafetensors;
     if (leaf.kind == Leaf::Kind::kOpaque && writable && !copied) {
       leaf.kind = Leaf::Kind::kValue;
     } else if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
       if (leaf.value.holds_tensor())
-        return bad(printable(leaf.name()) + ": holds a tensor inside one value (" +
-                   opaque_names(leaf.value) +
-                   "), which only a conversion from DCP to DCP can copy; --exclude leaves it out");
+        lost.push_back(printable(leaf.name()) + " (" + opaque_names(leaf.value) + ")");
       if (left_out++ < kShown)
         warnings.push_back(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
                            ") and is left out");
@@ -108,6 +130,7 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
     }
     kept.push_back(std::move(leaf));
   }
+  if (!lost.empty()) return would_lose(document, lost, kShown, target);
   if (left_out > kShown)
     warnings.push_back(std::to_string(left_out - kShown) +
                        " more opaque values are left out; inspect names them");
@@ -145,7 +168,9 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
       const bool flat = key.starts_with("param_groups.");
       const std::string name = nested ? path[n + 2].text() : key.substr(key.rfind('.') + 1);
       const bool setting = (nested || flat) && (name == "params" || is_setting(name));
-      if (state || setting)
+      // An array of no dimensions is a number, whoever reads it.
+      const bool number = leaf.value.is_opaque() && !with_numbers(leaf.value).is_opaque();
+      if (state || (setting && !number))
         return bad(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
                    "), and the optimizer cannot go on without it; --exclude leaves it out");
     }

@@ -24,8 +24,8 @@ Document select(Document document, const Selection& selection);
 /// Leaves out objects that only the program that wrote them can make again; a place in a list stays,
 /// as None. Returns a warning for each, or for the first of many. `target`: what is written; a
 /// directory keeps the items of another as they are, and files of safetensors have no arrays of
-/// numpy. An error where a value or an object has tensors inside: they are data, which nothing
-/// leaves out unasked.
+/// numpy, but for the numbers of those without dimensions. An error where one is a tensor, or has tensors anywhere inside: they are data, which
+/// nothing leaves out unasked.
 Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerKind target);
 
 /// An error where an optimizer would lose part of its state or of its settings. Where it is copied

@@ -228,7 +228,8 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
       return bad(printable(document.manifest->path) + ": " + printable(leaf.name()) +
                  ": is opaque: " + opaque_names(value) +
                  ", which torch would import and run; nothing was executed. verify --opaque lets "
-                 "it pass, and convert leaves it out");
+                 "it pass, and " +
+                 (value.holds_tensor() ? "--exclude" : "convert") + " leaves it out");
     }
   }
   return out;

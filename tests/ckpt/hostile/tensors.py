@@ -188,8 +188,8 @@ add(
     BAD,
     "a meta tensor, which has no values, which is not read",
     torch=True,
-    convert=(FINE,),
-    about="As torch writes it: named by all, left out by convert.",
+    convert=(BAD,),
+    about="As torch writes it: named by all, and convert leaves it out where it is told to.",
 )
 add(
     "tensor.meta_negative",

@@ -124,7 +124,9 @@ Result<Value> Parts::value(const Blob& blob) {
   return bad(what_ + ": " + printable(blob.name) +
              ": is opaque: " + (blob.value ? opaque_names(*blob.value) : "no plain value") +
              ", which torch would import and run; nothing was executed. verify --opaque lets it "
-             "pass, and convert leaves it out");
+             "pass, and " +
+             (blob.value && blob.value->holds_tensor() ? "--exclude" : "convert") +
+             " leaves it out");
 }
 
 Result<std::vector<Record>> Parts::records(const FileExtent& extent, const std::string& what) {

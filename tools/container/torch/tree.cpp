@@ -19,8 +19,7 @@ class TreeReader {
         archive_(archive),
         manifest_(manifest),
         budget_(PickleBudget::of(p)),
-        seen_(p.nodes.size()),
-        holds_(p.nodes.size()) {}
+        seen_(p.nodes.size()) {}
 
   Status read() {
     ASSIGN_OR_RETURN(file, archive_.file());
@@ -87,15 +86,11 @@ class TreeReader {
     if (seen_[node] != kUnknown) return static_cast<Below>(seen_[node]);
     if (is_tensor(p_, node)) return mark(node, kTensors);
     const bool dict = p_.is(node, Kind::kDict);
-    if (!dict && !p_.is(node, Kind::kList) && !p_.is(node, Kind::kTuple)) {
-      holds_[node] = p_.holds_tensor(node);
-      return mark(node, kPlain);
-    }
+    if (!dict && !p_.is(node, Kind::kList) && !p_.is(node, Kind::kTuple)) return mark(node, kPlain);
     seen_[node] = kOpen;
     Below all = dict ? kDicts : kPlain;
     for (const NodeId item : p_.items(node)) {
       ASSIGN_OR_RETURN(below, look(item, depth + 1));
-      if (holds_[item]) holds_[node] = true;
       all = std::max(all, below);
     }
     // A tuple of dicts is one value, and so is what holds nothing but such tuples.
@@ -193,7 +188,7 @@ class TreeReader {
     RETURN_IF_ERROR(spend(4));
     if (seen_[key] == kTensors || seen_[item] == kTensors)
       return leaf(Value::unread_tensor(std::string("a tensor") + kKey));
-    const bool holds = holds_[key] || holds_[item];
+    const bool holds = p_.holds_tensor(key) || p_.holds_tensor(item);
     return leaf(Value{.kind = Value::Kind::kOpaque,
                       .integer = holds ? Value::kHolder : Value::kObject,
                       .text = std::string(holds ? "an object with tensors" : "a value") + kKey});
@@ -261,7 +256,6 @@ class TreeReader {
   Manifest& manifest_;
   PickleBudget budget_;
   std::vector<uint8_t> seen_;
-  std::vector<bool> holds_;  // by node: an opaque object with tensors in it lies there or below
   uint64_t left_ = 0, limit_ = 0;
   Path path_;
   std::vector<std::pair<bool, size_t>> order_;

@@ -134,6 +134,34 @@ struct Adafactor8bitWriter {
   }
 };
 
+/// lowbit.CAME's settings under the names of that package, with those that make its one optimizer
+/// CAME (0.4.6: _CAME in presets.py). Its second eps is that of Adafactor, at its default.
+Settings came_settings(const Group& group) {
+  Settings s = settings_elsewhere(group);
+  const auto take = [&](const char* name) {
+    if (auto said = take_from(s, name)) return std::move(*said);
+    for (const auto& [key, value] : lowbit_settings("came")) {
+      if (key == name) return value;
+    }
+    return Value::none();
+  };
+  const Value betas = take("betas"), eps = take("eps");
+  const auto item = [](const Value& pair, size_t i) {
+    return i < pair.items.size() ? pair.items[i] : Value::none();
+  };
+  set_in(s, "beta1", item(betas, 0));
+  set_in(s, "beta2", item(betas, 1));
+  set_in(s, "beta2_decay", Value::none());
+  set_in(s, "beta3", item(betas, 2));
+  set_in(s, "eps", Value::tuple({item(eps, 0), Value::floating(1e-3)}));
+  set_in(s, "eps_came", item(eps, 1));
+  set_in(s, "d", take("clip_threshold"));
+  set_in(s, "factored", Value::boolean(true));
+  for (const char* off : {"relative_step", "scale_parameter", "scale_weight_decay"})
+    set_in(s, off, Value::boolean(false));
+  return s;
+}
+
 }  // namespace
 
 Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
@@ -162,7 +190,7 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
   }
   const auto settings_for = [&](const Group& group) {
     if (model.dialect == "adafactor8bit") return group.settings;
-    Settings s = settings_elsewhere(group);
+    Settings s = model.algorithm == "came" ? came_settings(group) : settings_elsewhere(group);
     set_in(s, "quantize", Value::boolean(f != "float32"));
     set_in(s, "block_size", Value::number(kBlock));
     set_in(s, "min_8bit_size", Value::number(kMinQuantized));

@@ -10,6 +10,7 @@
 #include "dialect/common/numbers.h"
 #include "dialect/common/optimizer_root.h"
 #include "io/text.h"
+#include "pickle/numpy_value.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -99,7 +100,10 @@ class Finder {
   }
 
   Status group_leaf(const Path& path, size_t n, const Leaf& leaf) {
-    if (leaf.kind == Leaf::Kind::kOpaque || leaf.kind == Leaf::Kind::kSubclass) {
+    Value plain = with_numbers(leaf.value);
+    const bool opaque =
+        leaf.kind == Leaf::Kind::kOpaque && (!leaf.value.is_opaque() || plain.is_opaque());
+    if (opaque || leaf.kind == Leaf::Kind::kSubclass) {
       return bad(printable(leaf.name()) +
                  ": is no plain value, so what the optimizer is set to cannot be read");
     }
@@ -107,7 +111,8 @@ class Finder {
       out_.warnings.push_back(printable(leaf.name()) + ": is a tensor and is left out");
       return fine();
     }
-    ASSIGN_OR_RETURN(number, number_of(leaf));
+    ASSIGN_OR_RETURN(number, leaf.kind == Leaf::Kind::kTensor ? number_of(leaf)
+                                                              : Result<Value>(std::move(plain)));
     Setting made{Path(path.begin() + static_cast<std::ptrdiff_t>(n), path.end()), std::move(number),
                  leaf.kind == Leaf::Kind::kTensor ? &leaf : nullptr};
     if (path[n].name == "param_groups") {
