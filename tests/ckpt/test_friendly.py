@@ -66,6 +66,7 @@ def messages(tmp_path):
         of("inspect", saved({"x": Call(os.getcwd)})),
         of("verify", saved({"x": argparse.Namespace()})),
         of("inspect", saved(torch.nn.Linear(2, 2))),
+        of("convert", saved({"model": torch.nn.Linear(2, 2), "epoch": 1}), *out),
         of("convert", saved(optimizer(step=False)[1].state_dict()), *out),
         of("convert", saved({"a": optimizer()[1].state_dict(), "b": optimizer()[1].state_dict()}), *out),
         of("convert", saved({"state": {}, "param_groups": [{"lowbit_version": 9, "params": []}]}), *out),

@@ -141,7 +141,7 @@ TRICKS = [
     Trick("recalled_key", recalled(MEGABYTE, b"}(", b"N", b"u"), mentions="twice", torch=None),
     Trick("recalled_name", Raw(b"}" + MEGABYTE + b"}(" + b"".join(b"J" + le(4, i) + b"N" for i in range(20_000)) + b"us"), mentions="unfold", torch=None, codes=(BAD, FINE)),
     Trick("recalled_array", recalled(empty_array(b"B" + le(4, MILLION) + b"a" * MILLION)), mentions="numpy", torch=None, convert=FINE),
-    Trick("recalled_storage", recalled(STORAGE, glob("a", "B") + b"(", b"Q", b"tR"), mentions="a.B|persistent", torch=None, convert=FINE),
+    Trick("recalled_storage", recalled(STORAGE, glob("a", "B") + b"(", b"Q", b"tR"), mentions="a.B|persistent", torch=None, convert=BAD),
     # Lengths.
     Trick("length_of_text", Raw(b"X" + le(4, 0xFFFFFFFF) + b"ab"), mentions=CUT),
     Trick("length_of_text8", Raw(b"\x8d" + le(8, (1 << 64) - 1) + b"ab"), mentions=CUT + "|opcode"),
