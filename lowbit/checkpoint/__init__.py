@@ -1,7 +1,6 @@
-"""Checkpoints looked into, checked, converted and resharded: what `lowbit-ckpt` does, with the same options and the same reports.
+"""Checkpoints from Python: what `lowbit-ckpt` does, a reader of single tensors, and storage for torch.distributed.checkpoint.
 
-Nothing in a file is ever executed, and nothing of a tensor's size is held in memory. The work runs without the GIL; Ctrl-C and an exception of the
-progress callback stop it, and nothing is left behind.
+Nothing in a file is ever executed.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 UPDATES_OF_LR = frozenset(
     ("adam", "adamw", "adam_amsgrad", "adamw_amsgrad", "adam_factored", "adamw_factored", "adagrad", "lion")
 )  # fmt: skip
-LOST = 0.1  # warn if parameters rounded to nearest lose this share of their updates,
 SLOW = 0.995  # a mean with this decay or more is lost in codes
+LOST = 0.1  # warn if parameters rounded to nearest lose this share of their updates,
 OUT_OF_REACH = 0.5  # or if updates as large as the learning rate cannot change this share of them
 
 
