@@ -1,6 +1,7 @@
 #include "io/mapped_file.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -10,7 +11,9 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kWindow = 4u << 20;  // mapped at a time: larger windows gain nothing
+constexpr uint64_t kWindow = 4u << 20;   // mapped at a time: larger windows gain nothing
+constexpr uint64_t kAligned = 2u << 20;  // of a file that one entry maps, if it is in memory as one run
+constexpr size_t kMaxIdle = 16;
 #ifdef MADV_POPULATE_READ
 constexpr int kPopulate = MADV_POPULATE_READ;
 #else
@@ -36,6 +39,19 @@ bool is_local(int fd) {
   }
 }
 
+/// Whether all pages of [begin, end) are in memory. False on a Linux before 6.5.
+bool is_cached(int fd, uint64_t begin, uint64_t end, uint64_t page) {
+  constexpr long kCachestat = 451;  // on every processor
+  struct {
+    uint64_t begin, bytes;
+  } range = {begin, end - begin};
+  struct {
+    uint64_t cached, dirty, written_back, evicted, recently_evicted;
+  } about = {};
+  return ::syscall(kCachestat, fd, &range, &about, 0) == 0 &&
+         about.cached >= (end - begin + page - 1) / page;
+}
+
 }  // namespace
 
 MappedFile::~MappedFile() { drop(); }
@@ -47,16 +63,21 @@ void MappedFile::drop() {
 }
 
 const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
-  if (window_ != nullptr && begin_ <= offset && offset + bytes <= end_)
-    return window_ + (offset - begin_);
+  if (covers(offset, bytes)) return window_ + (offset - begin_);
   drop();
   const int fd = file_->descriptor();
   if (!mappable_) mappable_ = fd >= 0 && is_local(fd);
   if (!*mappable_ || offset + bytes > file_->size()) return nullptr;
   static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   begin_ = offset / page * page;
-  end_ = std::min(
-      {std::max(end, offset + bytes), begin_ + std::max(kWindow, bytes + page), file_->size()});
+  end_ = std::min(std::max(end, offset + bytes), begin_ + std::max(kWindow, bytes + page));
+  // What lies around is mapped too where that reads nothing.
+  const uint64_t low = begin_ / kAligned * kAligned,
+                 high = std::min(file_->size(), (end_ + kAligned - 1) / kAligned * kAligned);
+  if (is_cached(fd, low, high, page)) {
+    begin_ = low;
+    end_ = high;
+  }
   void* made =
       ::mmap(nullptr, end_ - begin_, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin_));
   if (made == MAP_FAILED) return nullptr;
@@ -67,6 +88,23 @@ const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
     return nullptr;
   }
   return window_ + (offset - begin_);
+}
+
+std::unique_ptr<MappedFile> MappedFiles::take(std::shared_ptr<const File> file) {
+  const std::lock_guard held(lock_);
+  for (auto one = idle_.begin(); one != idle_.end(); ++one) {
+    if ((*one)->file() != file) continue;
+    std::unique_ptr<MappedFile> found = std::move(*one);
+    idle_.erase(one);
+    return found;
+  }
+  return std::make_unique<MappedFile>(std::move(file));
+}
+
+void MappedFiles::give_back(std::unique_ptr<MappedFile> one) {
+  const std::lock_guard held(lock_);
+  if (idle_.size() == kMaxIdle) idle_.erase(idle_.begin());
+  idle_.push_back(std::move(one));
 }
 
 }  // namespace lowbit::ckpt

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <vector>
 
 #include "io/file.h"
 
@@ -23,8 +25,11 @@ class MappedFile {
   /// The bytes at `offset`, until the next call. Null where the file cannot be mapped, or not all
   /// of them were read: `File::read` says why. `end`: what later calls will ask for ends there.
   const char* at(uint64_t offset, uint64_t bytes, uint64_t end);
-  /// Whether there is a window, in which what comes next may lie.
-  bool has_window() const { return window_ != nullptr; }
+  /// Whether the window of the last call has these bytes.
+  bool covers(uint64_t offset, uint64_t bytes) const {
+    return window_ != nullptr && begin_ <= offset && offset + bytes <= end_;
+  }
+  const std::shared_ptr<const File>& file() const { return file_; }
 
  private:
   void drop();
@@ -32,6 +37,18 @@ class MappedFile {
   std::optional<bool> mappable_;  // once it was asked
   char* window_ = nullptr;
   uint64_t begin_ = 0, end_ = 0;  // of the window, in the file
+};
+
+/// Mapped files that nobody uses at the moment: the next tensor often lies in the window of the
+/// last one. Thread-safe.
+class MappedFiles {
+ public:
+  std::unique_ptr<MappedFile> take(std::shared_ptr<const File> file);
+  void give_back(std::unique_ptr<MappedFile> one);
+
+ private:
+  std::mutex lock_;
+  std::vector<std::unique_ptr<MappedFile>> idle_;  // the one used last comes last
 };
 
 }  // namespace lowbit::ckpt

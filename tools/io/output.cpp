@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,17 +71,28 @@ Result<std::shared_ptr<OutputFile::Handle>> OutputFile::handle() {
 }
 
 Status OutputFile::write(uint64_t offset, const void* data, uint64_t bytes) {
+  iovec all{const_cast<void*>(data), bytes};
+  return write(offset, {&all, 1});
+}
+
+Status OutputFile::write(uint64_t offset, std::span<iovec> pieces) {
   ASSIGN_OR_RETURN(handle, this->handle());
-  const char* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t done =
-        ::pwrite(handle->fd, from, std::min<uint64_t>(bytes, 1u << 30), static_cast<off_t>(offset));
+  while (!pieces.empty()) {
+    const ssize_t done = ::pwritev(handle->fd, pieces.data(), static_cast<int>(pieces.size()),
+                                   static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) return unwritten(path_);
-    from += done;
     offset += static_cast<uint64_t>(done);
-    bytes -= static_cast<uint64_t>(done);
     begun_ += static_cast<uint64_t>(done);
+    auto left = static_cast<uint64_t>(done);
+    while (!pieces.empty() && left >= pieces[0].iov_len) {
+      left -= pieces[0].iov_len;
+      pieces = pieces.subspan(1);
+    }
+    if (left > 0) {
+      pieces[0].iov_base = static_cast<char*>(pieces[0].iov_base) + left;
+      pieces[0].iov_len -= left;
+    }
   }
 #ifdef SYNC_FILE_RANGE_WRITE
   // The disk begins now, while there is more to compute, and `sync` finds less to wait for. A hint:

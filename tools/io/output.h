@@ -6,25 +6,38 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "io/status.h"
 
+struct iovec;
+
 namespace lowbit::ckpt {
+
+/// What takes bytes at offsets of a file.
+class ByteSink {
+ public:
+  virtual ~ByteSink() = default;
+  virtual Status write(uint64_t offset, const void* data, uint64_t bytes) = 0;
+  /// Waits until all bytes are on the disk.
+  virtual Status sync() = 0;
+};
 
 /// A file being written, at any offset and from any thread. Thousands may be written at once: the
 /// ones used longest ago are closed meanwhile, so that a process never has too many open.
-class OutputFile {
+class OutputFile : public ByteSink {
  public:
-  ~OutputFile();
+  ~OutputFile() override;
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   const std::string& path() const { return path_; }
-  Status write(uint64_t offset, const void* data, uint64_t bytes);
-  /// Waits until all bytes are on the disk.
-  Status sync();
+  Status write(uint64_t offset, const void* data, uint64_t bytes) override;
+  /// Writes pieces of memory one after the other, in one call of the system. Changes `pieces`.
+  Status write(uint64_t offset, std::span<iovec> pieces);
+  Status sync() override;
   /// `sync` will not be called: the disk is not told to begin while there is more to write.
   void leave_to_system() { eager_ = false; }
 
@@ -54,7 +67,7 @@ class OutputFile {
 /// Buffered output: bytes are appended at a position of a file.
 class Output {
  public:
-  Output(std::shared_ptr<OutputFile> file, uint64_t position, uint64_t buffer = 1u << 18)
+  Output(std::shared_ptr<ByteSink> file, uint64_t position, uint64_t buffer = 1u << 18)
       : file_(std::move(file)), position_(position), limit_(buffer) {}
   /// Without a file: counts the bytes, or appends them to a string.
   Output() = default;
@@ -70,7 +83,7 @@ class Output {
   Status close();
 
  private:
-  std::shared_ptr<OutputFile> file_;
+  std::shared_ptr<ByteSink> file_;
   std::string* text_ = nullptr;
   std::string buffer_;
   uint64_t position_ = 0;  // of the buffer's start

@@ -1,4 +1,8 @@
-// Helpers of the checkpoint tool: combined CRCs, digests by every instruction set, globs, cuts of meshes.
+// Helpers of the checkpoint tool: combined CRCs, digests by every instruction set, globs, cuts of meshes, long writes, mapped windows.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <deque>
 #include <numeric>
 #include <random>
 #include <string>
@@ -9,7 +13,10 @@
 #include "io/glob.h"
 #include "io/hash.h"
 #include "io/hash_kernels.h"
+#include "io/mapped_file.h"
+#include "io/new_directory.h"
 #include "io/partial_name.h"
+#include "io/write_run.h"
 
 namespace {
 
@@ -107,6 +114,82 @@ void test_cuts() {
         "meshes without sense");
 }
 
+/// A folder of its own for a file, gone at the end.
+struct Folder {
+  std::string path = "test_io-XXXXXX";
+  Folder() { check(::mkdtemp(path.data()) != nullptr, "a temporary folder"); }
+  ~Folder() {
+    ::unlink((path + "/f").c_str());
+    ::rmdir(path.c_str());
+  }
+  std::shared_ptr<const File> file() const {
+    return Directory::open(path).value()->file("f").value();
+  }
+  std::string content() const {
+    std::string bytes(file()->size(), '\0');
+    check(file()->read(0, bytes.data(), bytes.size()).ok(), "the file is read");
+    return bytes;
+  }
+};
+
+void test_runs_of_writes() {
+  std::mt19937_64 random(5);
+  for (const bool splits : {false, true}) {
+    const Folder folder;
+    WriteRun run(NewDirectory::part_of(folder.path, "f").value());
+    std::string wanted;
+    std::deque<std::string> held;  // pieces that are not copied live until the end
+    const auto write = [&](uint64_t gap, uint64_t bytes) {
+      wanted.resize(wanted.size() + gap, '\0');
+      std::string& piece = held.emplace_back(bytes, '\0');
+      for (char& c : piece) c = static_cast<char>(random());
+      check(run.write(wanted.size(), piece.data(), piece.size()).ok(), "a write");
+      wanted += piece;
+      if (piece.size() <= WriteRun::kCopied) piece.assign(piece.size(), '#');
+    };
+    for (int i = 0; i < 300; ++i) {
+      write(random() % 64, random() % 5000);
+      if (splits && i % 50 == 0) write(64 + random() % 100'000, 1 + random() % 3'000'000);
+    }
+    // More small pieces than one call takes, and more of them than are kept at a time.
+    for (int i = 0; i < 3000; ++i) write(i % 2, 1 + random() % 400);
+    write(0, (2u << 20) - wanted.size() % (2u << 20));  // ends where a run does
+    check(run.sync().ok() && folder.content() == wanted, "the bytes of all writes");
+    // Behind what was written, and before it: no gap.
+    write(0, 10);
+    check(run.write(3, "abc", 3).ok() && run.flush().ok(), "a write before the others");
+    wanted.replace(3, 3, "abc");
+    check(folder.content() == wanted, "its bytes");
+  }
+}
+
+void test_mapped_windows() {
+  const Folder folder;
+  const auto out = NewDirectory::part_of(folder.path, "f").value();
+  std::string bytes((9u << 20) + 1234, '\0');
+  std::mt19937_64 random(6);
+  for (size_t i = 0; i < bytes.size(); i += 97) bytes[i] = static_cast<char>(random());
+  check(out->write(0, bytes.data(), bytes.size()).ok(), "a file");
+  MappedFiles files;
+  const auto file = folder.file();
+  const char* last = nullptr;
+  for (int i = 0; i < 400; ++i) {
+    auto one = files.take(file);
+    const uint64_t at = random() % bytes.size();
+    const uint64_t n = 1 + random() % std::min<uint64_t>(bytes.size() - at, i % 10 ? 5000 : 6u << 20);
+    const uint64_t end = at + n + random() % (bytes.size() - at - n + 1);
+    last = one->at(at, n, end);
+    if (last == nullptr) break;  // a file system, or a Linux, of which no page is mapped
+    check(std::string_view(last, n) == std::string_view(bytes).substr(at, n), "bytes of a window");
+    check(one->covers(at, n) && !one->covers(at, bytes.size()), "what the window has");
+    check(one->at(at, n, end) == last, "what lies in the window is not mapped again");
+    files.give_back(std::move(one));
+  }
+  auto first = files.take(file);
+  check(first->at(bytes.size() - 1, 2, bytes.size()) == nullptr, "no byte behind the end");
+  check(files.take(folder.file())->file() != file, "another file's window is its own");
+}
+
 }  // namespace
 
 int main() {
@@ -115,5 +198,7 @@ int main() {
   test_joined_crcs();
   test_globs();
   test_cuts();
+  test_runs_of_writes();
+  test_mapped_windows();
   return finish();
 }

@@ -22,7 +22,7 @@ Result<std::string> write_value_item(const std::string& pickle, Output& to);
 /// The item of a tensor, filled in row-major order.
 class TensorItem {
  public:
-  TensorItem(std::shared_ptr<OutputFile> file, uint64_t position, uint64_t buffer,
+  TensorItem(std::shared_ptr<ByteSink> file, uint64_t position, uint64_t buffer,
              const Dtype& dtype, Box box)
       : dtype_(dtype),
         box_(std::move(box)),
@@ -31,8 +31,6 @@ class TensorItem {
         zip_(out_),
         hash_(box_.shape, static_cast<uint64_t>(dtype.bytes)) {}
   const Box& box() const { return box_; }
-  /// Where the next elements will lie in the file.
-  uint64_t position() const { return out_.position(); }
   Status begin();
   /// The next elements. After the last ones the item is complete.
   Status add(const char* data, uint64_t elements);

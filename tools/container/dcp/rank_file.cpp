@@ -10,7 +10,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kPiece = 1u << 18;  // that stays in a core's cache between checksums and write
+constexpr uint64_t kPiece = 1u << 18;  // that stays in a core's cache between its checksums
 
 }  // namespace
 
@@ -37,37 +37,37 @@ Result<std::vector<RankWritten>> RankFile::write(const std::vector<RankItem>& it
     end_ = to.offset + to.length;
     total += to.length;
   }
+  // One thread writes all items in one run, several a run for each item.
+  const bool single = threads <= 1 || items.size() <= 1;
+  const auto all = std::make_shared<WriteRun>(file_);
   std::mutex lock;
   RETURN_IF_ERROR(parallel(items.size(), std::clamp(threads, 1, 256), [&](size_t i) -> Status {
-    if (items[i].dtype == nullptr) {
-      Hash hash;
-      hash.add(items[i].archive.data(), items[i].archive.size());
-      out[i].digest.whole = hash.hex();
-      RETURN_IF_ERROR(
-          file_->write(out[i].offset, items[i].archive.data(), items[i].archive.size()));
-    } else {
-      RETURN_IF_ERROR(write_tensor(items[i], out[i]));
-    }
+    const auto run = single ? all : std::make_shared<WriteRun>(file_);
+    RETURN_IF_ERROR(write_item(items[i], out[i], run));
+    if (!single) RETURN_IF_ERROR(run->flush());
     const std::lock_guard held(lock);
     done += out[i].length;
     return progress(done, total) ? fine() : Status(interrupted());
   }));
+  RETURN_IF_ERROR(all->flush());
   return out;
 }
 
-Status RankFile::write_tensor(const RankItem& item, RankWritten& to) {
-  const auto width = static_cast<uint64_t>(item.dtype->bytes);
-  const uint64_t elements = volume(item.shape), piece = kPiece / width;
-  TensorItem out(file_, to.offset, 1u << 12, *item.dtype,
+Status RankFile::write_item(const RankItem& item, RankWritten& to,
+                            const std::shared_ptr<WriteRun>& file) {
+  if (item.dtype == nullptr) {
+    Hash hash;
+    hash.add(item.archive.data(), item.archive.size());
+    to.digest.whole = hash.hex();
+    return file->write(to.offset, item.archive.data(), item.archive.size());
+  }
+  const uint64_t elements = volume(item.shape), width = static_cast<uint64_t>(item.dtype->bytes),
+                 piece = kPiece / width;
+  TensorItem out(file, to.offset, WriteRun::kCopied, *item.dtype,
                  Box{Shape(item.shape.size(), 0), item.shape});
   RETURN_IF_ERROR(out.begin());
-  // Pieces end at multiples of their size in the file, but for the last: the system then keeps each
-  // in one run of pages, and takes a quarter less time for it.
-  uint64_t n = piece - out.position() % kPiece / width;
-  for (uint64_t at = 0; at < elements; at += n, n = piece) {
-    n = std::min(n, elements - at);
-    RETURN_IF_ERROR(out.add(item.data + at * width, n));
-  }
+  for (uint64_t at = 0; at < elements; at += piece)
+    RETURN_IF_ERROR(out.add(item.data + at * width, std::min(piece, elements - at)));
   to.digest = out.digest();
   return fine();
 }

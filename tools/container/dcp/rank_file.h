@@ -9,6 +9,7 @@
 #include "container/common/writer.h"
 #include "container/dcp/tiles.h"
 #include "io/output.h"
+#include "io/write_run.h"
 
 namespace lowbit::ckpt {
 
@@ -41,7 +42,7 @@ class RankFile {
 
  private:
   explicit RankFile(std::shared_ptr<OutputFile> file) : file_(std::move(file)) {}
-  Status write_tensor(const RankItem& item, RankWritten& to);
+  static Status write_item(const RankItem& item, RankWritten& to, const std::shared_ptr<WriteRun>& file);
   std::shared_ptr<OutputFile> file_;
   uint64_t end_ = 0;
 };

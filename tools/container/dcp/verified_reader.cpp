@@ -7,7 +7,6 @@
 #include "container/common/strided.h"
 #include "container/common/tensor_reader.h"
 #include "container/dcp/digests.h"
-#include "io/mapped_file.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -162,8 +161,8 @@ Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const
   // A read of 2 KiB takes twice as long as its bytes. Where every page is needed, rows are copied
   // from the pages themselves.
   const uint64_t left = (end_row - range.first_row - 1) * pitch + row;
-  if (pitch - row <= kPage && (mapped.has_window() || left >= kMinMapped)) {
-    const uint64_t span = (range.rows - 1) * pitch + row;
+  const uint64_t span = (range.rows - 1) * pitch + row;
+  if (pitch - row <= kPage && (mapped.covers(start, span) || left >= kMinMapped)) {
     if (const char* from = mapped.at(start, span, start + left)) {
       for (uint64_t r = 0; r < range.rows; ++r) std::memcpy(out + r * row, from + r * pitch, row);
       bytes_ += range.rows * row;
@@ -179,13 +178,13 @@ Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const
   }
   // Short rows: some of them with what lies between.
   const uint64_t at_once = std::max<uint64_t>(1, (1u << 20) / pitch);
-  std::string span;
+  std::string some;
   for (uint64_t r = 0; r < range.rows; r += at_once) {
     const uint64_t n = std::min(at_once, range.rows - r);
-    span.resize((n - 1) * pitch + row);
-    RETURN_IF_ERROR(file->read(start + r * pitch, span.data(), span.size()));
-    bytes_ += span.size();
-    for (uint64_t i = 0; i < n; ++i) std::memcpy(out + (r + i) * row, span.data() + i * pitch, row);
+    some.resize((n - 1) * pitch + row);
+    RETURN_IF_ERROR(file->read(start + r * pitch, some.data(), some.size()));
+    bytes_ += some.size();
+    for (uint64_t i = 0; i < n; ++i) std::memcpy(out + (r + i) * row, some.data() + i * pitch, row);
   }
   return fine();
 }
@@ -205,7 +204,7 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
   const Shape from = row_major(part.chunk.shape);
   std::string values;
   ASSIGN_OR_RETURN(file, manifest_.container->files().open(payload.record.file));
-  MappedFile mapped(file);
+  std::unique_ptr<MappedFile> mapped = mapped_files_.take(std::move(file));
   const uint64_t end_row = all.first_row + all.rows;
   for (uint64_t row = all.first_row; row < end_row;) {
     const uint64_t end = std::min(end_row, (row / grid.cell_rows() + 1) * grid.cell_rows());
@@ -218,7 +217,7 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
     const uint64_t at_once = std::max<uint64_t>(1, kHashed / std::max<uint64_t>(1, pitch));
     for (uint64_t r = 0; r < band.rows; r += at_once) {
       const TileRange rows{row + r, std::min(at_once, band.rows - r), band.first_col, band.cols};
-      RETURN_IF_ERROR(fetch(payload, grid, rows, mapped, end_row, to + r * pitch));
+      RETURN_IF_ERROR(fetch(payload, grid, rows, *mapped, end_row, to + r * pitch));
       if (digits != nullptr) cells.add(to + r * pitch, rows.rows);
     }
     if (digits != nullptr && !cells.hold(*digits)) return damaged(part);
@@ -241,6 +240,7 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
     }
     put(part, take, stride, values.data() + first * width);
   }
+  mapped_files_.give_back(std::move(mapped));
   return fine();
 }
 

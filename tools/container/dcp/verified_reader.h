@@ -10,10 +10,9 @@
 #include "container/common/manifest.h"
 #include "container/dcp/recorded.h"
 #include "container/dcp/tiles.h"
+#include "io/mapped_file.h"
 
 namespace lowbit::ckpt {
-
-class MappedFile;
 
 /// What the headers of items say, so that each is read once. Thread-safe.
 class PayloadCache {
@@ -64,6 +63,7 @@ class VerifiedReader {
   const Recorded* recorded_;
   bool verify_;
   PayloadCache& cache_;
+  MappedFiles mapped_files_;
   std::atomic<uint64_t> bytes_ = 0, mapped_ = 0;
 };
 
