@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lowbit import sharding
+from lowbit.checkpoint.reader import module
 
 # What C++ writes as an item of torch.save; tensors of any other dtype are left to torch.save itself.
 DTYPES = frozenset({
@@ -78,13 +79,31 @@ def copied_into(kept: Any, value: Any) -> Any:
     to: list[torch.Tensor] = []
     what: list[torch.Tensor] = []
     out = _with_tensors_of(kept, value, to, what)
-    if all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in what):
-        if to:
-            torch._foreach_copy_(to, what)
-        return out
+    plain: list[tuple[int, int, int]] = []
+    others: list[tuple[torch.Tensor, torch.Tensor]] = []
     for a, b in zip(to, what, strict=True):
+        if _is_plain(a) and _is_plain(b):
+            plain.append((a.data_ptr(), b.data_ptr(), a.nbytes))
+        else:
+            others.append((a, b))
+    module().copy_memory(plain, torch.get_num_threads())
+    if others and all(type(b) in (torch.Tensor, torch.nn.Parameter) for _, b in others):
+        torch._foreach_copy_(*map(list, zip(*others, strict=True)))
+        return out
+    for a, b in others:
         a.copy_(b)
     return out
+
+
+def _is_plain(t: torch.Tensor) -> bool:
+    """Whether its values are the bytes that it has in the host's memory, one after another."""
+    return (
+        type(t) in (torch.Tensor, torch.nn.Parameter)
+        and t.layout == torch.strided
+        and t.is_cpu
+        and t.is_contiguous()
+        and not (t.is_neg() or t.is_conj())
+    )
 
 
 def _with_tensors_of(kept: Any, value: Any, to: list[torch.Tensor], what: list[torch.Tensor]) -> Any:  # fmt: skip

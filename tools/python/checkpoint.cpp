@@ -3,6 +3,7 @@
 #include "container/dcp/value_archive.h"
 #include "io/new_directory.h"
 #include "io/partial_name.h"
+#include "io/stream_copy.h"
 #include "io/text.h"
 #include "python/options.h"
 #include "python/rank_file_type.h"
@@ -184,6 +185,25 @@ PyObject* call_check_value(PyObject*, PyObject* given) {
   });
 }
 
+/// (copies, threads): copies memory; each of `copies` is (address to, address from, bytes).
+PyObject* call_copy_memory(PyObject*, PyObject* given) {
+  return guarded([&] {
+    PyObject* list = nullptr;
+    int threads = 1;
+    if (PyArg_ParseTuple(given, "O!i:copy_memory", &PyList_Type, &list, &threads) == 0)
+      throw Raised();
+    std::vector<MemoryCopy> copies;
+    for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) {
+      unsigned long long to = 0, from = 0, bytes = 0;
+      if (PyArg_ParseTuple(PyList_GetItem(list, i), "KKK", &to, &from, &bytes) == 0) throw Raised();
+      copies.push_back({reinterpret_cast<char*>(static_cast<uintptr_t>(to)),
+                        reinterpret_cast<const char*>(static_cast<uintptr_t>(from)), bytes});
+    }
+    without_gil([&] { return stream_copy(copies, threads); });
+    return none();
+  });
+}
+
 PyMethodDef kFunctions[] = {
     {"inspect", call_inspect, METH_VARARGS, "inspect(path, options, progress)"},
     {"verify", call_verify, METH_VARARGS, "verify(path, options, progress)"},
@@ -194,6 +214,7 @@ PyMethodDef kFunctions[] = {
     {"file_number", call_file_number, METH_VARARGS, "file_number(path)"},
     {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync, number)"},
     {"check_value", call_check_value, METH_VARARGS, "check_value(name, archive)"},
+    {"copy_memory", call_copy_memory, METH_VARARGS, "copy_memory(copies, threads)"},
     {"partial_stem", call_partial_stem, METH_VARARGS, "partial_stem(name)"},
     {nullptr, nullptr, 0, nullptr},
 };

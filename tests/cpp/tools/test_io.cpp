@@ -1,4 +1,5 @@
-// Helpers of the checkpoint tool: combined CRCs, digests by every instruction set, globs, cuts of meshes, long writes, mapped windows.
+// Helpers of the checkpoint tool: combined CRCs, digests by every instruction set, globs, cuts of meshes, long writes, mapped windows, copies past
+// the caches.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include "io/mapped_file.h"
 #include "io/new_directory.h"
 #include "io/partial_name.h"
+#include "io/stream_copy.h"
 #include "io/write_run.h"
 
 namespace {
@@ -190,6 +192,27 @@ void test_mapped_windows() {
   check(files.take(folder.file())->file() != file, "another file's window is its own");
 }
 
+void test_copies_past_the_caches() {
+  std::mt19937_64 random(7);
+  std::string from(12u << 20, '\0');
+  for (size_t i = 0; i < from.size(); i += 7) from[i] = static_cast<char>(random());
+  for (const int threads : {1, 3}) {
+    std::string to(from.size(), '#'), wanted = to;
+    std::vector<MemoryCopy> copies;
+    // Short and long ones, at any alignment, with bytes between them that stay.
+    for (uint64_t at = random() % 64; at < from.size();) {
+      const uint64_t most = copies.size() % 40 == 0 ? 5u << 20 : copies.size() % 3 ? 300 : 70'000;
+      const uint64_t n = std::min<uint64_t>(random() % most, from.size() - at);
+      const uint64_t source = random() % (from.size() - n);
+      copies.push_back({to.data() + at, from.data() + source, n});
+      wanted.replace(at, n, from, source, n);
+      at += n + random() % 130;
+    }
+    check(stream_copy(copies, threads).ok() && to == wanted, "copied bytes, and no others");
+  }
+  check(stream_copy({}, 1).ok(), "no copies");
+}
+
 }  // namespace
 
 int main() {
@@ -200,5 +223,6 @@ int main() {
   test_cuts();
   test_runs_of_writes();
   test_mapped_windows();
+  test_copies_past_the_caches();
   return finish();
 }
