@@ -313,3 +313,30 @@ def test_the_check_of_a_value_copies_no_tensor():
     before = kib("VmRSS")
     module().check_value("v", archive)
     assert kib("VmHWM") - before < 8 << 10
+
+
+def test_the_copy_of_an_async_save_has_the_values_of_every_layout():
+    """Plain tensors are copied by their bytes, past the caches; views of other layouts are not."""
+    torch.manual_seed(0)
+    numbers = torch.randn(3, dtype=torch.complex64)
+    state = {
+        "large": torch.randn(1 << 18),
+        "unaligned": torch.randn((1 << 18) + 1)[1:],
+        "weight": torch.nn.Parameter(torch.randn(5, 7, dtype=torch.bfloat16)),
+        "columns": torch.randn(8, 6).t(),
+        "negative": torch._neg_view(torch.randn(9)),
+        "conjugate": numbers.conj(),
+        "imaginary": numbers.conj().imag,
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(7.0),
+    }
+    writer = checkpoint.Writer("run")
+    for _ in range(2):
+        copied = writer.stage(state)
+        for name, t in state.items():
+            assert torch.equal(copied[name], t), name
+            assert copied[name].untyped_storage().data_ptr() != t.untyped_storage().data_ptr() or not t.numel()  # fmt: skip
+        del copied  # its save has ended
+        with torch.no_grad():
+            for t in state.values():
+                t.mul_(3)
