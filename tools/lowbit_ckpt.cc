@@ -78,9 +78,8 @@ std::string meant_option(const CLI::App& app) {
 int main(int argc, char** argv) {
   using namespace lowbit::ckpt;
   CLI::App app(
-      "Looks into checkpoints of PyTorch optimizers, checks them, and writes them for another "
-      "optimizer, another number of ranks, or as another kind of file. Nothing in a file is ever "
-      "executed.",
+      "Inspect, verify, convert, reshard and compare checkpoints of PyTorch optimizers. No file is "
+      "ever executed.",
       "lowbit-ckpt");
   app.set_version_flag("--version", version_text());
   app.require_subcommand(1);

@@ -1,6 +1,6 @@
-"""Checkpoints looked into, checked, converted and resharded: what `lowbit-ckpt` does, with the same options and the same reports.
+"""Inspects, verifies, converts, reshards and compares checkpoints, as `lowbit-ckpt` does, and returns its reports.
 
-Nothing in a file is ever executed, and nothing of a tensor's size is held in memory. The work runs without the GIL; Ctrl-C and an exception of the
+Nothing in a file is ever executed, and nothing of a tensor's size is held in memory. The work runs without the GIL. Ctrl-C and an exception of the
 progress callback stop it, and nothing is left behind.
 """
 
@@ -25,20 +25,26 @@ def inspect(
     path: Path, *, include: Sequence[str] = (), exclude: Sequence[str] = (), health: bool = False,
     digest: bool = False, progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What is in a checkpoint: the report of `lowbit-ckpt inspect --json`.
+    """Returns what a checkpoint contains.
 
     Args:
-        path: a folder of `torch.distributed.checkpoint`, a file of `torch.save` or one of safetensors; a path, or a URL of an object store that
-            fsspec knows, such as "s3://bucket/run/step-1000" (docs/object-stores.md).
-        include, exclude: globs on flat names such as "optim.state.*.exp_avg"; without `include` everything counts.
-        health: read everything, for the range of scales, shares of zero and saturated codes, and NaN.
-        digest: read everything, for a digest of all tensors that does not depend on how they are sharded.
-        progress: called with bytes done and bytes in all, at most ten times a second, in this thread; False, and an exception, stop the work.
-            True: a bar on standard error (with tqdm, where that is a terminal).
-        storage_options: what fsspec opens URLs with, such as `{"endpoint_url": "http://127.0.0.1:9000"}`; all URLs of the call.
+        path: a folder of `torch.distributed.checkpoint` or of DeepSpeed, or a file of `torch.save` or safetensors; a path, or a URL of an object
+            store that fsspec knows, such as "s3://bucket/run/step-1000" (docs/object-stores.md).
+        include: globs on flat names, such as "optim.state.*.exp_avg"; only names that match one count. Empty by default: everything counts.
+        exclude: globs on flat names; names that match one are skipped. Empty by default.
+        health: read everything, for shares of zero and saturated codes, ranges of magnitudes, NaN and infinity; False by default.
+        digest: read everything, for a digest of all tensors that does not depend on the sharding; False by default.
+        progress: called with bytes done and bytes in all, at most ten times a second, in this thread; if it returns False or raises, the work stops.
+            True draws a bar on standard error (with tqdm, if that is a terminal). None by default.
+        storage_options: keyword arguments that fsspec opens URLs with, such as `{"endpoint_url": "http://127.0.0.1:9000"}`; for all URLs of the call.
+
+    Returns:
+        The report of `lowbit-ckpt inspect --json`.
 
     Raises:
-        CheckpointError: the checkpoint is not sound.
+        CheckpointError: code 1 for I/O, 2 for usage, 3 for a bad checkpoint, 4 for a mismatch.
+        ImportError: lowbit was built without its checkpoint module, or a URL or a bar needs a package that is not installed.
+        ValueError: a URL is open with other `storage_options`.
     """
     with Shown(progress, "inspect") as told:
         options = _options(include=_names(include), exclude=_names(exclude), health=bool(health), digest=bool(digest))  # fmt: skip
@@ -51,19 +57,21 @@ def verify(
     path: Path, *, include: Sequence[str] = (), exclude: Sequence[str] = (), finite: bool = True,
     opaque: bool = False, threads: int = 1, progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Whether a checkpoint is whole: structure, checksums, coverage, values.
+    """Checks that a checkpoint is sound: structure, checksums, coverage and values.
 
     Args:
-        finite: also look at values: NaN, infinity, second moments below 0.
-        opaque: let values pass that are no plain data; torch would run what they name.
-        threads: that read.
+        finite: also check values: NaN, infinity, second moments below 0; True by default.
+        opaque: warn about opaque objects, which torch would import and run, instead of failing; False by default.
+        threads: number of reading threads, 1 to 256; 1 by default.
         path, include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
-        The report of `lowbit-ckpt verify --json`. "ok" says whether the values are sound; "findings" name file, item and tensor of what is not.
+        The report of `lowbit-ckpt verify --json`. "ok" says whether the values are sound; "findings" has tensor and reason of each that is not.
 
     Raises:
-        CheckpointError: the structure is not sound, or a checksum does not hold.
+        CheckpointError: code 1 for I/O, 2 for usage, 3 for a bad checkpoint, 4 for a mismatch.
+        ImportError: lowbit was built without its checkpoint module, or a URL or a bar needs a package that is not installed.
+        ValueError: a URL is open with other `storage_options`.
     """
     with Shown(progress, "verify") as told:
         options = _options(
@@ -82,29 +90,39 @@ def convert(
     part: tuple[int, int] | None = None, force: bool = False, manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20,
     progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes a checkpoint in the words of another optimizer.
+    """Converts a checkpoint to another optimizer's format.
 
     Args:
-        to: the dialect: "torch", "lowbit", "bitsandbytes", ...; "" keeps the source's.
-        container: "dcp", "torch", "safetensors", or "universal", which DeepSpeed resumes from; "" follows the target's name, else the source.
-        state_format, block: how state is kept where the dialect has a choice: "8bit", "4bit", "float32", ...
-        keep: refuse rather than requantize.
-        full_precision: globs on names of parameters whose state stays float32.
-        weights, seed: round float32 weights too, such as to "bfloat16_stochastic", with that seed.
-        model: a checkpoint with the weights, where names or shapes are needed.
-        optimizer: where the source has several, the path of the one to convert, such as "optimizers.0"; the others stay as they are.
-        from_dialect: whose state the source is, where its names fit two; "" is the one that is surest.
-        lossy: leave out what the target cannot keep, with a warning.
-        world_size, mesh: of a directory; by default as many ranks as the source has.
-        part: (i, n) writes part i of n of a directory, as for `reshard`. Errors of requantizing are those of what this part wrote.
-        target, dry_run, force, manifest, threads, memory_limit: as for `reshard`.
+        source: the checkpoint, as `path` of `inspect`.
+        target: the folder or file to write, or its URL; it appears whole or not at all. For a URL it is written to TMPDIR first.
+        to: the dialect of the target: "torch", "lowbit", "bitsandbytes", ...; "" by default, which keeps the source's.
+        container: "dcp", "torch", "safetensors", or "universal", which DeepSpeed resumes from; "" by default: the target's name decides, else the
+            source's container.
+        state_format: the format of the target's state: "8bit", "4bit", "float32", ...; "" by default: codes stay if the dialect has them, and float32
+            takes the dialect's default format.
+        block: values that share a scale, 32 to 2048; 0 by default, which leaves it to the format.
+        keep: raise rather than round or requantize; False by default.
+        full_precision: globs on names of parameters whose state stays float32; empty by default.
+        weights: also round float32 weights, to "bfloat16" or "bfloat16_stochastic"; "" by default, which leaves them.
+        seed: of the stochastic rounding of `weights`; 0 by default.
+        model: a checkpoint with the weights, if the source lacks its parameters' names or shapes; "" by default.
+        from_dialect: the dialect of the source, if it is ambiguous; "" by default: it is recognized.
+        optimizer: the path of the optimizer to convert, such as "optimizers.0", if the source has several; the others stay as they are.
+        lossy: drop what the target cannot store, with a warning; False by default.
+        world_size: number of ranks of a directory; by default as many as the source has.
+        mesh: instead, parts along each tensor dimension, as for `reshard`.
+        part: (i, n) writes part i of n of a directory, as for `reshard`. Errors in the report are then those of this part.
+        dry_run, force, manifest, threads, memory_limit: as for `reshard`.
         include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
-        The report of `lowbit-ckpt convert --json`: for each state whether its bits stayed, else the errors of requantizing it.
+        The report of `lowbit-ckpt convert --json`: for each state whether its bits stayed, or the errors of requantizing it.
 
     Raises:
-        CheckpointError: the source is not sound, or the target cannot say what the source does.
+        CheckpointError: code 1 for I/O, 2 for usage, 3 for a bad checkpoint, 4 for a mismatch or for what the target cannot store.
+        ImportError: lowbit was built without its checkpoint module, or a URL or a bar needs a package that is not installed.
+        TypeError: both `world_size` and `mesh` are given.
+        ValueError: `part` or `mesh` has a number outside its range, or a URL is open with other `storage_options`.
     """
     if container == "universal" and is_url(target):
         said = (
@@ -141,26 +159,31 @@ def reshard(
     manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20, progress: Progress | bool | None = None,
     storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes a checkpoint for another number of ranks; values stay as they are.
+    """Reshards a checkpoint to another number of ranks; values do not change.
 
     Args:
+        source: the checkpoint, as `path` of `inspect`.
         target: the folder to write, or its URL; it appears whole or not at all. For a URL it is written to TMPDIR first.
-        world_size: number of ranks, cut as FSDP2 cuts: `mesh={0: world_size}`.
+        world_size: number of ranks, at least 1, cut as FSDP2 cuts: `mesh={0: world_size}`.
         mesh: instead, parts along each tensor dimension, such as `{0: 4, 1: 2}` for FSDP over 4 and tensor parallelism over 2.
-        requantize: make new codes where a cut falls inside a block of torchao's quantized state; otherwise that is an error.
-        dry_run: only the plan.
-        part: (i, n) writes part i of n, from 0. All n run in any order, on machines that share a file system, under torchrun
-            `part=(rank, world_size)`; the last one publishes the target. A part that was killed is run again. Parts replace no target.
-        force: replace the target where it exists.
-        manifest: leave digests of what was written, for `verify`.
-        threads, memory_limit: that read and write, and their buffers in bytes, all together.
+        requantize: make new codes where a cut falls inside a block of torchao's quantized state; False by default, which raises there.
+        dry_run: return the plan and write nothing; False by default.
+        part: (i, n) writes part i of n, counted from 0. All n run in any order, on machines that share a file system, under torchrun as
+            `part=(rank, world_size)`; the last one publishes the target. Rerun a part that was killed. Parts replace no target.
+        force: replace the target if it exists and is a checkpoint; False by default.
+        manifest: write digests into `lowbit.json`, for `verify` and `Reader`; True by default.
+        threads: number of threads that read and write, 1 to 256; 1 by default.
+        memory_limit: maximum size of all buffers in bytes; 64 MiB by default.
         include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
         The report of `lowbit-ckpt reshard --json`; of a part also whether it "published" the target, and the parts that are "missing".
 
     Raises:
-        CheckpointError: the source is not sound, or the target cannot be written.
+        CheckpointError: code 1 for I/O, 2 for usage, 3 for a bad checkpoint, 4 for a mismatch.
+        ImportError: lowbit was built without its checkpoint module, or a URL or a bar needs a package that is not installed.
+        TypeError: neither `world_size` nor `mesh` is given, or both are.
+        ValueError: `part` or `mesh` has a number outside its range, or a URL is open with other `storage_options`.
     """
     if world_size is None and mesh is None:
         raise TypeError("reshard needs world_size= or mesh=")
@@ -185,15 +208,22 @@ def diff(
     a: Path, b: Path, *, bytes: bool = False, tolerance: float = 0.0, include: Sequence[str] = (),
     exclude: Sequence[str] = (), progress: Progress | bool | None = None, storage_options: StorageOptions = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """How two checkpoints differ.
+    """Compares two checkpoints.
 
     Args:
-        bytes: compare what lies in the files; by default the dequantized values.
-        tolerance: of a difference, relative to the 2-norm of the larger of two tensors.
+        a: a checkpoint, as `path` of `inspect`.
+        b: the other.
+        bytes: compare stored bytes instead of values; False by default.
+        tolerance: largest allowed difference relative to the larger tensor's 2-norm; 0 by default.
         include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
         The report of `lowbit-ckpt diff --json`: "same", and the "differences" by name with the first element that differs.
+
+    Raises:
+        CheckpointError: code 1 for I/O, 2 for usage, 3 for a bad checkpoint, 4 for a mismatch.
+        ImportError: lowbit was built without its checkpoint module, or a URL or a bar needs a package that is not installed.
+        ValueError: a URL is open with other `storage_options`.
     """
     with Shown(progress, "diff") as told:
         options = _options(

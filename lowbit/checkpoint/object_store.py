@@ -134,13 +134,15 @@ class Location:
             got = self.fs.cat_file(self.at(name), start=begin, end=end)
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{self.url_of(name)}: is gone: it was there when the checkpoint was opened", code=3
+                f"{self.url_of(name)}: was deleted while the checkpoint was read; open it again",
+                code=3,
             ) from error
         except Exception as error:
             raise failed(self.url_of(name), f"read bytes {begin}-{end - 1}", error) from error
         if len(got) != end - begin:
             raise CheckpointError(
-                f"{self.url_of(name)}: gave {len(got)} bytes for {begin}-{end - 1}: it changed while it was read, or its store knows no ranges",
+                f"{self.url_of(name)}: returned {len(got)} bytes for range {begin}-{end - 1}: the object changed, or the store does not support "
+                f"range requests; read again or copy it to disk",
                 code=3,
             )
         return got

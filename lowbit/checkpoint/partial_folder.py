@@ -102,7 +102,8 @@ class PartialFolder:
     def _check_idle(self) -> None:
         if not stat.S_ISDIR(os.lstat(self.temporary).st_mode):
             raise CheckpointError(
-                f"{self.temporary} is no folder of a save, and in its way: remove it", code=2
+                f"{self.temporary} is not a folder written by a save and blocks this one; remove it",
+                code=2,
             )
         try:
             lock = os.open(os.path.join(self.temporary, OWNER), os.O_RDWR | os.O_NOFOLLOW)

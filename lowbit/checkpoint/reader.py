@@ -33,22 +33,40 @@ def module() -> Any:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a checkpoint."""
+    """A tensor of a checkpoint.
 
-    name: str  # torch's flat name: the path joined by dots
+    Attributes:
+        name: torch's flat name, which is the path joined by dots.
+        path: keys and places from the top of the state dict.
+        dtype: as torch calls it, such as "float32".
+        shape: global, whatever the sharding.
+        bytes: of its values as stored.
+        cls: the class of a tensor subclass; "" of a plain tensor.
+        parts: the tensors that a subclass is made of, by attribute: dtype and shape of each.
+    """
+
+    name: str
     path: tuple[str | int, ...]
-    dtype: str  # "float32", as torch calls it
+    dtype: str
     shape: tuple[int, ...]
     bytes: int
-    cls: str = ""  # of a tensor subclass; what it is made of is in `parts`
-    parts: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)  # dtype, shape
+    cls: str = ""
+    parts: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Codes:
-    """How the codes of a state lie: `rows` rows of `cols` values, each row a bit stream of whole bytes, a scale to each `block`."""
+    """How the codes of a state are laid out: each row is a bit stream of whole bytes.
 
-    format: str  # of lowbit's catalog
+    Attributes:
+        format: its name in lowbit's catalog.
+        bits: of a code.
+        rows: of the matrix of codes.
+        cols: values in a row.
+        block: values that share a scale.
+    """
+
+    format: str
     bits: int
     rows: int
     cols: int
@@ -57,55 +75,95 @@ class Codes:
 
 @dataclass(frozen=True)
 class OwnTensor:
-    """One of the tensors that lowbit keeps a state in: codes, scales, a full-precision moment, a compensation."""
+    """One of the tensors that lowbit keeps a state in: codes, scales, a full-precision moment, a compensation.
 
-    key: str  # lowbit's: "exp_avg_dynamic8", "exp_avg_dynamic8_scale", ...
+    Attributes:
+        key: lowbit's, such as "exp_avg_dynamic8" or "exp_avg_dynamic8_scale".
+        dtype: as torch calls it.
+        shape: global.
+    """
+
+    key: str
     dtype: str
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class State:
-    """One state of one parameter, whoever wrote it."""
+    """One state of one parameter, in any dialect.
 
-    name: str  # torch's: "exp_avg", "exp_avg_sq", ...
+    Attributes:
+        name: torch's, such as "exp_avg" or "exp_avg_sq".
+        shape: of its values.
+        signed: False if no value is negative.
+        stored_as: format and blocks, in words.
+        bytes: as stored.
+        codes: their layout, if they are those of one of lowbit's formats bit for bit; else None.
+        own: the tensors that lowbit keeps the state in, if the file holds them.
+        place: numbers of the parameter and of the state in the model.
+    """
+
+    name: str
     shape: tuple[int, ...]
     signed: bool
-    stored_as: str  # for people
+    stored_as: str
     bytes: int
-    codes: Codes | None  # where they are lowbit's own bit for bit
-    own: tuple[OwnTensor, ...] = ()  # where the file holds the very tensors that lowbit keeps
-    place: tuple[int, int] = (0, 0)  # in the model
+    codes: Codes | None
+    own: tuple[OwnTensor, ...] = ()
+    place: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter that the optimizer keeps state of."""
+    """A parameter that the optimizer keeps state of.
 
-    name: str  # "" where the checkpoint only numbers its parameters
-    index: int  # in the order of the groups; -1 where it only names them
+    Attributes:
+        name: "" if the checkpoint only numbers its parameters.
+        index: in the order of the groups; -1 if the checkpoint only names its parameters.
+        shape: None if the checkpoint does not tell it.
+        states: its states.
+        numbers: values of its state that are plain numbers, such as "step".
+    """
+
+    name: str
+    index: int
     shape: tuple[int, ...] | None
     states: tuple[State, ...]
-    numbers: Mapping[str, Any]  # "step", ...
+    numbers: Mapping[str, Any]
 
 
 class Group(NamedTuple):
-    """A parameter group."""
+    """A parameter group.
 
-    settings: dict[str, Any]  # without "params"
-    params: tuple[int, ...]  # places in Model.params
-    # Settings that the file keeps as tensors of one element: where in `settings`, and the tensor's flat name.
+    Attributes:
+        settings: without "params".
+        params: places in Model.params.
+        tensors: settings that the file keeps as tensors of one element: the place in `settings`, and the tensor's flat name.
+    """
+
+    settings: dict[str, Any]
+    params: tuple[int, ...]
     tensors: tuple[tuple[tuple[str | int, ...], str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the optimizer state of a checkpoint means."""
+    """What the optimizer state of a checkpoint means.
+
+    Attributes:
+        dialect: the library that wrote it, such as "torch" or "bitsandbytes".
+        algorithm: such as "adam"; "" if it is not known.
+        flattened: whether keys are flat, as `flatten_optimizer_state_dict=True` saves them.
+        root: the path of the optimizer's state dict.
+        params: all parameters, in the order of the groups.
+        groups: the parameter groups.
+        warnings: oddities that do no harm.
+    """
 
     dialect: str
     algorithm: str
     flattened: bool
-    root: tuple[str | int, ...]  # where the optimizer's state dict lies
+    root: tuple[str | int, ...]
     params: tuple[Param, ...]
     groups: tuple[Group, ...]
     warnings: tuple[str, ...]
@@ -114,8 +172,19 @@ class Model:
 class Checkpoint:
     """A checkpoint that is read piece by piece. Only what is asked for is read, into memory of the caller's.
 
-    Opening it reads and checks its structure; bytes are checked against their checksums while they are read. Several threads may use one, one
+    Opening it reads and checks its structure. Bytes are checked against their checksums while they are read. Several threads may use one; one
     of them reads at a time.
+
+    Attributes:
+        path: as given, as text.
+        container: "dcp", "torch", "safetensors", ...
+        tensors: all tensors, by flat name.
+        values: plain values, by flat name; dtypes and devices are text.
+
+    Raises:
+        CheckpointError: code 1 for I/O, 2 for usage, 3 for a bad checkpoint.
+        ImportError: lowbit was built without its checkpoint module, or a URL needs a package that is not installed.
+        ValueError: the URL is open with other `storage_options`.
     """
 
     def __init__(
@@ -131,7 +200,6 @@ class Checkpoint:
             tensor = Tensor(**said)
             self.tensors[tensor.name] = tensor
             self._number[tensor.name] = i
-        # Values that are no tensors, by flat name; dtypes and devices are text.
         self.values: dict[str, Any] = self._reader.values()
         self._model: Model | None = None
 
@@ -139,23 +207,23 @@ class Checkpoint:
     def open(
         cls, path: Path, storage_options: StorageOptions = None, optimizer: str | None = None
     ) -> Checkpoint:
-        """The checkpoint at `path`: a folder of `torch.distributed.checkpoint`, a file of `torch.save` or one of safetensors.
+        """Opens the checkpoint at `path`: a folder of `torch.distributed.checkpoint` or of DeepSpeed, or a file of `torch.save` or safetensors.
 
         Args:
             path: a path, or a URL that fsspec knows.
-            storage_options: what fsspec opens a URL with.
-            optimizer: the one of `optimizers` that `model` means; needed only where there are several.
+            storage_options: keyword arguments that fsspec opens a URL with.
+            optimizer: the one of `optimizers` that `model` means; needed only if there are several.
         """
         return cls(path, storage_options, optimizer)
 
     @property
     def optimizers(self) -> list[str]:
-        """Where optimizer state dicts lie, by flat names: "optim"; "" is the top."""
+        """Flat names of the optimizer state dicts, such as "optim"; "" is the top."""
         return self._reader.optimizers()
 
     @property
     def opaque(self) -> list[str]:
-        """Names of what is neither a tensor nor plain data; it is never looked into."""
+        """Flat names of objects that are neither tensors nor plain data; nothing of them is read."""
         return self._reader.opaque()
 
     def read(
@@ -166,10 +234,21 @@ class Checkpoint:
         *,
         part: str | None = None,
     ) -> bytearray:
-        """Rows [begin, end) of a tensor, in its dtype and row-major; all of it by default.
+        """Reads rows [begin, end) of a tensor; all of it by default.
 
         Args:
-            part: of a tensor subclass, which of its tensors.
+            name: its flat name, a key of `tensors`.
+            begin: the first row; 0 by default.
+            end: the row behind the last; the number of rows by default.
+            part: of a tensor subclass, which of its tensors: a key of `parts`.
+
+        Returns:
+            A bytearray of prod(shape) * itemsize bytes, row-major, where shape is that of the rows.
+
+        Raises:
+            KeyError: there is no tensor of that name, or no such part.
+            ValueError: the rows are not inside the tensor, or it has no dimension.
+            CheckpointError: the bytes cannot be read, a checksum does not hold, or it is a tensor subclass and no `part` is given.
         """
         shape = self._shape(name, part)
         if begin is None and end is None:
@@ -184,7 +263,16 @@ class Checkpoint:
     def read_box(
         self, name: str, offset: Sequence[int], shape: Sequence[int], *, part: str | None = None
     ) -> bytearray:
-        """The box of `shape` at `offset`, in the tensor's dtype and row-major."""
+        """Reads the box of `shape` at `offset` of a tensor.
+
+        Returns:
+            A bytearray of prod(shape) * itemsize bytes, row-major.
+
+        Raises:
+            KeyError: there is no tensor of that name, or no such part.
+            ValueError: the box is not inside the tensor.
+            CheckpointError: as for `read`.
+        """
         self._shape(name, part)
         number = -1 if part is None else list(self.tensors[name].parts).index(part)
         return self._reader.read(self._number[name], number, list(offset), list(shape))
@@ -203,7 +291,7 @@ class Checkpoint:
         """What the optimizer state means, by the dialect that it is written in.
 
         Raises:
-            CheckpointError: it is written in none that is known, or in two equally.
+            CheckpointError: no dialect fits, or two fit equally.
         """
         if self._model is None:
             said = self._reader.model()
@@ -226,7 +314,15 @@ class Checkpoint:
         return self.model.params
 
     def read_state(self, state: State, first: int = 0, count: int | None = None) -> bytearray:
-        """Float32 values [first, first + count) of a state in row-major order, dequantized; all of them by default."""
+        """Reads values [first, first + count) of a state in row-major order, dequantized; all of them by default.
+
+        Returns:
+            A bytearray of 4 * count bytes: float32.
+
+        Raises:
+            ValueError: the values are not inside the state.
+            CheckpointError: they cannot be read, a checksum does not hold, or the state's values cannot be recovered.
+        """
         total = math.prod(state.shape)
         end = total if count is None else first + count
         if not 0 <= first <= end <= total:
@@ -237,27 +333,52 @@ class Checkpoint:
     def read_state_box(
         self, state: State, offset: Sequence[int], shape: Sequence[int]
     ) -> bytearray:
-        """The box of `shape` at `offset` of a state's values, float32, dequantized."""
+        """Reads the box of `shape` at `offset` of a state's values, dequantized.
+
+        Returns:
+            A bytearray of prod(shape) * 4 bytes: float32, row-major.
+
+        Raises:
+            ValueError: the box is not inside the state.
+            CheckpointError: as for `read_state`.
+        """
         _ = self.model
         return self._reader.read_state_box(*state.place, list(offset), list(shape))
 
     def read_own_box(
         self, state: State, tensor: OwnTensor, offset: Sequence[int], shape: Sequence[int]
     ) -> bytearray:
-        """The box of `shape` at `offset` of one of `state.own`, in its dtype and row-major."""
+        """Reads the box of `shape` at `offset` of one of `state.own`.
+
+        Returns:
+            A bytearray of prod(shape) * itemsize bytes, row-major, in the dtype of `tensor`.
+
+        Raises:
+            ValueError: `tensor` is none of `state.own`, or the box is not inside it.
+            CheckpointError: the bytes cannot be read, or a checksum does not hold.
+        """
         _ = self.model
         number = state.own.index(tensor)
         return self._reader.read_own(*state.place, number, list(offset), list(shape))
 
     def read_codes(self, state: State, begin: int, end: int, *, scales: bool = False) -> bytearray:
-        """Rows [begin, end) of a state's codes, or of its scales, as `state.codes` says they lie."""
+        """Reads rows [begin, end) of a state's codes, or of its scales.
+
+        Returns:
+            A bytearray, row-major. Codes are uint8 of shape [end - begin, ceil(cols * bits / 8)]. Scales have ceil(cols / block) entries in a row,
+            in the dtype and number of the format.
+
+        Raises:
+            ValueError: the state has no codes of lowbit's formats, or no scales, or the rows are not inside.
+            CheckpointError: the bytes cannot be read, or a checksum does not hold.
+        """
         _ = self.model
         return self._reader.read_codes(*state.place, begin, end, scales)
 
     def finish(self) -> None:
-        """Holds the checksums of what was read in part, and that no file changed since.
+        """Checks the checksums of what was read in part, and that no file has changed.
 
         Raises:
-            CheckpointError: one does not hold: what was read is not to be trusted.
+            CheckpointError: a checksum does not hold or a file has changed, so what was read is not to be trusted.
         """
         self._reader.finish()

@@ -63,7 +63,9 @@ def box_of(item: ReadItem) -> Box:
     inner = tuple(item.storage_offsets)
     start = tuple(item.storage_index.offset or (0,) * len(item.lengths))
     if len(start) != len(inner):
-        raise ValueError(f"{item.storage_index.fqn}: {start} and {inner} have other dimensions")
+        raise ValueError(
+            f"{item.storage_index.fqn}: {start} and {inner} must have the same number of dimensions"
+        )
     offset = tuple(map(operator.add, start, inner)) if any(start) else inner
     return Box(item.storage_index.fqn, offset, tuple(item.lengths))
 

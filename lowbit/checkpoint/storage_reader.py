@@ -283,7 +283,7 @@ class Exchange:
         if self.silent:
             who = ", ".join(map(str, sorted(self.silent)))
             raise CheckpointError(
-                f"{self.reader.checkpoint_id}: rank {who} could not read what this rank was to receive from it"
+                f"{self.reader.checkpoint_id}: rank {who} failed to read its share; its own error says why"
             )
 
     def _attempt(self, work: Callable[..., Any], *arguments: Any) -> Any:

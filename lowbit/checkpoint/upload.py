@@ -213,8 +213,10 @@ def written(
         return
     url = os.fsdecode(bytes_of(target)).rstrip("/")
     for source in sources:
-        if f"{os.fsdecode(bytes_of(source))}/".startswith(f"{url}/"):
-            raise CheckpointError(f"{url} is what is read; choose another place", code=2)
+        read = os.fsdecode(bytes_of(source)).rstrip("/")
+        if f"{read}/".startswith(f"{url}/"):
+            what = "is the source" if read == url else f"holds the source {read}"
+            raise CheckpointError(f"{url} {what}; choose another target", code=2)
     upload = Upload(url, storage_options)
     upload.check(force, folder)
     with tempfile.TemporaryDirectory(prefix="lowbit-") as scratch:

@@ -178,7 +178,7 @@ def test_what_is_wrong_is_one_clear_error(options, server, monkeypatch):
     with pytest.raises(checkpoint.CheckpointError, match="the file is cut off"):
         checkpoint.verify(url, storage_options=options)
     s3.rm_file("bucket/wrong/run/__0_0.distcp")
-    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0\.distcp: is gone"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0\.distcp: was deleted while"):
         open_file.read("w")
     # From here on the server asks who one is.
     del open_file

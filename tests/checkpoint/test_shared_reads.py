@@ -87,5 +87,5 @@ def test_a_rank_that_cannot_read_tells_the_others(pool, path, tmp_path):
             "w5" in said
             and file.name in said
             and "damaged" in said
-            and "could not read what this rank" in said
+            and "failed to read its share; its own error says why" in said
         )

@@ -462,8 +462,8 @@ def test_nothing_outside_is_touched(tmp_path):
         (partial / ".owner").symlink_to(outside / "thesis.txt")
 
     for make, said in (
-        (lambda: partial.symlink_to(outside), "in its way: remove it"),
-        (lambda: partial.write_text("a file"), "in its way: remove it"),
+        (lambda: partial.symlink_to(outside), "blocks this one; remove it"),
+        (lambda: partial.write_text("a file"), "blocks this one; remove it"),
         (link_of_owner, "symbolic links"),
     ):
         make()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from unittest import mock
 
 import pytest
@@ -184,6 +185,24 @@ def test_a_plan_refuses_what_the_deed_would(saved, tmp_path):
     for name in ("no/where.pt", "no/where"):
         done = run("convert", saved / "adam.pt", tmp_path / name, "--to", "lowbit", code=1)
         assert "there is no folder" in done.stderr
+
+
+def test_a_source_is_no_target(saved, tmp_path):
+    """Also where nothing is replaced: --force would not help, and nobody is to remove it."""
+    shutil.copy(saved / "adam.pt", tmp_path / "a.pt")
+    shutil.copytree(saved / "adam", tmp_path / "run" / "a")
+    for path in (tmp_path / "a.pt", tmp_path / "run" / "a"):
+        for more in ([], ["--force"], ["--dry-run"]):
+            error = run("convert", path, path, *more, code=2).stderr
+            assert error == f"lowbit-ckpt: {path} is the source; choose another target\n"
+    for more in ([], ["--part", "0/2"]):
+        for target, why in (
+            ("run/a", "is the source; choose another target"),
+            ("run", f"the source {tmp_path / 'run' / 'a'} lies in it"),
+            ("run/a/b", "lies in the source"),
+        ):
+            assert why in run("reshard", tmp_path / "run" / "a", tmp_path / target, "--world-size", 2, *more, code=2).stderr  # fmt: skip
+    assert sorted(os.listdir(tmp_path)) == ["a.pt", "run"]
 
 
 def test_the_weights_that_were_named_are_not_replaced(tmp_path):

@@ -423,6 +423,9 @@ def test_what_is_refused(tmp_path):
     save("nested", old, tmp_path / "torch")
     source, out = tmp_path / "torch", tmp_path / "out"
     assert "no dialect is named" in run(source, out, "--to", "nobody", code=2)
+    error = run(source, out, "--to", "megatron", code=2)
+    assert "megatron can only be read; these can be written: torch, " in error
+    assert "megatron" not in error.partition(":")[2].partition("written: ")[2]
     assert "no preset" in run(source, out, "--to", "lowbit", "--state-format", "9bit", code=2)
     assert "unsigned" in run(
         source, out, "--to", "lowbit", "--state-format", "dynamic8_unsigned", code=2

@@ -184,8 +184,9 @@ std::string fish(const Outline& app) {
 void add_completion(CLI::App& app, std::function<Status()>& chosen) {
   const auto shell = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("completion", "Print completions for a shell");
-  command->add_option("SHELL", *shell, "The shell")
+  command->add_option("SHELL", *shell, "bash, zsh or fish")
       ->required()
+      ->option_text("REQUIRED")
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   command->callback([shell, &app, &chosen] {
     chosen = [shell, &app] {

@@ -80,10 +80,11 @@ Status run(ConvertArguments& given) {
   const auto text = [&](const char* key) { return report[key].get<std::string>(); };
   const auto number = [&](const char* key) { return report[key].get<uint64_t>(); };
   const std::string way = text("to").empty() ? "" : ", " + text("from") + " to " + text("to");
-  fmt::print("{}{} -> {} ({}{}): {} -> {}, {} tensors, {} values{}\n",
-             given.options.dry_run ? "would write " : "", text("source"), text("target"),
-             text("container"), way, size_text(number("source_bytes")), size_text(number("bytes")),
-             number("tensors"), number("values"), write.part ? " in the whole target" : "");
+  fmt::print("{}{} -> {} ({}{}): {} -> {}, {}, {}{}\n", given.options.dry_run ? "would write " : "",
+             text("source"), text("target"), text("container"), way,
+             size_text(number("source_bytes")), size_text(number("bytes")),
+             counted(number("tensors"), "tensor"), counted(number("values"), "value"),
+             write.part ? " in the whole target" : "");
   if (write.part && !given.options.dry_run) print_part(report);
   print_states(report);
   for (const Json& note : report["notes"]) fmt::print("\n  {}\n", note.get<std::string>());
@@ -96,15 +97,15 @@ void add_state(CLI::App& command, ConvertOptions& options) {
       .add_option("--to", options.to,
                   fmt::format("The library whose optimizer will load TARGET: {}; without it only "
                               "the container changes",
-                              fmt::join(dialect_names(), ", ")))
+                              fmt::join(written_dialect_names(), ", ")))
       ->type_name("DIALECT");
   command.add_option("--from", options.from, "The source's dialect, if it is not recognized")
       ->type_name("DIALECT");
   command
       .add_option(
           "--optimizer", options.optimizer,
-          "If SOURCE has several optimizers: the path of the one to convert, such as optimizers.0; "
-          "the others stay as they are")
+          "The path of the optimizer to convert, if SOURCE has several, such as optimizers.0; the "
+          "others stay as they are")
       ->type_name("PATH");
   command
       .add_option("--state-format", options.wanted.state_format,
@@ -113,12 +114,14 @@ void add_state(CLI::App& command, ConvertOptions& options) {
                   "a format's name; without it codes stay as they are and float32 becomes 8bit")
       ->type_name("FORMAT");
   command.add_option("--block", options.wanted.block, "Values that share a scale, 32 to 2048")
-      ->check(CLI::Range(int64_t{32}, int64_t{2048}))
+      ->check(CLI::Range(int64_t{32}, int64_t{2048}).description(""))
       ->type_name("N");
   command
       .add_option("--full-precision", options.wanted.full_precision,
-                  "Parameters of these names keep float32 state, such as '*embed*'")
+                  "Parameters whose names match PATTERN keep float32 state, such as '*embed*'; may "
+                  "be repeated")
       ->type_name("PATTERN")
+      ->option_text("PATTERN")
       ->allow_extra_args(false);
 }
 
@@ -129,11 +132,14 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
   ConvertOptions& options = given->options;
   CLI::App* command = app.add_subcommand(
       "convert", "Write a checkpoint for another optimizer, state format or container");
-  command->add_option("SOURCE", given->source, "The checkpoint, in any container")->required();
+  command->add_option("SOURCE", given->source, "The checkpoint, in any container")
+      ->required()
+      ->option_text("REQUIRED");
   command
       ->add_option("TARGET", given->target,
-                   "What to write, a folder or a file; it appears whole or not at all")
-      ->required();
+                   "The folder or file to write; it appears whole or not at all")
+      ->required()
+      ->option_text("REQUIRED");
   add_state(*command, options);
   command
       ->add_option("--container", options.container,
@@ -142,25 +148,28 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
       ->type_name("KIND");
   command
       ->add_option("--world-size", given->ranks,
-                   "Ranks of a directory; by default as many as SOURCE has")
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
-  command->add_flag("--keep", options.wanted.keep, "Refuse to round anything");
+                   "Ranks of a directory, 1 to 65536; by default as many as SOURCE has")
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}).description(""))
+      ->type_name("N");
+  command->add_flag("--keep", options.wanted.keep, "Fail rather than round or requantize");
   command->add_flag("--lossy", options.wanted.lossy,
-                    "Leave out what the target cannot keep, with a warning");
+                    "Drop what the target cannot store, with a warning");
   command
-      ->add_option("--model", options.model,
-                   "A checkpoint with the weights, if SOURCE does not tell its parameters' shapes, "
-                   "or numbers "
-                   "them without names: then a model's state dict in a file of torch.save")
+      ->add_option(
+          "--model", options.model,
+          "A checkpoint with the weights, if SOURCE lacks its parameters' shapes or names; "
+          "for names, a model's state dict in a file of torch.save")
       ->type_name("PATH");
   command
       ->add_option("--weights", options.weights,
                    "Also round float32 weights: bfloat16, bfloat16_stochastic")
       ->type_name("FORMAT");
-  command->add_option("--seed", options.seed, "The seed of stochastic rounding, of --weights")
-      ->needs("--weights");
+  command->add_option("--seed", options.seed, "Seed of --weights' stochastic rounding")
+      ->needs("--weights")
+      ->type_name("N")
+      ->option_text("N");
   add_selection(*command, options.select);
-  command->add_flag("--dry-run", options.dry_run, "Say what would be done and write nothing");
+  command->add_flag("--dry-run", options.dry_run, "Show what would be done and write nothing");
   given->write.add(*command, options.write);
   given->report.add(*command);
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });

@@ -47,15 +47,15 @@ Status run(DiffArguments& given) {
 
 void add_diff(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<DiffArguments>();
-  CLI::App* command = app.add_subcommand(
-      "diff", "Where two checkpoints differ, by what they mean, in whatever way they are kept");
-  command->add_option("A", given->first, "A checkpoint")->required();
-  command->add_option("B", given->second, "Another")->required();
-  command->add_flag("--bytes", given->options.bytes, "By bytes, not by meaning");
+  CLI::App* command = app.add_subcommand("diff", "Compare two checkpoints by value");
+  command->add_option("A", given->first, "A checkpoint")->required()->option_text("REQUIRED");
+  command->add_option("B", given->second, "Another")->required()->option_text("REQUIRED");
+  command->add_flag("--bytes", given->options.bytes, "Compare stored bytes instead of values");
   command
       ->add_option(
           "--tolerance", given->options.tolerance,
-          "How far a tensor may be off, as a part of the larger one's 2-norm, such as 0.02")
+          "Largest allowed difference of a tensor, relative to the larger 2-norm, such as 0.02")
+      ->type_name("T")
       ->check([](const std::string& text) {
         return text.starts_with('-') ? "must not be negative" : std::string();
       });

@@ -79,7 +79,8 @@ void print_sums(const Json& out) {
   fmt::print("\n");
   for (const char* key : {"bytes_by_dtype", "bytes_by_kind"}) {
     for (const auto& [name, sum] : out[key].items())
-      fmt::print("{:<32} {:>6} tensors {:>12}\n", name, sum["tensors"].get<uint64_t>(),
+      fmt::print("{:<32} {:>6} {:<7} {:>12}\n", name, sum["tensors"].get<uint64_t>(),
+                 sum["tensors"] == 1 ? "tensor" : "tensors",
                  size_text(sum["bytes"].get<uint64_t>()));
   }
 }
@@ -103,10 +104,10 @@ Status run(InspectArguments& given) {
     print_json(out);
     return fine();
   }
-  const auto files = out["files"].get<size_t>();
-  fmt::print("{}\n  {}, {} file{}, {} tensors, {} values, {}\n", out["path"].get<std::string>(),
-             out["container"].get<std::string>(), files, files == 1 ? "" : "s",
-             out["tensors"].size(), out["values"].size(), size_text(out["bytes"].get<uint64_t>()));
+  fmt::print("{}\n  {}, {}, {}, {}, {}\n", out["path"].get<std::string>(),
+             out["container"].get<std::string>(), counted(out["files"].get<size_t>(), "file"),
+             counted(out["tensors"].size(), "tensor"), counted(out["values"].size(), "value"),
+             size_text(out["bytes"].get<uint64_t>()));
   bar.clear();
   print_summary(out);
   print_tensors(out["tensors"]);
@@ -121,18 +122,17 @@ Status run(InspectArguments& given) {
 
 void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<InspectArguments>();
-  CLI::App* command = app.add_subcommand("inspect", "What is in a checkpoint");
-  command->add_option("PATH", given->path, "The checkpoint")->required();
-  command
-      ->add_option("--html", given->html, "Write a page for a browser, with pictures of the state")
+  CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint contains");
+  command->add_option("PATH", given->path, "The checkpoint")->required()->option_text("REQUIRED");
+  command->add_option("--html", given->html, "Write a page for a browser, with plots of the state")
       ->type_name("FILE");
-  command->add_flag("--force", given->force, "Replace that page where it exists");
+  command->add_flag("--force", given->force, "Replace FILE of --html if it exists");
   command->add_flag("--json", given->json, "Print the report as JSON");
   command->add_flag("--digest", given->options.digest,
-                    "Read everything and print a digest that does not depend on how it is sharded");
+                    "Read everything and print a digest that does not depend on the sharding");
   command->add_flag(
       "--health", given->options.health,
-      "Read everything: shares of zero and saturated codes, ranges, what is not finite");
+      "Read everything: shares of zero and saturated codes, ranges, NaN and infinity");
   add_selection(*command, given->options.select);
   command->add_flag("--quiet", given->quiet, "No progress bar");
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });

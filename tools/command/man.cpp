@@ -42,14 +42,14 @@ std::string entry(const OutlineOption& o, bool place) {
 }
 
 constexpr const char* kDescription =
-    R"(looks into checkpoints of PyTorch optimizers, checks them, and
-writes them in another form: for another optimizer, another number of ranks, or in another kind of file.
-It has no torch and no Python in it, and it never executes anything that a file holds:
-pickles are read by an allowlist into values that do nothing, and what does not fit is refused.
+    R"(inspects, verifies, converts, reshards and compares checkpoints of PyTorch optimizers.
+It contains neither torch nor Python, and it never executes a file:
+it parses pickles against an allowlist into inert values, and refuses what is outside.
 .PP
-A checkpoint is a directory of torch.distributed.checkpoint, a file of torch.save, or a safetensors file.
-What is written appears whole or not at all.
-Memory stays bounded however large the checkpoint is.
+A checkpoint is a directory of torch.distributed.checkpoint, a file of torch.save, a safetensors file,
+or a folder of DeepSpeed.
+Output appears whole or not at all.
+Memory stays bounded, however large the checkpoint is.
 )";
 
 constexpr const char* kExits = R"(.TP
@@ -71,15 +71,35 @@ A mismatch: values that are not finite, digests that do not agree, or two checkp
 
 constexpr const char* kFiles = R"(.TP
 .I DIR/.metadata
-What makes a directory a checkpoint: a pickle that says which part of which tensor lies where.
+Makes a directory a checkpoint: a pickle that says which part of which tensor lies where.
 .TP
 .I DIR/lowbit.json
-Digests of what this program wrote, which
+Digests of what this program wrote.
 .B verify
-holds against what it reads.
+compares them with what it reads.
 .TP
 .I .NAME.partial\-XXXXXX
-What is being written, beside its place. One that is left behind is of a process that was killed, and may be deleted.
+Output that is being written, beside its target. One that a killed process left may be deleted.
+.TP
+.I .NAME.partial\-XXXXXX.old
+The checkpoint that is being replaced, on a file system that cannot exchange two folders.
+If NAME does not exist, a kill came between two renames: rename it to NAME.
+Otherwise it is the rest of the old checkpoint.
+.TP
+.I .NAME.partial\-pieces
+What the parts of
+.B \-\-part
+wrote. The last part publishes it as NAME.
+.TP
+.I .NAME.partial\-remove
+The same folder while it is removed. A later run with
+.B \-\-part
+removes what a kill left of it.
+.TP
+.I .NAME.partial\-saving
+A save of lowbit.checkpoint.Writer. The next save to NAME removes what a killed save left, and renames
+.I .NAME.partial\-saving.old
+back to NAME if a kill came between two renames.
 )";
 
 std::string man(const CLI::App& app) {

@@ -92,6 +92,10 @@ std::string size_text(uint64_t bytes) {
   return fmt::format("{:.1f} {}", n, units[u]);
 }
 
+std::string counted(uint64_t count, const char* noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 int default_threads() {
   return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
 }
@@ -99,26 +103,30 @@ int default_threads() {
 void add_selection(CLI::App& command, Selection& selection) {
   command
       .add_option("--include", selection.include,
-                  "Only what fits one of these patterns: * any text, ? one character, [ab] one of "
-                  "a set")
+                  "Only names that match GLOB (*, ?, [ab]); may be repeated")
       ->type_name("GLOB")
+      ->option_text("GLOB")
       ->allow_extra_args(false);
-  command.add_option("--exclude", selection.exclude, "Nothing that fits one of these")
+  command.add_option("--exclude", selection.exclude, "Skip names that match GLOB; may be repeated")
       ->type_name("GLOB")
+      ->option_text("GLOB")
       ->allow_extra_args(false);
 }
 
 void WriteArguments::add(CLI::App& command, WriteOptions& options) {
   command
       .add_option("--part", part,
-                  "Write part I of N of a directory, from 0: run all N, in any order, on machines "
-                  "that share a file system; the last one publishes TARGET. Run a part again if it "
-                  "was killed")
+                  "Write part I of N of a directory, counted from 0. Run all N, in any order, on "
+                  "machines that share a file system; the last one publishes TARGET. Rerun a part "
+                  "that was killed")
       ->type_name("I/N");
-  command.add_option("--threads", threads, "Threads that read and write")
-      ->check(CLI::Range(1, 256))
+  command.add_option("--threads", threads, "Threads that read and write, 1 to 256")
+      ->check(CLI::Range(1, 256).description(""))
+      ->type_name("N")
       ->capture_default_str();
-  command.add_option("--memory-limit", memory, "Most bytes of buffers, such as 512M")
+  command
+      .add_option("--memory-limit", memory,
+                  "Maximum size of all buffers, such as 512M; at least 1M")
       ->type_name("SIZE")
       ->capture_default_str();
   command.add_flag("--force", options.replace, "Replace TARGET if it exists and is a checkpoint");

@@ -14,6 +14,8 @@ Result<uint64_t> parse_size(const std::string& text);
 Result<Mesh> parse_mesh(const std::string& parts, const std::string& dims);
 /// "1.5 GiB".
 std::string size_text(uint64_t bytes);
+/// "1 tensor", "2 tensors".
+std::string counted(uint64_t count, const char* noun);
 /// How many threads are used where nobody says: as many as the machine has, at most 8.
 int default_threads();
 

@@ -9,7 +9,7 @@ namespace lowbit::ckpt {
 namespace {
 
 /// CLI11 tells what an option takes as one text: a type, then the checks, such as
-/// "TEXT:{dcp,torch}", "INT:INT in [1 - 256]".
+/// "TEXT:{dcp,torch}", "N".
 void split_type(const std::string& text, OutlineOption& to) {
   to.value = text.substr(0, text.find(':'));
   const size_t open = text.find('{'), close = text.find('}');
@@ -20,9 +20,11 @@ void split_type(const std::string& text, OutlineOption& to) {
 
 /// Values that the program knows, though the parser does not.
 void add_known(OutlineOption& to) {
-  if (to.value == "DIALECT") to.choices = dialect_names();
+  const std::string& name = to.names.back();
+  if (to.value == "DIALECT")
+    to.choices = name == "--to" ? written_dialect_names() : dialect_names();
   if (to.value == "KIND") to.choices = container_names();
-  to.open = to.names.back() == "--state-format";
+  to.open = name == "--state-format";
   if (to.open) to.choices = preset_names();
 }
 

@@ -11,7 +11,7 @@ namespace lowbit::ckpt {
 
 struct OutlineOption {
   std::vector<std::string> names;    // with their dashes; of an argument by place, its one name
-  std::string value;                 // what it takes: "INT", "FILE", ...; empty: a switch
+  std::string value;                 // what it takes: "N", "FILE", ...; empty: a switch
   std::vector<std::string> choices;  // values that are known
   bool open = false;                 // others are taken too
   std::string about;

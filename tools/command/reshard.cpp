@@ -33,14 +33,17 @@ Status run(ReshardArguments& given) {
   const Json& report = done.value();
   if (!given.report.print(report)) return fine();
   const auto number = [&](const char* key) { return report[key].get<uint64_t>(); };
-  fmt::print(
-      "{}{} -> {}: {} ranks, {} tensors in {} chunks ({} copied as they {}), {} values, {}{}\n",
-      given.options.dry_run ? "would write " : "", report["source"].get<std::string>(),
-      report["target"].get<std::string>(), write.mesh.ranks(), number("tensors"), number("chunks"),
-      number("copied"), given.options.dry_run ? "are" : "were", number("values"),
-      size_text(number("bytes")), write.part ? " in the whole target" : "");
+  fmt::print("{}{} -> {}: {}, {} in {} ({} copied as they {}), {}, {}{}\n",
+             given.options.dry_run ? "would write " : "", report["source"].get<std::string>(),
+             report["target"].get<std::string>(),
+             counted(static_cast<uint64_t>(write.mesh.ranks()), "rank"),
+             counted(number("tensors"), "tensor"), counted(number("chunks"), "chunk"),
+             number("copied"), given.options.dry_run ? "are" : "were",
+             counted(number("values"), "value"), size_text(number("bytes")),
+             write.part ? " in the whole target" : "");
   if (write.part && !given.options.dry_run) print_part(report);
-  if (given.options.dry_run) fmt::print("{} tensors would be cut anew\n", number("recut"));
+  if (given.options.dry_run)
+    fmt::print("{} would be cut anew\n", counted(number("recut"), "tensor"));
   return fine();
 }
 
@@ -50,14 +53,20 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<ReshardArguments>();
   CLI::App* command = app.add_subcommand(
       "reshard", "Write a checkpoint as a directory for another number of ranks");
-  command->add_option("SOURCE", given->source, "The checkpoint, in any container")->required();
+  command->add_option("SOURCE", given->source, "The checkpoint, in any container")
+      ->required()
+      ->option_text("REQUIRED");
   command
       ->add_option("TARGET", given->target, "The folder to write; it appears whole or not at all")
-      ->required();
+      ->required()
+      ->option_text("REQUIRED");
   command
-      ->add_option("--world-size", given->ranks,
-                   "Number of ranks; rows are cut into parts of ceil(rows / N), as FSDP2 does")
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+      ->add_option(
+          "--world-size", given->ranks,
+          "Number of ranks, 1 to 65536; rows are cut into parts of ceil(rows / N), as FSDP2 "
+          "does")
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}).description(""))
+      ->type_name("N");
   command->add_option("--mesh", given->mesh, "Ranks along each dimension of a mesh, such as 2x2")
       ->type_name("NxM");
   command
@@ -66,10 +75,10 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
       ->type_name("D,E");
   add_selection(*command, given->options.select);
   command->add_flag("--requantize", given->options.requantize,
-                    "Where a cut falls inside a block of torchao's quantized state: make new codes "
-                    "(by default that is an error)");
+                    "Make new codes where a cut falls inside a block of torchao's quantized state, "
+                    "which is an error otherwise");
   command->add_flag("--dry-run", given->options.dry_run,
-                    "Say what would be done and write nothing");
+                    "Show what would be done and write nothing");
   given->write.add(*command, given->options.write);
   given->report.add(*command);
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });

@@ -30,10 +30,10 @@ Status run(VerifyArguments& given) {
     for (const Json& f : findings)
       fmt::print("{}: {}\n", f["tensor"].get<std::string>(), f["what"].get<std::string>());
     if (!given.report.quiet && findings.empty()) {
-      fmt::print("{}: {}, {} tensors, {} values, {}: structure, checksums and values hold\n",
+      fmt::print("{}: {}, {}, {}, {}: structure, checksums and values hold\n",
                  report["path"].get<std::string>(), report["container"].get<std::string>(),
-                 report["checked"]["tensors"].get<uint64_t>(),
-                 report["checked"]["values"].get<uint64_t>(),
+                 counted(report["checked"]["tensors"].get<uint64_t>(), "tensor"),
+                 counted(report["checked"]["values"].get<uint64_t>(), "value"),
                  size_text(report["checked"]["bytes"].get<uint64_t>()));
     }
   }
@@ -49,15 +49,15 @@ Status run(VerifyArguments& given) {
 
 void add_verify(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<VerifyArguments>();
-  CLI::App* command =
-      app.add_subcommand("verify", "Whether a checkpoint is whole: structure, checksums, values");
-  command->add_option("PATH", given->path, "The checkpoint")->required();
+  CLI::App* command = app.add_subcommand("verify", "Check structure, checksums and values");
+  command->add_option("PATH", given->path, "The checkpoint")->required()->option_text("REQUIRED");
   command->add_flag("--no-values", given->no_values, "Skip the check for NaN and infinity");
   command->add_flag("--opaque", given->options.opaque,
-                    "Let values pass that are no plain data; torch would run what they name");
+                    "Warn about opaque objects instead of failing");
   given->options.threads = default_threads();
-  command->add_option("--threads", given->options.threads, "Threads that read")
-      ->check(CLI::Range(1, 256))
+  command->add_option("--threads", given->options.threads, "Threads that read, 1 to 256")
+      ->check(CLI::Range(1, 256).description(""))
+      ->type_name("N")
       ->capture_default_str();
   add_selection(*command, given->options.select);
   given->report.add(*command);

@@ -182,7 +182,8 @@ Result<FolderContent> folder_content(const std::string& path) {
 Status publish_into(const std::string& from, const std::string& to, bool sync) {
   const FolderLock lock(to);
   const auto moved_not = [&](const std::string& name) {
-    const std::string why = errno == EEXIST ? "it came into being meanwhile" : reason();
+    const std::string why =
+        errno == EEXIST ? "another program created it during the write" : reason();
     return failed("cannot move " + printable(name) + " into " + printable(to) + ": " + why);
   };
   const auto synced = [&] { return sync ? sync_folder(to) : fine(); };

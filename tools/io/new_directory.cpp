@@ -60,6 +60,24 @@ Status check_others(const FolderContent& there, NewDirectory::Kind kind, const s
 
 }  // namespace
 
+Status NewDirectory::check_sources(const std::string& path,
+                                   const std::vector<std::string>& sources) {
+  const std::string shown = printable(path);
+  struct stat info;
+  const bool exists = ::lstat(path.c_str(), &info) == 0;
+  for (const std::string& source : sources) {
+    if (exists && inside(source, path))
+      return usage(inside(path, source) ? shown + " is the source; choose another target"
+                                        : shown + " cannot be replaced: the source " +
+                                              printable(source) + " lies in it");
+    const bool dcp = ::lstat((source + "/.metadata").c_str(), &info) == 0;
+    if (dcp && &source == &sources.front() && inside(path, source))
+      return usage(shown + " lies in the source " + printable(source) +
+                   ", of which it would be a part: choose a place beside it");
+  }
+  return fine();
+}
+
 Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
                            const std::vector<std::string>& sources) {
   RETURN_IF_ERROR(check_no_url(given));
@@ -69,6 +87,7 @@ Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
     return usage("'" + printable(given) + "' does not name a folder to write");
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
+  RETURN_IF_ERROR(check_sources(path, sources));
   if (exists && !replace && kind != Kind::kSave)
     return usage(shown + " exists; --force replaces it");
   if (exists && !S_ISDIR(info.st_mode)) return usage(shown + " exists and is not a folder");
@@ -77,15 +96,6 @@ Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
     if (!replace && (there.dcp || there.universal))
       return usage(shown + " exists; overwrite=True replaces it");
     RETURN_IF_ERROR(check_others(there, kind, shown));
-  }
-  for (const std::string& source : sources) {
-    if (exists && inside(source, path))
-      return usage(shown + " cannot be replaced: the source " + printable(source) +
-                   " is or lies in it");
-    const bool dcp = ::lstat((source + "/.metadata").c_str(), &info) == 0;
-    if (dcp && &source == &sources.front() && inside(path, source))
-      return usage(shown + " lies in the source " + printable(source) +
-                   ", of which it would be a part: choose a place beside it");
   }
   if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
     return failed("cannot write " + shown + ": there is no folder " + printable(parent));
@@ -169,8 +179,9 @@ Status NewDirectory::take_place() {
   const unsigned flags = replace_ ? RENAME_EXCHANGE : RENAME_NOREPLACE;
   const std::string what = "cannot rename " + printable(temporary_) + " to " + printable(path_);
   const auto exists = [this] {
-    return Error{Exit::kUsage,
-                 printable(path_) + " came into being meanwhile; --force replaces it"};
+    return Error{Exit::kUsage, printable(path_) +
+                                   " was created by another program during the write; "
+                                   "--force replaces it"};
   };
   if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), flags) == 0) {
     if (replace_) old_ = temporary_;

@@ -28,6 +28,8 @@ class NewDirectory {
   /// a checkpoint. None of `sources` may be the target or lie in it, nor the target in one of them.
   static Status check(const std::string& path, bool replace, Kind kind,
                       const std::vector<std::string>& sources = {});
+  /// An error if the target exists and is one of `sources` or holds one, or lies in the first.
+  static Status check_sources(const std::string& path, const std::vector<std::string>& sources);
   /// Checks, and creates the folder.
   static Result<std::shared_ptr<NewDirectory>> create(const std::string& path, bool replace,
                                                       Kind kind,

@@ -45,6 +45,12 @@ Status NewFile::check(const std::string& path, bool replace,
     return Error{Exit::kUsage, "'" + printable(path) + "' does not name a file to write"};
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
+  for (const std::string& source : sources) {
+    struct stat other;
+    if (exists && ::stat(source.c_str(), &other) == 0 && other.st_dev == info.st_dev &&
+        other.st_ino == info.st_ino)
+      return Error{Exit::kUsage, printable(path) + " is the source; choose another target"};
+  }
   if (exists && !replace)
     return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
   if (exists && !S_ISREG(info.st_mode))
@@ -53,12 +59,6 @@ Status NewFile::check(const std::string& path, bool replace,
     return Error{Exit::kUsage, printable(path) +
                                    " exists and is neither a checkpoint nor a page, "
                                    "which --force does not replace"};
-  for (const std::string& source : sources) {
-    struct stat other;
-    if (exists && ::stat(source.c_str(), &other) == 0 && other.st_dev == info.st_dev &&
-        other.st_ino == info.st_ino)
-      return Error{Exit::kUsage, printable(path) + " is what is read; choose another place"};
-  }
   if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
     return failed("cannot write " + printable(path) + ": there is no folder " + printable(parent));
   return fine();
@@ -102,8 +102,9 @@ Status NewFile::commit() {
     if (done == 0) ::unlink(temporary_.c_str());
   }
   if (done != 0 && errno == EEXIST)
-    return Error{Exit::kUsage,
-                 printable(path_) + " came into being meanwhile; --force replaces it"};
+    return Error{Exit::kUsage, printable(path_) +
+                                   " was created by another program during the write; "
+                                   "--force replaces it"};
   if (done != 0)
     return failed("cannot rename " + printable(temporary_) + " to " + printable(path_) + ": " +
                   reason());

@@ -73,6 +73,7 @@ Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
     out->published_ = true;
     return out;
   }
+  RETURN_IF_ERROR(NewDirectory::check_sources(path, sources));
   if (there(path)) {
     remove_together(out->removed());
     return usage(
@@ -93,7 +94,8 @@ Status SharedDirectory::begin(const std::string& plan, const std::vector<std::st
   const bool planned = there(folder_ + "/plan");
   if (planned ? !there(checkpoint_) : parts) {
     const bool late = there(path_);  // the other parts have published meanwhile
-    if (late && !planned) return usage(printable(path_) + " came into being meanwhile");
+    if (late && !planned)
+      return usage(printable(path_) + " was created by another program during the write");
     if (!late)
       return usage(printable(folder_) + ": its parts are of an older reshard, whose " +
                    (planned ? "checkpoint" : "plan") + " is gone: " + kAgain);
@@ -239,7 +241,8 @@ Status SharedDirectory::publish() {
     if (done != 0) {
       const int why = errno;
       if (why == EEXIST || why == ENOTEMPTY)
-        return usage(printable(path_) + " came into being meanwhile; the parts lie in " +
+        return usage(printable(path_) +
+                     " was created by another program during the write; the parts lie in " +
                      printable(folder_));
       if (why != ENOENT || !there(path_)) {
         errno = why;

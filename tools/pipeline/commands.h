@@ -58,8 +58,9 @@ struct ConvertOptions {
   std::string model;      // a checkpoint with the weights, where shapes or names are needed
   WriteOptions write;     // mesh.parts empty: as many ranks as the source has
 };
-/// Values of `to` and `from`, and of `container`.
+/// Values of `from`, of `to`, which takes dialects that can be written, and of `container`.
 std::vector<std::string> dialect_names();
+std::vector<std::string> written_dialect_names();
 std::vector<std::string> container_names();
 /// "a, b or c".
 std::string alternatives(const std::vector<std::string>& words);

@@ -113,7 +113,8 @@ Result<const Dialect*> dialect_named(const std::string& said) {
 /// Options that make no sense together.
 Status check_options(const ConvertOptions& options, const Dialect* from, const Dialect* to) {
   if (to != nullptr && to->write == nullptr)
-    return usage(std::string(to->name) + " is read, but not written");
+    return usage(fmt::format("{} can only be read; these can be written: {}", to->name,
+                             fmt::join(written_dialect_names(), ", ")));
   if (to != nullptr) return fine();
   if (!options.wanted.state_format.empty() || options.wanted.block != 0 ||
       !options.wanted.full_precision.empty())
@@ -370,6 +371,14 @@ std::string part_plan(const ConvertOptions& options, const Dialect* from) {
 std::vector<std::string> dialect_names() {
   std::vector<std::string> out;
   for (const Dialect* d : dialects()) out.emplace_back(d->name);
+  return out;
+}
+
+std::vector<std::string> written_dialect_names() {
+  std::vector<std::string> out;
+  for (const Dialect* d : dialects()) {
+    if (d->write != nullptr) out.emplace_back(d->name);
+  }
   return out;
 }
 

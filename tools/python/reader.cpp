@@ -129,12 +129,15 @@ Object Reader::opaque() const {
 }
 
 Object Reader::read(size_t tensor, int part, const Shape& offset, const Shape& shape) {
-  if (tensor >= tensors_.size()) raise(PyExc_IndexError, "there is no tensor of that number");
+  if (tensor >= tensors_.size())
+    raise(PyExc_IndexError, "there is no tensor " + std::to_string(tensor) +
+                                ": the checkpoint has " + std::to_string(tensors_.size()));
   const Leaf* leaf = tensors_[tensor];
   const std::string name = printable(leaf->name());
   if (part >= 0) {
     if (static_cast<size_t>(part) >= leaf->parts.size())
-      raise(PyExc_IndexError, name + " has no part of that number");
+      raise(PyExc_IndexError, name + " has no part " + std::to_string(part) + ": it is made of " +
+                                  std::to_string(leaf->parts.size()));
     leaf = &leaf->parts[static_cast<size_t>(part)];
   }
   if (leaf->source == nullptr)
@@ -325,9 +328,14 @@ Object Reader::model() {
 }
 
 const State& Reader::state(size_t param, size_t state) const {
-  if (model_ == nullptr || param >= model_->params.size() ||
-      state >= model_->params[param].states.size())
-    raise(PyExc_IndexError, "there is no such state");
+  const size_t params = model_ == nullptr ? 0 : model_->params.size();
+  if (param >= params)
+    raise(PyExc_IndexError, "there is no parameter " + std::to_string(param) +
+                                ": the checkpoint has " + std::to_string(params));
+  const size_t states = model_->params[param].states.size();
+  if (state >= states)
+    raise(PyExc_IndexError, "there is no state " + std::to_string(state) + " of parameter " +
+                                std::to_string(param) + ", which has " + std::to_string(states));
   return model_->params[param].states[state];
 }
 
@@ -371,7 +379,10 @@ Object Reader::read_own(size_t param, size_t number, size_t tensor, const Shape&
                         const Shape& shape) {
   const State& s = state(param, number);
   const OwnTensors own = own_tensors(s);
-  if (tensor >= own.size()) raise(PyExc_IndexError, "there is no such tensor");
+  if (tensor >= own.size())
+    raise(PyExc_IndexError, "there is no tensor " + std::to_string(tensor) +
+                                " of lowbit's own in this state, which has " +
+                                std::to_string(own.size()));
   return read_leaf(*own[tensor].second, printable(model_->params[param].name + "." + s.name),
                    offset, shape);
 }
