@@ -88,7 +88,7 @@ def copied_into(kept: Any, value: Any) -> Any:
             others.append((a, b))
     module().copy_memory(plain, torch.get_num_threads())
     if others and all(type(b) in (torch.Tensor, torch.nn.Parameter) for _, b in others):
-        torch._foreach_copy_(*map(list, zip(*others, strict=True)))
+        torch._foreach_copy_([a for a, _ in others], [b for _, b in others])
         return out
     for a, b in others:
         a.copy_(b)

@@ -11,8 +11,9 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kWindow = 4u << 20;   // mapped at a time: larger windows gain nothing
-constexpr uint64_t kAligned = 2u << 20;  // of a file that one entry maps, if it is in memory as one run
+constexpr uint64_t kWindow = 4u << 20;  // mapped at a time: larger windows gain nothing
+constexpr uint64_t kAligned =
+    2u << 20;  // of a file that one entry maps, if it is in memory as one run
 constexpr size_t kMaxIdle = 16;
 #ifdef MADV_POPULATE_READ
 constexpr int kPopulate = MADV_POPULATE_READ;

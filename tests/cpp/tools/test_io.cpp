@@ -178,7 +178,8 @@ void test_mapped_windows() {
   for (int i = 0; i < 400; ++i) {
     auto one = files.take(file);
     const uint64_t at = random() % bytes.size();
-    const uint64_t n = 1 + random() % std::min<uint64_t>(bytes.size() - at, i % 10 ? 5000 : 6u << 20);
+    const uint64_t n =
+        1 + random() % std::min<uint64_t>(bytes.size() - at, i % 10 ? 5000 : 6u << 20);
     const uint64_t end = at + n + random() % (bytes.size() - at - n + 1);
     last = one->at(at, n, end);
     if (last == nullptr) break;  // a file system, or a Linux, of which no page is mapped

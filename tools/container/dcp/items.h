@@ -22,8 +22,8 @@ Result<std::string> write_value_item(const std::string& pickle, Output& to);
 /// The item of a tensor, filled in row-major order.
 class TensorItem {
  public:
-  TensorItem(std::shared_ptr<ByteSink> file, uint64_t position, uint64_t buffer,
-             const Dtype& dtype, Box box)
+  TensorItem(std::shared_ptr<ByteSink> file, uint64_t position, uint64_t buffer, const Dtype& dtype,
+             Box box)
       : dtype_(dtype),
         box_(std::move(box)),
         left_(volume(box_.shape)),

@@ -42,7 +42,8 @@ class RankFile {
 
  private:
   explicit RankFile(std::shared_ptr<OutputFile> file) : file_(std::move(file)) {}
-  static Status write_item(const RankItem& item, RankWritten& to, const std::shared_ptr<WriteRun>& file);
+  static Status write_item(const RankItem& item, RankWritten& to,
+                           const std::shared_ptr<WriteRun>& file);
   std::shared_ptr<OutputFile> file_;
   uint64_t end_ = 0;
 };
