@@ -1,0 +1,49 @@
+"""`lowbit-ckpt diff` of what is no tensor: numbers, settings of groups, and what only one of two files has."""
+
+import pytest
+import torch
+from conftest import need
+
+from lowbit import checkpoint
+from lowbit.checkpoint import reader
+
+need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+
+NAN = float("nan")
+
+
+def differences(first, second, tmp_path, bytes):
+    paths = tmp_path / "a.pt", tmp_path / "b.pt"
+    for path, content in zip(paths, (first, second), strict=True):
+        torch.save(content, path)
+    report = checkpoint.diff(*paths, bytes=bytes)
+    return {entry["name"]: entry["what"] for entry in report["differences"]}
+
+
+@pytest.mark.parametrize("bytes", [False, True])
+def test_a_number_that_is_none_equals_itself(tmp_path, bytes):
+    """The best loss before the first evaluation, alone and inside what is one value."""
+    content = {"best": NAN, "history": [1.0, NAN], "pair": (NAN, {"a": NAN}), "w": torch.ones(2)}
+    assert differences(content, content, tmp_path, bytes) == {}
+    other = content | {"best": 1.0, "history": [NAN, 1.0]}
+    assert set(differences(content, other, tmp_path, bytes)) == {"best", "history"}
+
+
+@pytest.mark.parametrize("bytes", [False, True])
+@pytest.mark.parametrize("wrap", [lambda n: n, lambda n: (n, 1)], ids=["alone", "in a tuple"])
+def test_large_integers_that_are_one_apart(tmp_path, bytes, wrap):
+    """A double holds neither exactly."""
+    first, second = ({"seed": wrap(2**62 + i), "w": torch.ones(2)} for i in range(2))
+    assert differences(first, second, tmp_path, bytes) == {"seed": "has another value"}
+    for n in (3, 2**62):
+        assert differences({"n": n}, {"n": float(n)}, tmp_path, bytes) == {}
+
+
+@pytest.mark.parametrize("bytes", [False, True])
+def test_a_set_has_no_order(tmp_path, bytes):
+    """Python pickles its items by their hashes, which differ from run to run."""
+    first = {"names": {8, 16}, "w": torch.ones(2)}
+    second = {"names": {16, 8}, "w": torch.ones(2)}
+    assert list(first["names"]) != list(second["names"])
+    assert differences(first, second, tmp_path, bytes) == {}
+    assert differences(first, second | {"names": {8, 17}}, tmp_path, bytes) != {}
