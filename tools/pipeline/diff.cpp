@@ -206,13 +206,33 @@ std::map<std::string, const State*> states_of(const std::string& name, const Par
   return out;
 }
 
-/// What both have of these, by key: settings of a group, numbers of a parameter.
+const Value* find(const Settings& values, const std::string& key) {
+  for (const auto& [name, value] : values) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+/// Settings of a group, numbers of a parameter, by key. What one of two files of one dialect lacks is
+/// a difference, but for options that are off: other versions do not have them.
 void compare_values(Comparison& comparison, const std::string& name, const Settings& a,
-                    const Settings& b) {
+                    const Settings& b, bool one_dialect) {
+  const auto lacks = [&](const std::string& key, const Value& value, const char* what) {
+    const bool off =
+        value.is(Value::Kind::kNone) || (value.is(Value::Kind::kBool) && value.integer == 0);
+    if (one_dialect && !off && comparison.wants({name + "." + key}))
+      comparison.differ(name + "." + key, what);
+  };
   for (const auto& [key, value] : a) {
-    for (const auto& [other, second] : b) {
-      if (key == other) comparison.value(name + "." + key, value, second);
+    const Value* second = find(b, key);
+    if (second != nullptr) {
+      comparison.value(name + "." + key, value, *second);
+    } else {
+      lacks(key, value, "is only in the first");
     }
+  }
+  for (const auto& [key, value] : b) {
+    if (find(a, key) == nullptr) lacks(key, value, "is only in the second");
   }
 }
 
@@ -225,18 +245,18 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
                                 [&](const std::string& which, const State* p, const State* q) {
                                   return compare_states(comparison, which, *p, *q);
                                 }));
-        compare_values(comparison, name, x->numbers, y->numbers);
+        compare_values(comparison, name, x->numbers, y->numbers, a.dialect == b.dialect);
         return fine();
       });
 }
 
-/// Settings that both have: each dialect has some of its own.
+/// Each dialect has some settings of its own.
 void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
   if (a.groups.size() != b.groups.size() && comparison.wants({"param_groups"}))
     return comparison.differ("param_groups", "are not as many in the second");
   for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g)
     compare_values(comparison, "param_groups." + std::to_string(g), a.groups[g].settings,
-                   b.groups[g].settings);
+                   b.groups[g].settings, a.dialect == b.dialect);
 }
 
 Result<Model> model_of(const Document& document) {
