@@ -226,6 +226,42 @@ def test_radam_is_no_adam(tmp_path):
     assert not (tmp_path / "b.pt").exists()
 
 
+@pytest.mark.parametrize("target", ["lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"])  # fmt: skip
+@pytest.mark.parametrize("first_moment", [False, True])
+def test_the_adafactor_of_transformers_is_no_adam(tmp_path, first_moment, target):
+    """A Trainer's `optim="adafactor"`: Adam's names, other numbers and another step."""
+    group = {
+        "lr": 1e-3, "eps": (1e-30, 1e-3), "clip_threshold": 1.0, "decay_rate": -0.8, "beta1": None, "weight_decay": 0.0, "scale_parameter": False,
+        "relative_step": False, "warmup_init": False, "params": [0, 1],
+    }  # fmt: skip
+    matrix = {"step": 2, "exp_avg_sq_row": torch.rand(96), "exp_avg_sq_col": torch.rand(64)}
+    vector = {"step": 2, "exp_avg_sq": torch.rand(96)}
+    if first_moment:
+        group["beta1"], matrix["exp_avg"], vector["exp_avg"] = 0.9, torch.rand(96, 64), torch.rand(96)  # fmt: skip
+    for state in (matrix, vector):
+        state["RMS"] = torch.tensor(0.5)
+    torch.save({"state": {0: matrix, 1: vector}, "param_groups": [group]}, tmp_path / "a.pt")
+    convert = ("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target)
+    said = run(*convert, code=3).stderr
+    assert "a.pt" in said and ("exp_avg_sq_row" in said or target == "torchao")
+    run(*convert, "--lossy", code=3)
+    assert not (tmp_path / "b.pt").exists()
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
+    run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+
+
+def test_a_setting_that_is_none_is_said(tmp_path):
+    """No optimizer takes it: whoever converts hears of it before whoever trains."""
+    opt = stepped()[1]
+    opt.param_groups[0]["lr"] = None
+    torch.save(opt.state_dict(), tmp_path / "a.pt")
+    for to in ("lowbit", "torch"):
+        done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", to, "--force")
+        assert "warning: param_groups.0.lr: is None, and stays so: give it a value" in done.stderr
+        assert "foreach" not in done.stderr
+        assert torch.load(tmp_path / "b.pt")["param_groups"][0]["lr"] is None
+
+
 def test_a_dimension_that_no_tensor_has(tmp_path, saved):
     to = ("reshard", saved / "adam", tmp_path / "b", "--mesh", "2")
     assert "no tensor has more than 2 dimensions" in run(*to, "--dims", "5", code=2).stderr
