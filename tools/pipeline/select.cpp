@@ -168,9 +168,12 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
       const bool flat = key.starts_with("param_groups.");
       const std::string name = nested ? path[n + 2].text() : key.substr(key.rfind('.') + 1);
       const bool setting = (nested || flat) && (name == "params" || is_setting(name));
-      // An array of no dimensions is a number, whoever reads it.
-      const bool number = leaf.value.is_opaque() && !with_numbers(leaf.value).is_opaque();
-      if (state || (setting && !number))
+      const std::string last = path.back().text();
+      const bool moment = state && is_moment(last.substr(last.rfind('.') + 1));
+      // An array of no dimensions is a number, whoever reads it, but where a tensor belongs.
+      const bool number =
+          !moment && leaf.value.is_opaque() && !with_numbers(leaf.value).is_opaque();
+      if ((state || setting) && !number)
         return bad(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
                    "), and the optimizer cannot go on without it; --exclude leaves it out");
     }
