@@ -136,7 +136,7 @@ def _model_of(checkpoint: Checkpoint, optimizer: str | None) -> Model:
     except CheckpointError as error:
         if error.file:  # damaged
             raise
-        raise ValueError(f"{checkpoint.path}: {error}") from error
+        raise ValueError(str(error)) from error
 
 
 def _states_and_settings(

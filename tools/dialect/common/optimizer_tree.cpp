@@ -331,8 +331,7 @@ Result<OptimizerTree> optimizer_tree_of(const Document& document) {
     return bad(
         "holds " + std::to_string(roots.size()) + " optimizer state dicts, under " +
         names_of_roots(roots) +
-        "; choose one with convert --optimizer, which leaves the others as they are, or with "
-        "--include or --exclude");
+        "; choose one with --optimizer NAME, or leave out the others with --exclude PATTERN");
   OptimizerTree out;
   out.root = roots[0].path;
   if (is_megatron(document)) {
