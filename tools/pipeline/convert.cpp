@@ -9,6 +9,7 @@
 
 #include "container/common/open.h"
 #include "container/common/subclass_cut.h"
+#include "dialect/common/algorithm.h"
 #include "dialect/common/dialect.h"
 #include "dialect/common/document_leaves.h"
 #include "dialect/common/floats.h"
@@ -194,6 +195,11 @@ Status translate(Conversion& at, const Wanted& wanted) {
                ": its optimizer was never stepped, so there is no state to convert: build the new "
                "optimizer and begin");
   at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
+  for (size_t g = 0; g < at.model.groups.size(); ++g) {
+    for (const std::string& key : settings_without_value(at.model.algorithm, at.model.groups[g]))
+      at.warnings.push_back("param_groups." + std::to_string(g) + "." + key +
+                            ": is None, and stays so: give it a value before training goes on");
+  }
   for (const std::string& text : at.model.unresolved) {
     if (!wanted.lossy)
       return bad(printable(at.source) + ": " + text +

@@ -350,6 +350,16 @@ const Settings& lowbit_settings(const std::string& algorithm) {
   return table == lowbit_tables().end() ? nothing : table->second;
 }
 
+std::vector<std::string> settings_without_value(const std::string& algorithm, const Group& group) {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : lowbit_settings(algorithm)) {
+    const Value* said = setting(group, key);
+    const bool optional = value.is(Value::Kind::kNone) || value.is(Value::Kind::kBool);
+    if (!optional && said != nullptr && said->is(Value::Kind::kNone)) out.push_back(key);
+  }
+  return out;
+}
+
 Settings settings_elsewhere(const Group& group) {
   Settings out = group.settings;
   std::erase_if(out, [](const auto& s) { return keeping_settings().contains(s.first); });
