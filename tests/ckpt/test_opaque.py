@@ -427,6 +427,18 @@ def test_what_names_the_system_is_refused(tmp_path, name, inside):
     assert not (tmp_path / "b.pt").exists()
 
 
+@pytest.mark.parametrize("value", [..., NotImplemented, len, range(3)], ids=str)
+def test_builtins_that_reach_nothing_are_opaque(tmp_path, value):
+    torch.save({"x": value, "w": torch.ones(2)}, tmp_path / "a.pt")
+    assert "x: is opaque" in run("convert", tmp_path / "a.pt", tmp_path / "b.pt").stderr
+
+
+def test_an_array_that_is_the_whole_file(tmp_path):
+    torch.save(np.arange(3), tmp_path / "a.pt")
+    error = run("convert", tmp_path / "a.pt", tmp_path / "b.safetensors", code=3).stderr
+    assert "the whole: is opaque (numpy.ndarray int64 [3])" in error
+
+
 def test_addresses_for_numbers(tmp_path):
     """Old torch keyed parameters by id(p): they are taken in the groups' order."""
     _, opt = optimizer()
