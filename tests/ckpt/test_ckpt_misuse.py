@@ -250,6 +250,31 @@ def test_the_adafactor_of_transformers_is_no_adam(tmp_path, first_moment, target
     run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
 
 
+@pytest.mark.parametrize("dialect", ["bitsandbytes", "adafactor8bit", "megatron", "dion"])
+def test_a_dialect_that_it_is_not(tmp_path, dialect):
+    """`--from` of another library finds nothing, and an optimizer without state is not what was asked for."""
+    torch.save(stepped()[1].state_dict(), tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lpmm", "--from", dialect, code=3)
+    assert not (tmp_path / "b.pt").exists()
+    if dialect == "bitsandbytes":
+        convert = ("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--from", dialect)  # fmt: skip
+        said = run(*convert, code=3).stderr
+        assert "a.pt: state.0.exp_avg: is no state that bitsandbytes writes" in said
+
+
+@pytest.mark.parametrize("target", ["lowbit", "torch", "bitsandbytes", "torchao"])
+def test_numbers_of_the_user_s_in_the_state_are_not_left_out_in_silence(tmp_path, target):
+    content = stepped()[1].state_dict()
+    for state in content["state"].values():
+        state["seen"] = 7
+    content["state"][0]["word"] = "x"
+    torch.save(content, tmp_path / "a.pt")
+    said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target).stderr
+    assert "'seen' in the state of 2 parameters is not the optimizer's, and is left out" in said
+    assert "'word' in the state of 1 parameter is" in said and "step" not in said
+    assert "left out" not in run("convert", tmp_path / "a.pt", tmp_path / "c.pt").stderr
+
+
 def test_a_setting_that_is_none_is_said(tmp_path):
     """No optimizer takes it: whoever converts hears of it before whoever trains."""
     opt = stepped()[1]

@@ -13,6 +13,7 @@
 #include "dialect/common/dialect.h"
 #include "dialect/common/document_leaves.h"
 #include "dialect/common/floats.h"
+#include "dialect/common/left_out.h"
 #include "dialect/common/master.h"
 #include "dialect/common/megatron.h"
 #include "dialect/common/model_order.h"
@@ -185,6 +186,8 @@ Status translate(Conversion& at, const Wanted& wanted) {
   }
   ASSIGN_OR_RETURN(read, at.from->read(at.document, tree));
   at.model = std::move(read);
+  if (const Status read_some = check_any_read(tree, at.model); !read_some.ok())
+    return bad(printable(at.source) + ": " + read_some.error().text);
   RETURN_IF_ERROR(check_order(at.model));
   RETURN_IF_ERROR(check_full_precision(at.model, wanted.full_precision));
   const bool stepped =
@@ -215,6 +218,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return error;
   }
   Document made = std::move(written.value());
+  for (std::string& line : numbers_left_out(at.model, made)) at.warnings.push_back(std::move(line));
   RETURN_IF_ERROR(note_rounding(rounded, wanted, at.changes));
   at.out = std::move(made);
   at.out.manifest = at.document->manifest;
