@@ -83,9 +83,10 @@ def load_optimizer(
     remote, path = is_url(path), os.fspath(path)
     if remote:
         with Opened(path, storage_options) as name:
-            there = location(name).info("").kind != MISSING
+            # What lies inside a zip is no object of the store's.
+            there = ".zip/" in os.fsdecode(path) or location(name).info("").kind != MISSING
     else:
-        there = os.path.lexists(local_path(path))
+        there = _exists(local_path(path))
     if not there:
         raise FileNotFoundError(
             f"there is no checkpoint at {path}"
@@ -105,6 +106,17 @@ def load_optimizer(
                 f"{error}; {path} numbers its parameters, and they were taken in this optimizer's order{advice}"
             ) from error
     checkpoint.finish()
+
+
+def _exists(path: bytes) -> bool:
+    """Whether there is something at a path, or a file on the way to it: a zip, in which the reader looks."""
+    try:
+        os.lstat(path)
+    except NotADirectoryError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _kind(value: object) -> str:

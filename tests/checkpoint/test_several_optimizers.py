@@ -1,5 +1,8 @@
 """A checkpoint of several optimizers: `optimizer=` says which one a load means, as `lowbit-ckpt convert --optimizer` does."""
 
+import zipfile
+
+import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -149,3 +152,19 @@ def test_options_in_errors_are_arguments(gan, tmp_path):
         with pytest.raises(checkpoint.CheckpointError) as refused:
             checkpoint.convert(tmp_path / "a.pt", tmp_path / "b.pt", **options)
         assert said in str(refused.value) and "--" not in str(refused.value)
+
+
+def test_a_file_inside_a_zip(gan, tmp_path):
+    """As stable-baselines writes: the path of the zip, and the name inside it; in an object store too."""
+    net, old = gan["critic"]
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as z, z.open("o.pth", "w", force_zip64=True) as f:  # fmt: skip
+        torch.save(old.state_dict(), f)
+    fsspec.filesystem("memory").pipe_file("/zipped/model.zip", (tmp_path / "model.zip").read_bytes())  # fmt: skip
+    for folder in (str(tmp_path), "memory://zipped"):
+        opt = fresh(net)
+        lowbit.load_optimizer(opt, f"{folder}/model.zip/o.pth")
+        same(opt, net, old)
+        with pytest.raises(checkpoint.CheckpointError, match=r"has no record other\.pth"):
+            lowbit.load_optimizer(opt, f"{folder}/model.zip/other.pth")
+    with pytest.raises(FileNotFoundError):
+        lowbit.load_optimizer(opt, tmp_path / "none.zip" / "o.pth")
