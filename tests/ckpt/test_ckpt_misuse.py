@@ -275,6 +275,21 @@ def test_numbers_of_the_user_s_in_the_state_are_not_left_out_in_silence(tmp_path
     assert "left out" not in run("convert", tmp_path / "a.pt", tmp_path / "c.pt").stderr
 
 
+@pytest.mark.parametrize("dialect", ["bitsandbytes", "torchao", "adafactor8bit"])
+def test_a_tensor_of_the_user_s_in_the_state_is_not_left_out_in_silence(tmp_path, dialect):
+    content = stepped()[1].state_dict()
+    torch.save(content, tmp_path / "a.pt")
+    done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", dialect)
+    content = torch.load(tmp_path / "b.pt", weights_only=False)
+    content["state"][0]["mine"] = torch.ones(64, 96)
+    torch.save(content, tmp_path / "c.pt")
+    for to in ("lowbit", "torch", dialect):
+        done = run("convert", tmp_path / "b.pt", tmp_path / "d.pt", "--to", to, "--force")
+        assert "left out" not in done.stderr
+        said = run("convert", tmp_path / "c.pt", tmp_path / "d.pt", "--to", to, "--force").stderr
+        assert "'mine' in the state of 1 parameter is not the optimizer's" in said
+
+
 def test_a_setting_that_is_none_is_said(tmp_path):
     """No optimizer takes it: whoever converts hears of it before whoever trains."""
     opt = stepped()[1]

@@ -218,7 +218,8 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return error;
   }
   Document made = std::move(written.value());
-  for (std::string& line : numbers_left_out(at.model, made)) at.warnings.push_back(std::move(line));
+  for (std::string& line : state_left_out(tree, at.model, made))
+    at.warnings.push_back(std::move(line));
   RETURN_IF_ERROR(note_rounding(rounded, wanted, at.changes));
   at.out = std::move(made);
   at.out.manifest = at.document->manifest;
