@@ -1,5 +1,6 @@
 """`lowbit-ckpt diff` of what is no tensor: numbers, settings of groups, and what only one of two files has."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import need
@@ -47,6 +48,17 @@ def test_a_set_has_no_order(tmp_path, bytes):
     assert list(first["names"]) != list(second["names"])
     assert differences(first, second, tmp_path, bytes) == {}
     assert differences(first, second | {"names": {8, 17}}, tmp_path, bytes) != {}
+
+
+def test_an_array_of_no_dimensions_is_its_number_by_meaning(tmp_path):
+    """safetensors keeps it as one."""
+    content = {"x": np.array(2.5), "y": [1, np.array(3)], "w": torch.ones(2)}
+    torch.save(content, tmp_path / "a.pt")
+    checkpoint.convert(tmp_path / "a.pt", tmp_path / "a.safetensors")
+    assert checkpoint.diff(tmp_path / "a.pt", tmp_path / "a.safetensors")["same"]
+    report = checkpoint.diff(tmp_path / "a.pt", tmp_path / "a.safetensors", bytes=True)
+    assert [entry["name"] for entry in report["differences"]] == ["x", "y"]
+    assert differences(content, content | {"x": 2.0}, tmp_path, bytes=False) == {"x": "has another value"}  # fmt: skip
 
 
 def optimizer(**settings):
