@@ -216,6 +216,10 @@ def written(
         if f"{os.fsdecode(bytes_of(source))}/".startswith(f"{url}/"):
             raise CheckpointError(f"{url} is what is read; choose another place", code=2)
     upload = Upload(url, storage_options)
+    for source in sources:
+        within = url.startswith(f"{os.fsdecode(bytes_of(source)).rstrip('/')}/")
+        if within and upload.location.info("").kind == OBJECT:
+            raise CheckpointError(f"{url} lies in the source {os.fsdecode(bytes_of(source))}, of which it may be a part: choose another place", code=2)  # fmt: skip
     upload.check(force, folder)
     with tempfile.TemporaryDirectory(prefix="lowbit-") as scratch:
         local = os.path.join(scratch, url.rpartition("/")[2])
