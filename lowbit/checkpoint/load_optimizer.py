@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from lowbit.checkpoint.object_store import (
 )
 from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, State
 from lowbit.config.arguments import STRUCTURE
+from lowbit.config.hints import outside
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
 from lowbit.state.load import load_by_param
@@ -81,9 +83,10 @@ def load_optimizer(
     remote, path = is_url(path), os.fspath(path)
     if remote:
         with Opened(path, storage_options) as name:
-            there = location(name).info("").kind != MISSING
+            # What lies inside a zip is no object of the store's.
+            there = ".zip/" in os.fsdecode(path) or location(name).info("").kind != MISSING
     else:
-        there = os.path.lexists(local_path(path))
+        there = _exists(local_path(path))
     if not there:
         raise FileNotFoundError(
             f"there is no checkpoint at {path}"
@@ -103,6 +106,17 @@ def load_optimizer(
                 f"{error}; {path} numbers its parameters, and they were taken in this optimizer's order{advice}"
             ) from error
     checkpoint.finish()
+
+
+def _exists(path: bytes) -> bool:
+    """Whether there is something at a path, or a file on the way to it: a zip, in which the reader looks."""
+    try:
+        os.lstat(path)
+    except NotADirectoryError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _kind(value: object) -> str:
@@ -136,7 +150,7 @@ def _model_of(checkpoint: Checkpoint, optimizer: str | None) -> Model:
     except CheckpointError as error:
         if error.file:  # damaged
             raise
-        raise ValueError(f"{checkpoint.path}: {error}") from error
+        raise ValueError(str(error)) from error
 
 
 def _states_and_settings(
@@ -148,7 +162,7 @@ def _states_and_settings(
         params: of the checkpoint, for each of the optimizer's members.
     """
     groups = checkpoint.model.groups
-    settings = [_settings(checkpoint, group, opt.defaults) for group in groups]
+    settings = [_settings(checkpoint, g, group, opt.defaults) for g, group in enumerate(groups)]
     of = {
         id(checkpoint.params[i]): settings[g]
         for g, group in enumerate(groups)
@@ -171,12 +185,20 @@ def _states_and_settings(
     return states, made
 
 
-def _settings(checkpoint: Checkpoint, group: Group, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's settings: tensors where the file has tensors, tuples where the optimizer has them."""
+def _settings(
+    checkpoint: Checkpoint, number: int, group: Group, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A group's settings: tensors where the file has tensors, tuples where the optimizer has them. None that stands for a number is left out."""
     made = {
         key: tuple(value) if isinstance(defaults.get(key), tuple) and isinstance(value, list) else value
         for key, value in group.settings.items()
+        if value is not None or defaults.get(key) is None or isinstance(defaults[key], bool)
     }  # fmt: skip
+    if missing := sorted(group.settings.keys() - made.keys()):
+        warnings.warn(
+            f"group {number} of {checkpoint.path} has None for {', '.join(missing)}: this optimizer keeps its own",
+            stacklevel=outside(),
+        )
     for path, name in group.tensors:
         if path[0] in made:
             made = _put(made, path, _lazy_tensor(checkpoint, name).tensor())

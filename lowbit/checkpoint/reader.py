@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import Opened, StorageOptions
 from lowbit.checkpoint.paths import Path
 
@@ -291,10 +292,10 @@ class Checkpoint:
         """What the optimizer state means, by the dialect that it is written in.
 
         Raises:
-            CheckpointError: no dialect fits, or two fit equally.
+            CheckpointError: no dialect fits, or two fit equally; or there are several optimizers, and `optimizer=` chose none.
         """
         if self._model is None:
-            said = self._reader.model()
+            said = self._read_model()
             for i, param in enumerate(said["params"]):
                 for j, state in enumerate(param["states"]):
                     codes = state["codes"]
@@ -307,6 +308,14 @@ class Checkpoint:
             said["warnings"] = tuple(said["warnings"])
             self._model = Model(**said)
         return self._model
+
+    def _read_model(self) -> Any:
+        try:
+            return self._reader.model()
+        except CheckpointError as error:
+            if error.file or error.text.startswith(self.path):
+                raise
+            raise CheckpointError(f"{self.path}: {error}", error.code) from None
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -218,6 +218,10 @@ def written(
             what = "is the source" if read == url else f"holds the source {read}"
             raise CheckpointError(f"{url} {what}; choose another target", code=2)
     upload = Upload(url, storage_options)
+    for source in sources:
+        within = url.startswith(f"{os.fsdecode(bytes_of(source)).rstrip('/')}/")
+        if within and upload.location.info("").kind == OBJECT:
+            raise CheckpointError(f"{url} lies in the source {os.fsdecode(bytes_of(source))}, of which it may be a part; choose another target", code=2)  # fmt: skip
     upload.check(force, folder)
     with tempfile.TemporaryDirectory(prefix="lowbit-") as scratch:
         local = os.path.join(scratch, url.rpartition("/")[2])

@@ -273,6 +273,23 @@ def test_settings_that_differ_among_the_sources_are_kept(tmp_path, load):
     assert opt.param_groups[0]["weight_decay"] == 0.25 and opt.param_groups[0]["lr"] == 7e-3
 
 
+@FROM_FILE
+@pytest.mark.parametrize("key", ["lr", "betas", "eps", "weight_decay"])
+def test_a_setting_that_is_none_is_kept(tmp_path, key):
+    """None where a number belongs, as of transformers' rate in relative steps: nothing is known of it, so its own stays, and that is said."""
+    net = layers()
+    old = stepped(torch.optim.AdamW(net.named_parameters(), lr=7e-3), net.parameters())
+    opt = lowbit.AdamW(net.named_parameters(), lr=0.5, eps=1e-3, betas=(0.5, 0.6), weight_decay=0.25, state_format="float32")  # fmt: skip
+    own = opt.param_groups[0][key]
+    old.param_groups[0][key] = None
+    with pytest.warns(UserWarning, match=f"group 0 of .* has None for {key}: this optimizer keeps"):
+        lowbit.load_optimizer(opt, saved(tmp_path, old))
+    assert opt.param_groups[0][key] == own
+    other = "eps" if key == "lr" else "lr"
+    assert opt.param_groups[0][other] == old.param_groups[0][other]
+    same_moments(opt, old, net.parameters())
+
+
 # Nothing to restore
 
 

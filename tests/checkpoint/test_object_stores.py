@@ -234,6 +234,9 @@ def test_what_is_not_replaced(saved, store):
             checkpoint.CheckpointError, match=r"the source.*; choose another target"
         ):
             checkpoint.reshard("memory://bucket/run", target, world_size=2, force=True)
+    with pytest.raises(checkpoint.CheckpointError, match="lies in the source memory://bucket/run"):
+        checkpoint.convert("memory://bucket/run", "memory://bucket/run/.metadata", container="torch", force=True)  # fmt: skip
+    checkpoint.verify("memory://bucket/run")
     with pytest.raises(checkpoint.CheckpointError, match="exists and is a folder"):
         checkpoint.convert(saved / "run.pt", "memory://bucket/run", force=True)
     with pytest.raises(checkpoint.CheckpointError, match="machines share"):

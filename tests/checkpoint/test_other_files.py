@@ -149,7 +149,7 @@ def test_force_keeps_what_is_not_the_checkpoint_s(tmp_path, command):
         return checkpoint.convert(source, target, container="dcp", world_size=3, **options)
 
     if command == "convert --part":
-        with pytest.raises(checkpoint.CheckpointError, match="leave out --force"):
+        with pytest.raises(checkpoint.CheckpointError, match="leave out force=True"):
             checkpoint.reshard(tmp_path / "a", tmp_path / "b", world_size=3, part=(0, 2), force=True)  # fmt: skip
         assert _holds(tmp_path / "b", 1) and others_are_there(tmp_path / "b")
         return

@@ -188,7 +188,7 @@ def test_parts_of_different_reshards_do_not_mix(source, tmp_path):
     checkpoint.verify("out")
     with pytest.raises(checkpoint.CheckpointError, match=r"verify tells.*Parts replace nothing"):
         checkpoint.reshard(source, "out", world_size=6, part=(0, 4))
-    with pytest.raises(checkpoint.CheckpointError, match="leave out --force"):
+    with pytest.raises(checkpoint.CheckpointError, match="leave out force=True"):
         checkpoint.reshard(source, "out", world_size=6, part=(0, 4), force=True)
     for bad in ((4, 4), (-1, 4), (0, 0)):
         with pytest.raises(ValueError, match="from 0 to n - 1"):
@@ -282,9 +282,9 @@ def test_parts_of_different_conversions_do_not_mix(trained):
 
 def test_what_cannot_be_converted_in_parts_is_refused(trained):
     for target, container in (("out.pt", ""), ("out", "universal")):
-        with pytest.raises(checkpoint.CheckpointError, match=r"--part is of directories.*--container dcp"):  # fmt: skip
+        with pytest.raises(checkpoint.CheckpointError, match=r"part= is of directories.*container='dcp'"):  # fmt: skip
             checkpoint.convert(trained, target, part=(0, 2), container=container)
-    with pytest.raises(checkpoint.CheckpointError, match="leave out --force"):
+    with pytest.raises(checkpoint.CheckpointError, match="leave out force=True"):
         checkpoint.convert(trained, "out", part=(0, 2), container="dcp", force=True)
     with pytest.raises(checkpoint.CheckpointError, match="object store has none"):
         checkpoint.convert(trained, "memory://out", part=(0, 2), container="dcp")

@@ -1,5 +1,8 @@
 """A checkpoint of several optimizers: `optimizer=` says which one a load means, as `lowbit-ckpt convert --optimizer` does."""
 
+import zipfile
+
+import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -121,3 +124,47 @@ def test_a_number_is_no_name(gan, tmp_path):
     opt = fresh(gan["critic"][0])
     with pytest.raises(TypeError, match="optimizer= takes a name"):
         lowbit.load_optimizer(opt, saved("file", tmp_path, gan), optimizer=0)
+
+
+def test_a_model_says_how_python_chooses(gan, tmp_path):
+    """In the words of Python, with the file: nothing here is a command line."""
+    path = saved("file", tmp_path, gan)
+    with pytest.raises(checkpoint.CheckpointError) as refused:
+        checkpoint.Checkpoint(path).model  # noqa: B018
+    said = str(refused.value)
+    assert said.startswith(f"{path}: holds 2 optimizer") and "under 'critic', 'generator'" in said
+    assert "choose one with optimizer=NAME" in said and "exclude=PATTERN" in said
+    with pytest.raises(checkpoint.CheckpointError, match="choose one with optimizer=NAME"):
+        checkpoint.convert(path, tmp_path / "b.pt", to="lowbit")
+    with pytest.raises(checkpoint.CheckpointError, match=f"{path}: holds no optimizer under 'x'"):
+        checkpoint.Checkpoint(path, optimizer="x").model  # noqa: B018
+
+
+def test_options_in_errors_are_arguments(gan, tmp_path):
+    torch.save(gan["critic"][1].state_dict(), tmp_path / "a.pt")
+    for options, said in (
+        ({"state_format": "8bit"}, "state_format=, block= and full_precision= say how the target of to= keeps"),
+        ({"include": ["x"]}, "include='x' fits nothing"),
+        ({"world_size": 2}, "leave it out, or take container='dcp'"),
+        ({"to": "lowbit", "keep": True}, "keep=True"),
+        ({"to": "torch", "state_format": "8bit"}, "leave state_format= and block= out, or take another to="),
+    ):  # fmt: skip
+        with pytest.raises(checkpoint.CheckpointError) as refused:
+            checkpoint.convert(tmp_path / "a.pt", tmp_path / "b.pt", **options)
+        assert said in str(refused.value) and "--" not in str(refused.value)
+
+
+def test_a_file_inside_a_zip(gan, tmp_path):
+    """As stable-baselines writes: the path of the zip, and the name inside it; in an object store too."""
+    net, old = gan["critic"]
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as z, z.open("o.pth", "w", force_zip64=True) as f:  # fmt: skip
+        torch.save(old.state_dict(), f)
+    fsspec.filesystem("memory").pipe_file("/zipped/model.zip", (tmp_path / "model.zip").read_bytes())  # fmt: skip
+    for folder in (str(tmp_path), "memory://zipped"):
+        opt = fresh(net)
+        lowbit.load_optimizer(opt, f"{folder}/model.zip/o.pth")
+        same(opt, net, old)
+        with pytest.raises(checkpoint.CheckpointError, match=r"has no record other\.pth"):
+            lowbit.load_optimizer(opt, f"{folder}/model.zip/other.pth")
+    with pytest.raises(FileNotFoundError):
+        lowbit.load_optimizer(opt, tmp_path / "none.zip" / "o.pth")

@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import time
+import zipfile
 
 import pytest
 import torch
@@ -426,6 +427,28 @@ def test_force_replaces_no_file_but_a_checkpoint(source, tmp_path):
             run("convert", source / "a", tmp_path / name, "--force")
     for _ in range(2):
         run("inspect", source / "a", "--html", tmp_path / "page.html", "--force")
+
+
+def test_force_replaces_no_part_of_the_source(source, tmp_path):
+    """The folder's own files, the zip around a file; a page that lies there is none of it."""
+    for name in (".metadata", "__0_0.distcp"):
+        path = source / "a" / name
+        before = path.read_bytes()
+        error = run("convert", source / "a", path, "--container", "torch", "--force", code=2).stderr
+        assert "lies in the source" in error or "neither a checkpoint nor a page" in error
+        run("inspect", source / "a", "--html", path, "--force", code=2)
+        assert path.read_bytes() == before
+    for _ in range(2):
+        run("inspect", source / "a", "--html", source / "a" / "page.html", "--force")
+    run("verify", source / "a")
+    torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
+    with zipfile.ZipFile(tmp_path / "outer.zip", "w") as z:
+        z.write(tmp_path / "w.pt", "w.pt")
+    before = (tmp_path / "outer.zip").read_bytes()
+    error = run("convert", tmp_path / "outer.zip" / "w.pt", tmp_path / "outer.zip", "--container", "torch", "--force", code=2)  # fmt: skip
+    assert "is the source; choose another target" in error.stderr and (tmp_path / "outer.zip").read_bytes() == before
+    error = run("inspect", source / "a", "--html", tmp_path / "w.pt", "--force", code=2).stderr
+    assert "is a checkpoint, which no page replaces" in error
 
 
 def test_a_damaged_item_is_said_with_its_file(source):

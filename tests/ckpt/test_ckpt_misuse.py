@@ -245,6 +245,82 @@ def test_radam_is_no_adam(tmp_path):
     assert not (tmp_path / "b.pt").exists()
 
 
+@pytest.mark.parametrize("target", ["lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"])  # fmt: skip
+@pytest.mark.parametrize("first_moment", [False, True])
+def test_the_adafactor_of_transformers_is_no_adam(tmp_path, first_moment, target):
+    """A Trainer's `optim="adafactor"`: Adam's names, other numbers and another step."""
+    group = {
+        "lr": 1e-3, "eps": (1e-30, 1e-3), "clip_threshold": 1.0, "decay_rate": -0.8, "beta1": None, "weight_decay": 0.0, "scale_parameter": False,
+        "relative_step": False, "warmup_init": False, "params": [0, 1],
+    }  # fmt: skip
+    matrix = {"step": 2, "exp_avg_sq_row": torch.rand(96), "exp_avg_sq_col": torch.rand(64)}
+    vector = {"step": 2, "exp_avg_sq": torch.rand(96)}
+    if first_moment:
+        group["beta1"], matrix["exp_avg"], vector["exp_avg"] = 0.9, torch.rand(96, 64), torch.rand(96)  # fmt: skip
+    for state in (matrix, vector):
+        state["RMS"] = torch.tensor(0.5)
+    torch.save({"state": {0: matrix, 1: vector}, "param_groups": [group]}, tmp_path / "a.pt")
+    convert = ("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target)
+    said = run(*convert, code=3).stderr
+    assert "a.pt" in said and ("exp_avg_sq_row" in said or target == "torchao")
+    run(*convert, "--lossy", code=3)
+    assert not (tmp_path / "b.pt").exists()
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
+    run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+
+
+@pytest.mark.parametrize("dialect", ["bitsandbytes", "adafactor8bit", "megatron", "dion"])
+def test_a_dialect_that_it_is_not(tmp_path, dialect):
+    """`--from` of another library finds nothing, and an optimizer without state is not what was asked for."""
+    torch.save(stepped()[1].state_dict(), tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lpmm", "--from", dialect, code=3)
+    assert not (tmp_path / "b.pt").exists()
+    if dialect == "bitsandbytes":
+        convert = ("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--from", dialect)  # fmt: skip
+        said = run(*convert, code=3).stderr
+        assert "a.pt: state.0.exp_avg: is no state that bitsandbytes writes" in said
+
+
+@pytest.mark.parametrize("target", ["lowbit", "torch", "bitsandbytes", "torchao"])
+def test_numbers_of_the_user_s_in_the_state_are_not_left_out_in_silence(tmp_path, target):
+    content = stepped()[1].state_dict()
+    for state in content["state"].values():
+        state["seen"] = 7
+    content["state"][0]["word"] = "x"
+    torch.save(content, tmp_path / "a.pt")
+    said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target).stderr
+    assert "'seen' in the state of 2 parameters is not the optimizer's, and is left out" in said
+    assert "'word' in the state of 1 parameter is" in said and "step" not in said
+    assert "left out" not in run("convert", tmp_path / "a.pt", tmp_path / "c.pt").stderr
+
+
+@pytest.mark.parametrize("dialect", ["bitsandbytes", "torchao", "adafactor8bit"])
+def test_a_tensor_of_the_user_s_in_the_state_is_not_left_out_in_silence(tmp_path, dialect):
+    content = stepped()[1].state_dict()
+    torch.save(content, tmp_path / "a.pt")
+    done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", dialect)
+    content = torch.load(tmp_path / "b.pt", weights_only=False)
+    content["state"][0]["mine"] = torch.ones(64, 96)
+    torch.save(content, tmp_path / "c.pt")
+    for to in ("lowbit", "torch", dialect):
+        done = run("convert", tmp_path / "b.pt", tmp_path / "d.pt", "--to", to, "--force")
+        assert "left out" not in done.stderr
+        said = run("convert", tmp_path / "c.pt", tmp_path / "d.pt", "--to", to, "--force").stderr
+        assert "'mine' in the state of 1 parameter is not the optimizer's" in said
+
+
+def test_a_setting_that_is_none_is_said(tmp_path):
+    """No optimizer takes it: whoever converts hears of it before whoever trains."""
+    opt = stepped()[1]
+    opt.param_groups[0]["lr"] = None
+    torch.save(opt.state_dict(), tmp_path / "a.pt")
+    for to in ("lowbit", "torch"):
+        done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", to, "--force")
+        assert "warning: param_groups.0.lr: is None, and stays so: give it a value" in done.stderr
+        assert "foreach" not in done.stderr
+        assert torch.load(tmp_path / "b.pt")["param_groups"][0]["lr"] is None
+
+
 def test_a_dimension_that_no_tensor_has(tmp_path, saved):
     to = ("reshard", saved / "adam", tmp_path / "b", "--mesh", "2")
     assert "no tensor has more than 2 dimensions" in run(*to, "--dims", "5", code=2).stderr

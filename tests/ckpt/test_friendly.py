@@ -14,6 +14,7 @@ import subprocess
 import termios
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -195,6 +196,17 @@ def test_a_plain_pickle(tmp_path):
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"a": 1}, protocol=4))
     error = run("inspect", tmp_path / "a.pkl", code=3).stderr
     assert "is a pickle, but not of torch.save" in error and "torch.save" in error
+    for protocol in (0, 1):
+        for content in ({"a": 1}, [torch.ones(2)], np.ones(2), argparse.Namespace(a=1)):
+            (tmp_path / "a.pkl").write_bytes(pickle.dumps(content, protocol=protocol))
+            error = run("inspect", tmp_path / "a.pkl", code=3).stderr
+            assert "is a pickle, but not of torch.save" in error
+
+
+def test_a_program_of_torch_export(tmp_path):
+    torch.export.save(torch.export.export(torch.nn.Linear(3, 2), (torch.ones(1, 3),)), tmp_path / "a.pt2")  # fmt: skip
+    error = run("inspect", tmp_path / "a.pt2", code=3).stderr
+    assert "is a program of torch.export" in error and "torch.export.load" in error
 
 
 def test_a_zip_of_files(tmp_path):
@@ -206,7 +218,9 @@ def test_a_zip_of_files(tmp_path):
             with z.open(name, "w", force_zip64=True) as f:
                 torch.save(content, f)
     error = run("inspect", tmp_path / "model.zip", code=3).stderr
-    assert "policy.pth, policy.optimizer.pth" in error and "model.zip/policy.pth" in error
+    assert (
+        "policy.pth, policy.optimizer.pth" in error and "model.zip/policy.optimizer.pth" in error
+    )  # the largest
     inner = tmp_path / "model.zip" / "policy.optimizer.pth"
     run("verify", inner)
     run("convert", inner, tmp_path / "o.pt")

@@ -335,6 +335,51 @@ def test_arrays_of_no_dimensions_inside_settings(tmp_path):
     assert "param_groups.0.lr: is opaque (numpy.ndarray float64 [1])" in error
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
+@pytest.mark.parametrize("number", [np.array(5.0), np.array(5, "f4"), np.array(5), np.int64(5)])
+def test_numbers_of_numpy_in_the_state(tmp_path, number, flat):
+    """A count of steps, and a number of the user's, read as the numbers that they are; without --to they stay arrays."""
+    model, opt = optimizer()
+    content = opt.state_dict()
+    moment = content["state"][0]["exp_avg"]
+    for state in content["state"].values():
+        state |= {"step": number, "mine": np.array(7)}
+    if flat:
+        items = {f"state.{n}.{k}": v for n, s in content["state"].items() for k, v in s.items()}
+        groups = {f"param_groups.{n}.{k}": v for n in (0, 1) for k, v in content["param_groups"][0].items() if k != "params"}  # fmt: skip
+        content = items | groups
+    torch.save(content, tmp_path / "a.pt")
+    dcp.save(content, checkpoint_id=tmp_path / "d", no_dist=True)
+    for source in ("a.pt", "d"):
+        assert json.loads(run("inspect", tmp_path / source, "--json").stdout)["dialect"] == "torch"
+        for to in ("torch", "lowbit", "bitsandbytes")[: 2 if flat else 3]:
+            run("convert", tmp_path / source, tmp_path / "b.pt", "--to", to, "--force")
+            back = torch.load(tmp_path / "b.pt", weights_only=True)
+            assert (back["state.0.step"] if flat else back["state"][0]["step"]) == 5
+        run("convert", tmp_path / source, tmp_path / "s.safetensors", "--force")
+        run("convert", tmp_path / "s.safetensors", tmp_path / "t.pt", "--to", "torch", "--force")
+        back = torch.load(tmp_path / "t.pt", weights_only=True)
+        assert (back["state.0.step"] if flat else back["state"][0]["step"]) == 5
+    run("convert", tmp_path / "a.pt", tmp_path / "c.pt")
+    back = torch.load(tmp_path / "c.pt", weights_only=False)
+    assert same(back["state.0.mine"] if flat else back["state"][0]["mine"], np.array(7))
+    if not flat:
+        loaded = lowbit.AdamW(model.parameters(), state_format="float32")
+        lowbit.load_optimizer(loaded, tmp_path / "a.pt")
+        assert loaded.state_dict()["state"][0]["step"] == 5
+        assert torch.equal(loaded.state_dict()["state"][0]["exp_avg"], moment)
+
+
+def test_an_array_of_no_dimensions_is_no_moment(tmp_path):
+    """Not even of a parameter without dimensions, whose moment is a tensor."""
+    _, opt = optimizer()
+    content = opt.state_dict()
+    content["state"][0]["exp_avg"] = np.array(1.0)
+    torch.save(content, tmp_path / "a.pt")
+    error = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", code=3).stderr
+    assert "state.0.exp_avg: is opaque (numpy.ndarray float64 [])" in error
+
+
 def test_numpy_in_the_settings_of_a_group(tmp_path):
     _, opt = optimizer()
     opt.param_groups[0]["lr"] = np.float64(0.5)
@@ -380,6 +425,18 @@ def test_what_names_the_system_is_refused(tmp_path, name, inside):
         assert name in error and "nothing was executed" in error
     run("convert", tmp_path / "a.pt", tmp_path / "b.pt", code=3)
     assert not (tmp_path / "b.pt").exists()
+
+
+@pytest.mark.parametrize("value", [..., NotImplemented, len, range(3)], ids=str)
+def test_builtins_that_reach_nothing_are_opaque(tmp_path, value):
+    torch.save({"x": value, "w": torch.ones(2)}, tmp_path / "a.pt")
+    assert "x: is opaque" in run("convert", tmp_path / "a.pt", tmp_path / "b.pt").stderr
+
+
+def test_an_array_that_is_the_whole_file(tmp_path):
+    torch.save(np.arange(3), tmp_path / "a.pt")
+    error = run("convert", tmp_path / "a.pt", tmp_path / "b.safetensors", code=3).stderr
+    assert "the whole: is opaque (numpy.ndarray int64 [3])" in error
 
 
 def test_addresses_for_numbers(tmp_path):

@@ -86,6 +86,7 @@ void print_sums(const Json& out) {
 }
 
 Status write_page(const InspectArguments& given, const Json& out) {
+  if (given.force) RETURN_IF_ERROR(NewFile::check_page(given.html));
   ASSIGN_OR_RETURN(page, NewFile::create(given.html, given.force, {given.path}));
   RETURN_IF_ERROR(page->output().write(html_page(out)));
   return page->commit();

@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "io/checkpoint_folder.h"
+#include "io/inside.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
@@ -22,16 +23,6 @@ namespace {
 std::string without_slashes(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
-}
-
-/// Whether `inner` is `outer` or lies in it.
-bool inside(const std::string& inner, const std::string& outer) {
-  std::error_code error;
-  const auto a = std::filesystem::weakly_canonical(inner, error),
-             b = std::filesystem::weakly_canonical(outer, error);
-  if (error) return false;
-  const auto [end, ignored] = std::mismatch(b.begin(), b.end(), a.begin(), a.end());
-  return end == b.end();
 }
 
 /// Syncs the folders in a folder.

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "io/file.h"
+#include "io/inside.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
@@ -18,21 +19,26 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// Whether a file may be replaced: it is empty, or starts like what is read or written here: a zip,
-/// a pickle, the length and the JSON of safetensors, a page.
-bool replaceable_file(const std::string& path) {
+enum class Content : uint8_t { kNothing, kCheckpoint, kPage, kOther };
+
+/// What a file holds, by how it starts: what is read or written here is a zip, a pickle, the length and
+/// the JSON of safetensors, or a page.
+Content content_of(const std::string& path) {
   const std::string parent = parent_of(path);
   const auto folder = Directory::open(parent.empty() ? "." : parent);
-  if (!folder.ok()) return false;
+  if (!folder.ok()) return Content::kOther;
   const auto file = folder.value()->file(path.substr(parent.size()));
-  if (!file.ok()) return false;
+  if (!file.ok()) return Content::kOther;
   char head[9];
   const uint64_t size = std::min<uint64_t>(sizeof head, file.value()->size());
-  if (!file.value()->read(0, head, size).ok()) return false;
+  if (!file.value()->read(0, head, size).ok()) return Content::kOther;
   const std::string_view text(head, size);
-  return text.empty() || text.starts_with("PK") || text.starts_with("\x80") ||
-         text.starts_with("<!doctype") ||
-         (text.size() == sizeof head && text[6] == 0 && text[7] == 0 && text[8] == '{');
+  if (text.empty()) return Content::kNothing;
+  if (text.starts_with("<!doctype")) return Content::kPage;
+  const bool safetensors =
+      text.size() == sizeof head && text[6] == 0 && text[7] == 0 && text[8] == '{';
+  return safetensors || text.starts_with("PK") || text.starts_with("\x80") ? Content::kCheckpoint
+                                                                           : Content::kOther;
 }
 
 }  // namespace
@@ -47,21 +53,40 @@ Status NewFile::check(const std::string& path, bool replace,
   const bool exists = ::lstat(path.c_str(), &info) == 0;
   for (const std::string& source : sources) {
     struct stat other;
-    if (exists && ::stat(source.c_str(), &other) == 0 && other.st_dev == info.st_dev &&
-        other.st_ino == info.st_ino)
+    const bool same = exists && ::stat(source.c_str(), &other) == 0 &&
+                      other.st_dev == info.st_dev && other.st_ino == info.st_ino;
+    // Or the zip around a file that is read.
+    if (same || (exists && inside(source, path)))
       return Error{Exit::kUsage, printable(path) + " is the source; choose another target"};
   }
   if (exists && !replace)
     return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
   if (exists && !S_ISREG(info.st_mode))
     return Error{Exit::kUsage, printable(path) + " exists and is not a regular file"};
-  if (exists && !replaceable_file(path))
+  const Content content = exists ? content_of(path) : Content::kNothing;
+  if (content == Content::kOther)
     return Error{Exit::kUsage, printable(path) +
                                    " exists and is neither a checkpoint nor a page, "
                                    "which --force does not replace"};
+  // A page in a folder that is read is no part of it.
+  for (const std::string& source : sources) {
+    if (exists && content != Content::kPage && inside(path, source))
+      return Error{Exit::kUsage, printable(path) + " lies in the source " + printable(source) +
+                                     ", of which it may be a part; choose another target"};
+  }
   if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
     return failed("cannot write " + printable(path) + ": there is no folder " + printable(parent));
   return fine();
+}
+
+Status NewFile::check_page(const std::string& path) {
+  struct stat info;
+  const bool checkpoint = ::lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
+                          content_of(path) == Content::kCheckpoint;
+  return checkpoint ? Status(Error{Exit::kUsage, printable(path) +
+                                                     " is a checkpoint, which no page replaces; "
+                                                     "choose another name"})
+                    : fine();
 }
 
 Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool replace,

@@ -15,10 +15,12 @@ namespace lowbit::ckpt {
 class NewFile {
  public:
   /// An error if the target exists, unless `replace` is set and the target is a regular file that
-  /// is empty, a checkpoint or a page of this program. The target may be none of `sources`, the
-  /// files being read.
+  /// is empty, a checkpoint or a page of this program. The target may be none of `sources`, what is
+  /// being read, and of their folders it may replace pages alone.
   static Status check(const std::string& path, bool replace,
                       const std::vector<std::string>& sources = {});
+  /// An error if the target of a page is a checkpoint.
+  static Status check_page(const std::string& path);
   /// Checks, and creates the file.
   static Result<std::shared_ptr<NewFile>> create(const std::string& path, bool replace,
                                                  const std::vector<std::string>& sources = {});

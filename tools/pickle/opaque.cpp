@@ -26,12 +26,13 @@ bool for_parts(std::string_view dotted, const Use& use) {
 
 /// Types and functions that reach nothing: the factory of a defaultdict, the rule of a schedule.
 bool is_plain_builtin(std::string_view name) {
-  return is_one_of(
-      name,
-      {"object", "frozenset", "slice",     "range", "xrange", "type",  "int",  "long", "float",
-       "str",    "unicode",   "list",      "dict",  "set",    "tuple", "bool", "abs",  "all",
-       "any",    "divmod",    "enumerate", "hash",  "id",     "iter",  "len",  "max",  "min",
-       "pow",    "repr",      "reversed",  "round", "sorted", "sum",   "zip"});
+  return is_one_of(name,
+                   {"object", "frozenset", "slice",     "range", "xrange",   "type",
+                    "int",    "long",      "float",     "str",   "unicode",  "list",
+                    "dict",   "set",       "tuple",     "bool",  "abs",      "all",
+                    "any",    "divmod",    "enumerate", "hash",  "id",       "iter",
+                    "len",    "max",       "min",       "pow",   "repr",     "reversed",
+                    "round",  "sorted",    "sum",       "zip",   "Ellipsis", "NotImplemented"});
 }
 
 bool is_builtins(std::string_view module) {

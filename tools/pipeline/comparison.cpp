@@ -12,23 +12,39 @@ namespace {
 
 constexpr uint64_t kComparisonPiece = 1u << 18;  // elements
 
-/// 3, 3.0 and True count as equal: containers and dialects disagree about them.
-bool same_number(const Value& a, const Value& b) {
-  const auto number = [](const Value& v) {
-    return v.is(Value::Kind::kFloat) ? v.real : static_cast<double>(v.integer);
-  };
-  const auto is_number = [](const Value& v) {
-    return v.is(Value::Kind::kFloat) || v.is(Value::Kind::kInt) || v.is(Value::Kind::kBool);
-  };
+bool is_whole(const Value& v) { return v.is(Value::Kind::kInt) || v.is(Value::Kind::kBool); }
+
+bool same_real(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+/// The items of a set, which has no order: each as it is pickled, sorted.
+std::vector<std::string> sorted_items(const Value& set) {
+  std::vector<std::string> out;
+  for (const Value& item : set.items) {
+    PickleWriter to(2);
+    write_value(to, item);
+    out.push_back(to.finish());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// 3, 3.0 and True count as equal, and a list and a tuple of the same: containers and dialects
+/// disagree about them. NaN equals NaN.
+bool same_value(const Value& a, const Value& b) {
+  const auto is_number = [](const Value& v) { return v.is(Value::Kind::kFloat) || is_whole(v); };
   const auto is_row = [](const Value& v) {
     return v.is(Value::Kind::kList) || v.is(Value::Kind::kTuple) || v.is(Value::Kind::kSize);
   };
-  if (is_number(a) && is_number(b)) return number(a) == number(b);
-  if (!is_row(a) || !is_row(b) || a.items.size() != b.items.size()) return false;
-  for (size_t i = 0; i < a.items.size(); ++i) {
-    if (!(a.items[i] == b.items[i]) && !same_number(a.items[i], b.items[i])) return false;
-  }
-  return true;
+  const auto number = [](const Value& v) {
+    return v.is(Value::Kind::kFloat) ? v.real : static_cast<double>(v.integer);
+  };
+  if (is_whole(a) && is_whole(b)) return a.integer == b.integer;
+  if (is_number(a) && is_number(b)) return same_real(number(a), number(b));
+  if (a.items.size() != b.items.size()) return false;
+  if (a.is(Value::Kind::kSet) && b.is(Value::Kind::kSet)) return sorted_items(a) == sorted_items(b);
+  const bool alike = a.kind == b.kind && a.integer == b.integer && a.text == b.text;
+  return (alike || (is_row(a) && is_row(b))) &&
+         std::equal(a.items.begin(), a.items.end(), b.items.begin(), same_value);
 }
 
 }  // namespace
@@ -95,7 +111,7 @@ Status Comparison::numbers(const std::string& name, const Shape& shape, Floats& 
 }
 
 void Comparison::value(const std::string& name, const Value& a, const Value& b) {
-  if (wants({name}) && !(a == b) && !same_number(a, b)) differ(name, "has another value");
+  if (wants({name}) && !same_value(a, b)) differ(name, "has another value");
 }
 
 bool Comparison::alike(const std::string& name, const Shape& a, const Shape& b) {

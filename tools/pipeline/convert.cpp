@@ -9,9 +9,11 @@
 
 #include "container/common/open.h"
 #include "container/common/subclass_cut.h"
+#include "dialect/common/algorithm.h"
 #include "dialect/common/dialect.h"
 #include "dialect/common/document_leaves.h"
 #include "dialect/common/floats.h"
+#include "dialect/common/left_out.h"
 #include "dialect/common/master.h"
 #include "dialect/common/megatron.h"
 #include "dialect/common/model_order.h"
@@ -185,6 +187,8 @@ Status translate(Conversion& at, const Wanted& wanted) {
   }
   ASSIGN_OR_RETURN(read, at.from->read(at.document, tree));
   at.model = std::move(read);
+  if (const Status read_some = check_any_read(tree, at.model); !read_some.ok())
+    return bad(printable(at.source) + ": " + read_some.error().text);
   RETURN_IF_ERROR(check_order(at.model));
   RETURN_IF_ERROR(check_full_precision(at.model, wanted.full_precision));
   const bool stepped =
@@ -195,6 +199,11 @@ Status translate(Conversion& at, const Wanted& wanted) {
                ": its optimizer was never stepped, so there is no state to convert: build the new "
                "optimizer and begin");
   at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
+  for (size_t g = 0; g < at.model.groups.size(); ++g) {
+    for (const std::string& key : settings_without_value(at.model.algorithm, at.model.groups[g]))
+      at.warnings.push_back("param_groups." + std::to_string(g) + "." + key +
+                            ": is None, and stays so: give it a value before training goes on");
+  }
   for (const std::string& text : at.model.unresolved) {
     if (!wanted.lossy)
       return bad(printable(at.source) + ": " + text +
@@ -210,6 +219,8 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return error;
   }
   Document made = std::move(written.value());
+  for (std::string& line : state_left_out(tree, at.model, made))
+    at.warnings.push_back(std::move(line));
   RETURN_IF_ERROR(note_rounding(rounded, wanted, at.changes));
   at.out = std::move(made);
   at.out.manifest = at.document->manifest;

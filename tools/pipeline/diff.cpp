@@ -8,6 +8,7 @@
 #include "dialect/common/floats.h"
 #include "dialect/common/number_keys.h"
 #include "io/text.h"
+#include "pickle/numpy_value.h"
 #include "pipeline/commands.h"
 #include "pipeline/comparison.h"
 
@@ -101,6 +102,15 @@ Status compare_leaf(Comparison& comparison, const std::string& name, const Docum
                     const Leaf& a, const Document& second, const Leaf& b, bool by_bytes) {
   if (is_subclass(a) || is_subclass(b))
     return compare_subclasses(comparison, name, first, a, second, b);
+  // An array of no dimensions is a number by meaning: safetensors keeps it as one.
+  const bool tensor = a.kind == Leaf::Kind::kTensor || b.kind == Leaf::Kind::kTensor;
+  if (!by_bytes && !tensor && a.kind != b.kind) {
+    const Value x = with_numbers(a.value), y = with_numbers(b.value);
+    if (!x.is_opaque() && !y.is_opaque()) {
+      comparison.value(name, x, y);
+      return fine();
+    }
+  }
   if (a.kind != b.kind) {
     comparison.differ(name, "is something else in the second");
     return fine();
@@ -206,13 +216,33 @@ std::map<std::string, const State*> states_of(const std::string& name, const Par
   return out;
 }
 
-/// What both have of these, by key: settings of a group, numbers of a parameter.
+const Value* find(const Settings& values, const std::string& key) {
+  for (const auto& [name, value] : values) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+/// Settings of a group, numbers of a parameter, by key. What one of two files of one dialect lacks is
+/// a difference, but for options that are off: other versions do not have them.
 void compare_values(Comparison& comparison, const std::string& name, const Settings& a,
-                    const Settings& b) {
+                    const Settings& b, bool one_dialect) {
+  const auto lacks = [&](const std::string& key, const Value& value, const char* what) {
+    const bool off =
+        value.is(Value::Kind::kNone) || (value.is(Value::Kind::kBool) && value.integer == 0);
+    if (one_dialect && !off && comparison.wants({name + "." + key}))
+      comparison.differ(name + "." + key, what);
+  };
   for (const auto& [key, value] : a) {
-    for (const auto& [other, second] : b) {
-      if (key == other) comparison.value(name + "." + key, value, second);
+    const Value* second = find(b, key);
+    if (second != nullptr) {
+      comparison.value(name + "." + key, value, *second);
+    } else {
+      lacks(key, value, "is only in the first");
     }
+  }
+  for (const auto& [key, value] : b) {
+    if (find(a, key) == nullptr) lacks(key, value, "is only in the second");
   }
 }
 
@@ -225,18 +255,18 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
                                 [&](const std::string& which, const State* p, const State* q) {
                                   return compare_states(comparison, which, *p, *q);
                                 }));
-        compare_values(comparison, name, x->numbers, y->numbers);
+        compare_values(comparison, name, x->numbers, y->numbers, a.dialect == b.dialect);
         return fine();
       });
 }
 
-/// Settings that both have: each dialect has some of its own.
+/// Each dialect has some settings of its own.
 void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
   if (a.groups.size() != b.groups.size() && comparison.wants({"param_groups"}))
     return comparison.differ("param_groups", "are not as many in the second");
   for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g)
     compare_values(comparison, "param_groups." + std::to_string(g), a.groups[g].settings,
-                   b.groups[g].settings);
+                   b.groups[g].settings, a.dialect == b.dialect);
 }
 
 Result<Model> model_of(const Document& document) {

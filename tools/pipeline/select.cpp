@@ -81,6 +81,10 @@ std::vector<std::string> warn_of_left_behind(const Manifest& source) {
 
 namespace {
 
+std::string name_of(const Leaf& leaf) {
+  return leaf.path.empty() ? "the whole" : printable(leaf.name());
+}
+
 /// Leaves that the target would lack, with tensors in them: nothing leaves those out unasked.
 Error would_lose(const Document& document, const std::vector<std::string>& lost, size_t shown,
                  ContainerKind target) {
@@ -115,9 +119,9 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
       leaf.kind = Leaf::Kind::kValue;
     } else if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
       if (leaf.value.holds_tensor())
-        lost.push_back(printable(leaf.name()) + " (" + opaque_names(leaf.value) + ")");
+        lost.push_back(name_of(leaf) + " (" + opaque_names(leaf.value) + ")");
       if (left_out++ < kShown)
-        warnings.push_back(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
+        warnings.push_back(name_of(leaf) + ": is opaque (" + opaque_names(leaf.value) +
                            ") and is left out");
       const bool listed = std::any_of(leaf.path.begin(), leaf.path.end(), [](const Key& key) {
         return key.kind == Key::Kind::kIndex || key.kind == Key::Kind::kTupleIndex;
@@ -168,9 +172,12 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
       const bool flat = key.starts_with("param_groups.");
       const std::string name = nested ? path[n + 2].text() : key.substr(key.rfind('.') + 1);
       const bool setting = (nested || flat) && (name == "params" || is_setting(name));
-      // An array of no dimensions is a number, whoever reads it.
-      const bool number = leaf.value.is_opaque() && !with_numbers(leaf.value).is_opaque();
-      if (state || (setting && !number))
+      const std::string last = path.back().text();
+      const bool moment = state && is_moment(last.substr(last.rfind('.') + 1));
+      // An array of no dimensions is a number, whoever reads it, but where a tensor belongs.
+      const bool number =
+          !moment && leaf.value.is_opaque() && !with_numbers(leaf.value).is_opaque();
+      if ((state || setting) && !number)
         return bad(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
                    "), and the optimizer cannot go on without it; --exclude leaves it out");
     }

@@ -8,7 +8,8 @@ Status LeafNames::take(const std::string& name, const std::string& what) {
   return names_.insert(name).second
              ? fine()
              : Status(bad(what + ": two of its leaves are called " + printable(name) +
-                          " when their keys are joined by dots"));
+                          " when their keys are joined by dots, and nothing could tell them apart; "
+                          "rename one of the keys and save again"));
 }
 
 Status LeafNames::add(Manifest& manifest, Path path, Value value, const std::string& what) {

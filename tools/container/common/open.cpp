@@ -32,6 +32,15 @@ Safetensors safetensors_of(std::string_view head, uint64_t size) {
   return length < kUsual && head[8] == '{' ? Safetensors::kSurelyCutOff : Safetensors::kCutOff;
 }
 
+/// Whether a file begins as pickles of Python 2 do, or those of protocol 0 and 1.
+bool is_old_pickle(std::string_view head) {
+  for (const std::string_view start :
+       {"(dp", "(lp", "(ip", "ccopy_reg\n", "ccopyreg\n", "cnumpy", "c__main__\n", "}q", "]q"}) {
+    if (head.starts_with(start)) return true;
+  }
+  return false;
+}
+
 Result<Manifest> read_file(const std::string& path) {
   std::string head(512, '\0');
   uint64_t size = 0;
@@ -51,7 +60,8 @@ Result<Manifest> read_file(const std::string& path) {
   if (head.starts_with("PK") && !path.ends_with(".npz")) return read_torch_zip(path);
   RETURN_IF_ERROR(check_other_file(path, head));
   if (head.starts_with(kLegacyMagic)) return read_torch_legacy(path);
-  if (head.starts_with("\x80") && head.size() > 1 && static_cast<uint8_t>(head[1]) <= 5)
+  if (is_old_pickle(head) ||
+      (head.starts_with("\x80") && head.size() > 1 && static_cast<uint8_t>(head[1]) <= 5))
     return bad(what +
                ": is a pickle, but not of torch.save, and may hold anything; load it where it was "
                "written, and save its state dicts with torch.save");

@@ -275,7 +275,12 @@ class ZipReader {
     constexpr size_t kShown = 5;
     std::string names;
     size_t count = 0;
+    const DirectoryEntry* largest = nullptr;
     for (const DirectoryEntry& e : entries) {
+      if (e.name.ends_with("/archive_format") || e.name == "serialized_exported_program.json")
+        return bad(what_ +
+                   ": is a program of torch.export, not a checkpoint; load it with "
+                   "torch.export.load and save its state_dict");
       if (e.name == "data.pkl")
         return bad(what_ +
                    ": is an archive of torch.save that another program packed again, with its "
@@ -284,15 +289,16 @@ class ZipReader {
       if (e.name.ends_with("/data.pkl") || e.name.ends_with("/constants.pkl")) return fine();
       if (e.name.ends_with(".pth") || e.name.ends_with(".pt")) {
         if (count++ < kShown) names += (names.empty() ? "" : ", ") + printable(e.name);
+        if (largest == nullptr || e.size > largest->size) largest = &e;
       }
     }
-    if (names.empty()) return fine();
+    if (largest == nullptr) return fine();
     return bad(
         what_ +
         ": is a zip of several files, as stable-baselines writes, and no file of torch.save; "
         "it holds " +
         names + (count > kShown ? ", ..." : "") + "; read one as a path: " + what_ + "/" +
-        names.substr(0, names.find(',')));
+        printable(largest->name));
   }
 
   /// All records lie in one folder, and none leads out of it.

@@ -288,9 +288,11 @@ std::string algorithm_of(const Model& model) {
   if (only({"exp_avg", "exp_avg_slow", "exp_avg_sq"}, "exp_avg_slow")) return "ademamix";
   if (only({"exp_avg", "exp_avg_sq", "exp_avg_res"}, "exp_avg_res")) return "came";
   if (only({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "exp_avg_sq")) {
-    // NAdam and RAdam have Adam's names; torch's Adam says amsgrad beside the others.
+    // NAdam and RAdam have Adam's names; torch's Adam says amsgrad beside the others. So has the
+    // Adafactor of transformers and fairseq, which need not have a first moment.
     const bool radam = set("decoupled_weight_decay") && set("foreach") && !set("amsgrad");
-    return radam || set("momentum_decay") ? "" : "adam";
+    const bool adafactor = !names.contains("exp_avg") || set("clip_threshold");
+    return radam || adafactor || set("momentum_decay") ? "" : "adam";
   }
   if (only({"z", "exp_avg_sq"}, "z")) return "schedule_free";
   if (only({"exp_avg", "variance"}, "variance")) return "adafactor";
@@ -346,6 +348,16 @@ const Settings& lowbit_settings(const std::string& algorithm) {
   static const Settings nothing;
   const auto table = lowbit_tables().find(algorithm);
   return table == lowbit_tables().end() ? nothing : table->second;
+}
+
+std::vector<std::string> settings_without_value(const std::string& algorithm, const Group& group) {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : lowbit_settings(algorithm)) {
+    const Value* said = setting(group, key);
+    const bool optional = value.is(Value::Kind::kNone) || value.is(Value::Kind::kBool);
+    if (!optional && said != nullptr && said->is(Value::Kind::kNone)) out.push_back(key);
+  }
+  return out;
 }
 
 Settings settings_elsewhere(const Group& group) {

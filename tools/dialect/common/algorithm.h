@@ -31,6 +31,8 @@ const Settings& torch_settings(const std::string& algorithm);
 /// The same with lowbit's defaults, without state_format and other settings that depend on the
 /// user.
 const Settings& lowbit_settings(const std::string& algorithm);
+/// The settings of a group that are None where lowbit's optimizer of that algorithm needs a value.
+std::vector<std::string> settings_without_value(const std::string& algorithm, const Group& group);
 /// Whether some optimizer of torch or lowbit has a setting of that name.
 bool is_setting(const std::string& name);
 /// The settings of a group, without those that say how a library stores its state.

@@ -71,9 +71,9 @@ class Finder {
       const std::string& key = path[n].name;
       if (key == "state" && path.size() > n + 2) {
         Path name(path.begin() + static_cast<std::ptrdiff_t>(n) + 2, path.end());
-        entry(path[n + 1].text()).leaves.emplace_back(flat_name(name), &leaf);
+        entry(path[n + 1].text()).leaves.emplace_back(flat_name(name), with_number(leaf));
       } else if (key.starts_with("state.") && path.size() == n + 1) {
-        flat_states_.emplace_back(key.substr(6), &leaf);
+        flat_states_.emplace_back(key.substr(6), with_number(leaf));
       } else if (key == "param_groups" || key.starts_with("param_groups.")) {
         RETURN_IF_ERROR(group_leaf(path, n, leaf));
       } else {
@@ -97,6 +97,17 @@ class Finder {
       entries_.back().key = key;
     }
     return entries_[at->second];
+  }
+
+  /// The leaf; of an array of numpy without dimensions, such as a count of steps, its number.
+  const Leaf* with_number(const Leaf& leaf) {
+    if (!leaf.value.is_opaque()) return &leaf;
+    Value number = with_numbers(leaf.value);
+    if (number.is_opaque()) return &leaf;
+    Leaf made = leaf;
+    made.kind = Leaf::Kind::kValue;
+    made.value = std::move(number);
+    return out_.numbers.emplace_back(std::make_shared<const Leaf>(std::move(made))).get();
   }
 
   Status group_leaf(const Path& path, size_t n, const Leaf& leaf) {
@@ -320,8 +331,7 @@ Result<OptimizerTree> optimizer_tree_of(const Document& document) {
     return bad(
         "holds " + std::to_string(roots.size()) + " optimizer state dicts, under " +
         names_of_roots(roots) +
-        "; choose one with convert --optimizer, which leaves the others as they are, or with "
-        "--include or --exclude");
+        "; choose one with --optimizer NAME, or leave out the others with --exclude PATTERN");
   OptimizerTree out;
   out.root = roots[0].path;
   if (is_megatron(document)) {

@@ -31,11 +31,13 @@ struct OptimizerTree {
   std::vector<std::string> unresolved = {};
   /// Has the leaves of `params` where the document lays them out in another way than torch.
   std::shared_ptr<const Document> view = {};
+  /// Leaves of `params` that are arrays of numpy in the document, as their numbers.
+  std::vector<std::shared_ptr<const Leaf>> numbers = {};
 };
 
 /// An error (exit code 3) where there is no optimizer state dict, or more than one, or where
 /// document.model does not tell the names of parameters that are only numbered. The leaves stay the
-/// document's.
+/// document's, but for `numbers`.
 Result<OptimizerTree> optimizer_tree_of(const Document& document);
 /// Whether there is one at all: for `recognize`.
 bool has_optimizer_tree(const Document& document);
