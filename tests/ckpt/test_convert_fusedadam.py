@@ -54,13 +54,14 @@ def test_it_goes_on_in_lowbit_and_torch(tmp_path):
 def test_back_again(tmp_path):
     """From torch's AdamW and from lowbit's 8 bits into what FusedAdam loads."""
     file = fused(model())
-    back = convert(tmp_path, convert(tmp_path, file, "torch"), "fusedadam")
-    for i, state in file["state"].items():
-        assert set(back["state"][i]) == {"exp_avg", "exp_avg_sq"}
-        assert all(torch.equal(back["state"][i][key], value) for key, value in state.items())
-    group = back["param_groups"][0]
-    assert group == {**file["param_groups"][0], "betas": group["betas"]}
-    assert tuple(group["betas"]) == (0.9, 0.95) and type(group["step"]) is int
+    for way in (["torch"], ["lowbit", "--state-format", "float32"]):
+        back = convert(tmp_path, convert(tmp_path, file, *way), "fusedadam")
+        for i, state in file["state"].items():
+            assert set(back["state"][i]) == {"exp_avg", "exp_avg_sq"}
+            assert all(torch.equal(back["state"][i][key], value) for key, value in state.items())
+        group = back["param_groups"][0]
+        assert group == {**file["param_groups"][0], "betas": group["betas"]}
+        assert tuple(group["betas"]) == (0.9, 0.95) and type(group["step"]) is int
     low = convert(tmp_path, file, "lowbit", "--state-format", "8bit")
     again = convert(tmp_path, low, "fusedadam")
     torch.testing.assert_close(again["state"][0]["exp_avg"], file["state"][0]["exp_avg"], rtol=0.1, atol=0.05)  # fmt: skip

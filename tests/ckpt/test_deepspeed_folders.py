@@ -10,6 +10,7 @@ import shutil
 import pytest
 import torch
 from deepspeed_files import (
+    Run,
     fragment_address,
     model_states,
     named_as_deepspeed,
@@ -82,6 +83,41 @@ def test_any_number_of_ranks(tmp_path, stage, ranks):
     """16 ranks leave some without a slice of the small group."""
     of = small_run()
     check_same(converted(write_zero(tmp_path / "step", of, stage, ranks, "bf16_")), of)
+
+
+def one_group(**more):
+    """More parameters than ranks, of different lengths."""
+    sizes = {"a": (33, 17), "b": (5,), "c": (1,), "d": (64, 3), "e": (), "f": (19,)}
+    torch.manual_seed(2)
+    return Run([{name: torch.randn(shape) for name, shape in sizes.items()}], **more)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("padded_to", [1, 4])
+def test_parameters_that_were_dealt_out_are_where_they_lie(tmp_path, stage, ranks, padded_to):
+    """param_slice_mappings of DeepSpeed 0.19.8 are wrong under round_robin_gradients, but for parameter_alignment."""
+    of = one_group(round_robin=True, padded_to=padded_to)
+    folder = write_zero(tmp_path / "step", of, stage, ranks)
+    made = converted(folder)
+    for name, p in of.params.items():
+        state = made["optim"]["state"][name]
+        assert torch.equal(made["model"][name], p), name
+        assert all(torch.equal(state[k], v) for k, v in of.moments[name].items()), name
+
+
+def test_parameters_in_another_order_are_refused(tmp_path):
+    """A folder with the model_states.pt of another save, whose parameters have the same shapes."""
+    folder = write_zero(tmp_path / "step", small_run(), 2, 3)
+
+    def swapped(content):
+        group = content["param_shapes"][0]
+        group.move_to_end("a.weight")
+
+    edited(folder / "mp_rank_00_model_states.pt", swapped)
+    error = run("convert", folder, tmp_path / "x.pt", code=3).stderr
+    assert "the order of the parameters in param_shapes" in error and "group 0" in error
+    assert not (tmp_path / "x.pt").exists()
 
 
 def test_the_two_folders_of_one_run_are_the_same(tmp_path):
@@ -319,6 +355,7 @@ EDITS = {
     "a slice that starts below": ("zero 1", rank_file(0), lambda c: set_fragment(c, 10, -4), "no two numbers"),
     "a slice that is too short": ("zero 1", rank_file(0), lambda c: set_fragment(c, 10, 0), "a.weight: the files hold"),
     "a slice of an unknown parameter": ("zero 1", rank_file(1), lambda c: optimizer(c)["param_slice_mappings"][1].update(x=fragment_address(1, 0)), "slice of x, which"),
+    "paddings of another group": ("zero 1", rank_file(0), lambda c: optimizer(c).update(param_alignment_paddings=[[0], [0, 0]]), "param_alignment_paddings have no 2 numbers for the parameters of group 0"),
     "no slices": ("zero 1", rank_file(0), lambda c: optimizer(c).pop("param_slice_mappings"), "does not say where parameters lie"),
     "another shape": ("zero 1", "mp_rank_00_model_states.pt", reshape, "a.weight: the files hold 561 of its 594 elements"),
     "another shape in stage 3": ("zero 3", "zero_pp_rank_0_mp_rank_00_model_states.pt", reshape, "where the shapes of"),

@@ -66,6 +66,18 @@ def test_real_ones_convert_to_equal_numbers(golden, tmp_path, name):
     assert group["weight_decay"] == 0.1 and sorted(group["params"]) == sorted(params)
 
 
+@pytest.mark.parametrize("name", ["plain_tp2", "reshardable_tp2"])
+def test_real_ones_go_to_lowbit_and_back(golden, tmp_path, name):
+    converted(golden / name, tmp_path / "low.pt", "--state-format", "float32", to="lowbit")
+    back = converted(tmp_path / "low.pt", tmp_path / "back.pt")
+    made = converted(golden / name, tmp_path / "made.pt")
+    assert "the same, by meaning" in run("diff", tmp_path / "made.pt", tmp_path / "back.pt").stdout
+    for key, state in made["optimizer"]["state"].items():
+        assert torch.equal(back[key], made[key])
+        assert all(torch.equal(back["optimizer"]["state"][key][s], state[s]) for s in ("exp_avg", "exp_avg_sq"))  # fmt: skip
+        assert float(back["optimizer"]["state"][key]["step"]) == 3
+
+
 def test_flat_buckets_are_refused(tmp_path):
     """Of the sharding type dp_reshardable. Padding in them is memory that nobody wrote, so it is no finding of verify."""
     bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32, torch.float32).bucket_idx_0."

@@ -7,6 +7,17 @@ need_tool()
 
 FOLDERS = {
     "of Megatron, one folder for each": ["latest_checkpointed_iteration.txt", "iter_0000010/"],
+    "give one of the folders iter_": ["iter_0000010/"],
+    "of verl, with one file for each rank in its folder actor": ["actor/", "data.pt"],
+    "is a checkpoint of Nanotron": ["checkpoint_metadata.json", "model/", "optimizer/"],
+    "an optimizer of Nanotron, one file for each rank": [
+        "optimizer_config.json",
+        "optimizer_pp-0-of-1_dp-0-of-2_tp-0-of-1_exp-0-of-1.pt",
+        "optimizer_pp-0-of-1_dp-1-of-2_tp-0-of-1_exp-0-of-1.pt",
+    ],
+    "PaddlePaddle": ["model.pdparams", "model.pdopt"],
+    "is no checkpoint of a kind that is known here (it holds ": ["notes.txt", "b/", "c.dat"],
+    "and 2 more); give the folder of one save": [f"{i}.dat" for i in range(7)],
     "of Megatron in its older format": ["mp_rank_00/", "mp_rank_01/"],
     "Megatron-Core without .metadata": ["common.pt", "metadata.json"],
     "is a checkpoint of NeMo": ["weights/", "context/"],
@@ -75,6 +86,16 @@ def test_folders(tmp_path, said):
         error = run(*command, code=3).stderr
         assert said in error and str(folder) in error and "; " in error and error.count("\n") == 1
     assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize("file", ["mp_rank_00", "zero_pp_rank_0_mp_rank_00"])
+def test_a_folder_of_saves_of_deepspeed_without_its_script(tmp_path, file):
+    """Without ZeRO, DeepSpeed puts no zero_to_fp32.py beside them."""
+    (tmp_path / "step3").mkdir()
+    (tmp_path / "step3" / f"{file}_model_states.pt").write_bytes(b"x")
+    (tmp_path / "latest").write_text("step3")
+    error = run("inspect", tmp_path, code=3).stderr
+    assert "holds checkpoints of DeepSpeed, each a folder; the last one is step3" in error
 
 
 def test_an_empty_folder(tmp_path):

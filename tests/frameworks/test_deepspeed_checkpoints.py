@@ -9,13 +9,16 @@ import sys
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from deepspeed_files import Run, write_zero
 from paths import SUPPORT
 from peer_files import run
 from require import need
 
+import lowbit
+
 WORKER = SUPPORT / "deepspeed_checkpoints_worker.py"
-CASES = ["1", "1 bf16", "2", "2 bf16", "3", "3 bf16"]
+CASES = ["1", "1 bf16", "1 fp16", "2", "2 bf16", "3", "3 bf16", "3 fp16"]
 QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
 
 
@@ -95,6 +98,16 @@ def test_the_numbers_are_those_of_the_package(saved, case):
     assert [set(group["params"]) for group in groups] == [{"a.weight", "b.weight"}, {"a.bias", "scale"}]  # fmt: skip
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_they_go_to_lowbit_and_back(saved, case, tmp_path):
+    step = saved / case / "step"
+    run("convert", step, tmp_path / "low.pt", "--to", "lowbit", "--state-format", "float32")
+    run("convert", tmp_path / "low.pt", tmp_path / "back.pt", "--to", "torch")
+    assert "the same, by meaning" in run("diff", step, tmp_path / "back.pt").stdout
+    run("convert", tmp_path / "low.pt", tmp_path / "universal", "--container", "universal")
+    assert "the same, by meaning" in run("diff", step, tmp_path / "universal").stdout
+
+
 def test_deepspeed_resumes_from_both_universal_checkpoints_alike(saved):
     """On 2 ranks, where the folders are of 3."""
     for case, (theirs, ours) in check(launch(saved, "resume", 2)).items():
@@ -114,3 +127,52 @@ def test_a_client_optimizer_in_8_bits_goes_on_as_one_process_does(saved):
         write_zero(saved / f"large {stage}", of, stage, 3)
     for case, (apart, codes) in check(launch(saved, "quantized", 2, ["1", "3"])).items():
         assert (apart, codes) == (0.0, 2), case
+
+
+def test_parameters_that_were_dealt_out_anew_keep_their_numbers(tmp_path):
+    """Under round_robin_gradients the package's param_slice_mappings, and the Universal Checkpoint that it makes of them, are of another order."""
+    need(
+        "frameworks",
+        importlib.util.find_spec("deepspeed") is not None,
+        "deepspeed is not installed",
+    )
+    losses = check(launch(tmp_path, "save", 3, ["2 one group", "2 dealt out"]))
+    made = {}
+    for case in losses:
+        run("convert", tmp_path / case / "step", tmp_path / case / "made.pt")
+        made[case] = torch.load(tmp_path / case / "made.pt", weights_only=True)
+    for key in ("exp_avg", "exp_avg_sq", "weight"):
+        for name, state in made["2 one group"]["optim"]["state"].items():
+            pair = [made[case]["model"][name] if key == "weight" else made[case]["optim"]["state"][name][key] for case in made]  # fmt: skip
+            assert torch.equal(*pair) and state["step"] == 3, (name, key)
+    run("convert", tmp_path / "2 dealt out" / "step", tmp_path / "2 dealt out" / "by_the_tool", "--container", "universal")  # fmt: skip
+    (found,) = check(launch(tmp_path, "goes_on", 2, ["2 dealt out"])).values()
+    assert found == pytest.approx(losses["2 one group"], rel=1e-6)
+
+
+def test_deepspeed_goes_on_with_a_run_of_lowbit_in_8_bits(tmp_path):
+    """What it saves at once again has the numbers that lowbit's codes stand for."""
+    need(
+        "frameworks",
+        importlib.util.find_spec("deepspeed") is not None,
+        "deepspeed is not installed",
+    )
+    torch.manual_seed(4)
+    net = torch.nn.Linear(64, 256)
+    opt = lowbit.AdamW([
+        {"params": [("weight", net.weight)], "weight_decay": 0.1},
+        {"params": [("bias", net.bias)], "weight_decay": 0.1},
+    ], lr=1e-2)  # fmt: skip
+    for _ in range(5):
+        net(torch.randn(8, 64)).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    dcp.save({"model": net.state_dict(), "optim": opt.state_dict()}, checkpoint_id=tmp_path / "run", no_dist=True)  # fmt: skip
+    shown = run("convert", tmp_path / "run", tmp_path / "of lowbit", "--container", "universal").stdout  # fmt: skip
+    assert "1 x exp_avg " in shown and "dynamic8" in shown
+    cases = ["1", "1 bf16", "2", "3", "3 bf16"]
+    for case, steps in check(launch(tmp_path, "from_lowbit", 3, cases)).items():
+        assert steps == [5, 5], case
+        for source in ("of lowbit", "run"):
+            said = run("diff", tmp_path / source, tmp_path / f"again {case}", "--exclude", "deepspeed.*").stdout  # fmt: skip
+            assert "the same, by meaning" in said, case

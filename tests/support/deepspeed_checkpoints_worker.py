@@ -1,6 +1,6 @@
 """What a rank does in test_deepspeed_checkpoints.py of tests/frameworks: DeepSpeed's own saves, and what it resumes from.
 
-torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER save|resume|client|quantized CASE...
+torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER save|resume|client|quantized|goes_on|from_lowbit CASE...
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import traceback
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from leaving import leave
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -25,11 +26,16 @@ import lowbit.integrations.deepspeed
 CASES = {
     "1": ({"stage": 1}, torch.float32, {}),
     "1 bf16": ({"stage": 1}, torch.bfloat16, {"data_types": {"grad_accum_dtype": "fp32"}}),
-    "2": ({"stage": 2, "round_robin_gradients": True}, torch.float32, {}),
+    "1 fp16": ({"stage": 1}, torch.float16, {"fp16": {"enabled": True, "loss_scale": 128}}),
+    "2": ({"stage": 2}, torch.float32, {}),
     "2 bf16": ({"stage": 2}, torch.bfloat16, {}),
     "3": ({"stage": 3, "sub_group_size": 400}, torch.float32, {}),
     "3 bf16": ({"stage": 3}, torch.bfloat16, {}),
+    "3 fp16": ({"stage": 3}, torch.float16, {"fp16": {"enabled": True, "loss_scale": 128}}),
+    "2 one group": ({"stage": 2}, torch.float32, {}),
+    "2 dealt out": ({"stage": 2, "round_robin_gradients": True}, torch.float32, {}),
 }
+ONE_GROUP = ("2 one group", "2 dealt out")  # of more parameters than ranks
 
 
 class Net(nn.Module):
@@ -59,6 +65,8 @@ def engine_of(case: str, seed: int, universal: bool):
         {"params": decayed, "weight_decay": 0.1},
         {"params": others, "weight_decay": 0.1 if zero["stage"] == 3 else 0.0},
     ]
+    if case in ONE_GROUP:
+        groups = [{"params": decayed + others, "weight_decay": 0.1}]
     config = {
         "train_micro_batch_size_per_gpu": 4, "zero_optimization": zero, "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False, "bf16": {"enabled": dtype == torch.bfloat16}, "gradient_clipping": 0.0,
@@ -104,6 +112,30 @@ def resume(case: str, folder: pathlib.Path) -> list[list[float]]:
         assert path is not None and engine.global_steps == 3 and client["mine"] == 5
         found.append(train(engine, range(3, 6)))
     return found
+
+
+def goes_on(case: str, folder: pathlib.Path) -> list[float]:
+    """From the Universal Checkpoint that lowbit-ckpt made of a run whose parameters were dealt out, in one where they are not."""
+    engine = engine_of("2 one group", 1, True)
+    path, _ = engine.load_checkpoint(str(folder / case), tag="by_the_tool")
+    assert path is not None
+    return train(engine, range(3, 6))
+
+
+def from_lowbit(case: str, folder: pathlib.Path) -> list[int]:
+    """What DeepSpeed has of a run of lowbit in 8 bits, saved by itself: its steps, also of the optimizer."""
+    zero, dtype, more = CASES[case]
+    net = nn.Linear(64, 256).to(dtype)
+    opt = torch.optim.AdamW([{"params": [net.weight], "weight_decay": 0.1}, {"params": [net.bias], "weight_decay": 0.1}])  # fmt: skip
+    config = {
+        "train_micro_batch_size_per_gpu": 4, "zero_optimization": zero, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False, "bf16": {"enabled": dtype == torch.bfloat16}, "checkpoint": {"load_universal": True}, **more,
+    }  # fmt: skip
+    engine, *_ = deepspeed.initialize(model=net, optimizer=opt, config=config)
+    path, _ = engine.load_checkpoint(str(folder), tag="of lowbit")
+    assert path is not None
+    engine.save_checkpoint(str(folder), tag=f"again {case}")
+    return [int(state["step"]) for state in opt.state.values()]
 
 
 def whole(t: torch.Tensor) -> torch.Tensor:
@@ -175,7 +207,14 @@ def quantized(case: str, folder: pathlib.Path) -> list[float]:
     return [max(apart), sum(t.dtype == torch.uint8 for t in states if isinstance(t, torch.Tensor))]
 
 
-WORK = {"save": save, "resume": resume, "client": client, "quantized": quantized}
+WORK = {
+    "save": save,
+    "resume": resume,
+    "client": client,
+    "quantized": quantized,
+    "goes_on": goes_on,
+    "from_lowbit": from_lowbit,
+}
 
 
 def main() -> None:
@@ -183,6 +222,7 @@ def main() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
         False  # would be compiled; gloo does without
     )
+    get_accelerator().__class__.is_fp16_supported = lambda _: True  # the CPU computes it, slowly
     # A rank that waits for one that has failed is to say so soon.
     deepspeed.init_distributed(dist_backend="gloo", timeout=datetime.timedelta(seconds=120))
     torch.set_num_threads(1)

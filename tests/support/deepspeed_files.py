@@ -66,6 +66,8 @@ class Run:
     shared: dict[str, str] = field(default_factory=dict)
     step: int = 3
     dtype: torch.dtype = torch.float32
+    round_robin: bool = False  # round_robin_gradients of stages 1 and 2
+    padded_to: int = 1  # elements; parameter_alignment of stages 1 and 2
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -77,6 +79,17 @@ class Run:
 
     def tensor(self, name: str, state: str) -> torch.Tensor:
         return self.params[name] if state == "fp32" else self.moments[name][state]
+
+    def laid(self, group: int, stage: int, ranks: int) -> dict[str, int]:
+        """The parameters in the order in which they lie in a group's vector, and the padding behind each."""
+        names = list(self.groups[group])
+        if stage == 3:
+            return dict.fromkeys(names, 0)
+        if self.round_robin:
+            names = [name for rank in range(ranks) for name in names[rank::ranks]]
+        return {
+            name: -self.params[name].numel() % self.padded_to if name != names[-1] else 0 for name in names
+        }  # fmt: skip
 
     def settings(self, group: int) -> dict[str, Any]:
         return {**SETTINGS, "weight_decay": 0.1 if group == 0 else 0.0}
@@ -102,7 +115,7 @@ def model_states(run: Run, stage: int, ranks: int, rank: int = 0) -> dict[str, A
     cut = {name: torch.cat([p, p.new_zeros(each[name] * ranks - p.numel())]).split(each[name])[rank].clone() for name, p in frozen.items()}  # fmt: skip
     return {
         "module": OrderedDict(**module, **run.buffers), "buffer_names": list(run.buffers), "optimizer": None,
-        "param_shapes": [OrderedDict((k, p.shape) for k, p in group.items()) for group in run.groups],
+        "param_shapes": [OrderedDict((k, run.params[k].shape) for k in run.laid(i, stage, ranks)) for i in range(len(run.groups))],
         "frozen_param_shapes": OrderedDict((k, p.shape) for k, p in run.frozen.items()) if stage > 1 else None,
         "shared_params": run.shared, "frozen_param_fragments": OrderedDict(cut if stage == 3 else frozen) if stage > 1 else None,
         "lr_scheduler": None, "data_sampler": None, "random_ltd": None, "skipped_steps": 0, "global_steps": run.step,
@@ -114,7 +127,8 @@ def model_states(run: Run, stage: int, ranks: int, rank: int = 0) -> dict[str, A
 
 def flat_parts(run: Run, group: int, state: str, stage: int, ranks: int) -> list[torch.Tensor]:
     """A group's flat vector, by ranks. Stage 3 cuts every parameter; the others the vector, padded at its end."""
-    tensors = [run.tensor(name, state).reshape(-1) for name in run.groups[group]]
+    laid = run.laid(group, stage, ranks)
+    tensors = [torch.cat([run.tensor(name, state).reshape(-1), torch.zeros(padding)]) for name, padding in laid.items()]  # fmt: skip
     if stage == 3:
         cut = []
         for t in tensors:
@@ -127,29 +141,32 @@ def flat_parts(run: Run, group: int, state: str, stage: int, ranks: int) -> list
 
 
 def slice_mappings(run: Run, ranks: int, rank: int) -> list[OrderedDict]:
+    """As DeepSpeed 0.19.8 tells them: wrong under round_robin_gradients, of the parameters before they were dealt out; right with paddings."""
     out = []
-    for group in run.groups:
-        total = sum(p.numel() for p in group.values())
+    for i, group in enumerate(run.groups):
+        laid = run.laid(i, 1, ranks)
+        total = sum(run.params[name].numel() + padding for name, padding in laid.items())
         each = (total + -total % (2 * ranks)) // ranks
         begin, here, at = rank * each, OrderedDict(), 0
-        for name, p in group.items():
-            first, last = max(at, begin), min(at + p.numel(), begin + each)
+        for name in laid if any(laid.values()) else group:
+            first, last = max(at, begin), min(at + run.params[name].numel(), begin + each)
             if first < last:
                 here[name] = fragment_address(numel=last - first, start=first - begin)
-            at += p.numel()
-        out.append(here)
+            at += run.params[name].numel() + laid[name]
+        out.append(OrderedDict((name, here[name]) for name in group if name in here))
     return out
 
 
 def optimizer_states(run: Run, stage: int, ranks: int, rank: int) -> dict[str, Any]:
     state: dict[int, dict[str, torch.Tensor]] = {}
     masters, groups = [], []
-    for i, group in enumerate(run.groups):
+    for i in range(len(run.groups)):
         state[i] = {"step": torch.tensor(float(run.step))}
         for key in ("exp_avg", "exp_avg_sq"):
             state[i][key] = flat_parts(run, i, key, stage, ranks)[rank]
         master = flat_parts(run, i, "fp32", stage, ranks)[rank]
-        padding = -sum(p.numel() for p in group.values()) % (2 * ranks)
+        laid = run.laid(i, stage, ranks)
+        padding = -sum(run.params[k].numel() + v for k, v in laid.items()) % (2 * ranks)
         strip = padding if stage < 3 and rank == ranks - 1 else 0
         masters.append(master[: master.numel() - strip].clone())
         groups.append({**run.settings(i), "params": [i]})
@@ -170,7 +187,8 @@ def optimizer_states(run: Run, stage: int, ranks: int, rank: int) -> dict[str, A
     else:
         of_rank = {
             **common, "clip_grad": 1.0, "base_optimizer_state": base, "single_partition_of_fp32_groups": masters,
-            "group_paddings": [0] * len(groups), "partition_count": [ranks] * len(groups), "ds_version": "0.19.8",
+            "group_paddings": [0] * len(groups), "param_alignment_paddings": [list(run.laid(i, stage, ranks).values()) for i in range(len(groups))],
+            "partition_count": [ranks] * len(groups), "ds_version": "0.19.8",
             "param_slice_mappings": slice_mappings(run, ranks, rank),
         }  # fmt: skip
     return {

@@ -1,5 +1,6 @@
 #include "container/common/open.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -82,6 +83,16 @@ std::string last_saved(const Directory& folder) {
   return is_entry_name(last) ? last : "";
 }
 
+/// Whether the folder `last` in a folder is a save of DeepSpeed: without ZeRO nothing else tells.
+bool has_deepspeed(const Directory& folder, const std::string& last) {
+  if (last.empty()) return false;
+  for (const char* model : {"mp_rank_00", "zero_pp_rank_0_mp_rank_00"}) {
+    const auto file = path_kind(folder.path() + "/" + last + "/" + model + "_model_states.pt");
+    if (file.ok() && file.value() == PathKind::kFile) return true;
+  }
+  return false;
+}
+
 /// How a folder of DeepSpeed lies on disk, by the names in it (those of 0.19.8); none where it is
 /// none of its folders, and an error where it is one that is not read.
 Result<std::optional<ContainerKind>> kind_of_deepspeed(const Directory& folder,
@@ -103,33 +114,43 @@ Result<std::optional<ContainerKind>> kind_of_deepspeed(const Directory& folder,
   if (!models.empty())
     return bad(what +
                ": is a checkpoint of DeepSpeed, without ZeRO; give one of its files: " + models);
-  if (folder.has("latest") && folder.has("zero_to_fp32.py")) {
-    const std::string last = last_saved(folder);
+  const std::string last = last_saved(folder);
+  if (folder.has("latest") && (folder.has("zero_to_fp32.py") || has_deepspeed(folder, last)))
     return bad(what + ": holds checkpoints of DeepSpeed, each a folder" +
                (last.empty() ? "" : "; the last one is " + printable(last)));
-  }
   return std::optional<ContainerKind>();
 }
 
-/// An error that names the files of a folder that may be checkpoints, if it has any, or says that it
-/// is empty: for folders of which nothing else is known.
-Status check_loose_files(const std::string& what, const std::vector<std::string>& names) {
+/// The first few names.
+std::string some(const std::vector<std::string>& names) {
   constexpr size_t kShown = 5;
-  std::string files;
-  size_t count = 0, entries = 0;
+  std::string out;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
+    out += (out.empty() ? "" : ", ") + printable(names[i]);
+  if (names.size() > kShown) out += " and " + std::to_string(names.size() - kShown) + " more";
+  return out;
+}
+
+/// Of a folder of which nothing else is known: names its files that may be checkpoints, else what it
+/// holds.
+Error unknown_folder(const std::string& what, const std::vector<std::string>& names) {
+  std::vector<std::string> files, entries;
   for (const std::string& name : names) {
     if (name == "." || name == "..") continue;
-    ++entries;
-    const bool file = name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin");
-    if (file && ++count <= kShown) files += (files.empty() ? "" : ", ") + printable(name);
+    entries.push_back(name);
+    if (name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin"))
+      files.push_back(name);
   }
-  if (entries == 0) return bad(what + ": is an empty folder");
-  if (count > kShown) files += " and " + std::to_string(count - kShown) + " more";
-  if (count == 0) return fine();
+  if (entries.empty()) return bad(what + ": is an empty folder");
+  if (files.empty())
+    return bad(what + ": is no checkpoint of a kind that is known here (it holds " + some(entries) +
+               "); give the folder of one save, or a file of torch.save or safetensors; else load "
+               "it with the program that wrote it, and save its state dicts with torch.save or "
+               "dcp.save");
   return bad(what +
-             (count == 1 ? ": is no checkpoint, but holds a file; give it: "
-                         : ": is a folder of several files; give one of them: ") +
-             files);
+             (files.size() == 1 ? ": is no checkpoint, but holds a file; give it: "
+                                : ": is a folder of several files; give one of them: ") +
+             some(files));
 }
 
 /// How a folder lies on disk, an error where it is no checkpoint by itself.
@@ -176,15 +197,14 @@ Result<ContainerKind> kind_of_folder(const std::string& path) {
     return bad(what + ": is a folder of several files; give one of them: " + files);
   // Last: what is read goes before what another program left beside it.
   RETURN_IF_ERROR(check_other_folder(path, names));
-  RETURN_IF_ERROR(check_loose_files(what, names));
-  return ContainerKind::kDcp;
+  return unknown_folder(what, names);
 }
 
 Result<Manifest> read_folder(const std::string& path) {
-  ASSIGN_OR_RETURN(kind, kind_of_folder(path));
   if (is_partial(path))
     return bad(printable(path) +
                ": was left by a program that was killed while it wrote; delete it");
+  ASSIGN_OR_RETURN(kind, kind_of_folder(path));
   if (kind == ContainerKind::kZero) return read_zero(path);
   return kind == ContainerKind::kUniversal ? read_universal(path) : read_dcp(path);
 }

@@ -18,6 +18,8 @@ constexpr FolderKind kFolders[] = {
     {"latest_checkpointed_iteration.txt", "iter_*",
      "holds checkpoints of Megatron, one folder for each iteration",
      "give one of the folders iter_*, which latest_checkpointed_iteration.txt numbers"},
+    {"iter_[0-9]*", nullptr, "holds checkpoints of Megatron, one folder for each iteration",
+     "give one of the folders iter_*"},
     {"mp_rank_*", nullptr, "is a checkpoint of Megatron in its older format",
      "give one rank's file, such as mp_rank_00/model_optim_rng.pt; several ranks' files are not "
      "put "
@@ -53,6 +55,17 @@ constexpr FolderKind kFolders[] = {
      "holds one file for each rank, as verl does: DTensors, each with one rank's part",
      "train on with verl, or merge the weights with its model_merger (python -m "
      "verl.model_merger)"},
+    {"actor", "data.pt", "is a checkpoint of verl, with one file for each rank in its folder actor",
+     "train on with verl, or merge the weights with its model_merger (python -m "
+     "verl.model_merger)"},
+    {"optimizer_config.json", "optimizer_pp-*-of-*.pt",
+     "is an optimizer of Nanotron, one file for each rank",
+     "give the file where it is the only one; else resume on one rank with Nanotron, and save "
+     "there"},
+    {"checkpoint_metadata.json", "optimizer", "is a checkpoint of Nanotron",
+     "give the folder optimizer in it, or a file of weights in the folder model"},
+    {"*.pdparams", nullptr, "holds files of PaddlePaddle",
+     "load them with paddle.load and save the arrays as safetensors"},
     {"*-shard[0-9]*.pt", nullptr,
      "holds one file for each rank's shard, as fairscale (fairseq) does",
      "put them together with the program that wrote them "

@@ -3,21 +3,16 @@
 #include <algorithm>
 
 #include "container/common/open.h"
-#include "container/deepspeed/file_names.h"
+#include "container/deepspeed/layout.h"
 #include "container/deepspeed/model_states.h"
+#include "container/deepspeed/rank_files.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
 
-constexpr const char* kUniversal =
-    "; let ds_to_universal of DeepSpeed make a Universal Checkpoint of it, which is read";
-
-/// Where a parameter's slice lies in a rank's vector.
-struct Fragment {
-  std::string name;
-  uint64_t first, count;
-};
+/// What a rank's file has of one flat vector: the master weights as "fp32", and the states.
+using RankPart = std::vector<std::pair<std::string, Payload>>;
 
 /// What the ranks read so far have of one parameter.
 struct Gathered {
@@ -30,15 +25,20 @@ class ZeroReader {
   explicit ZeroReader(Parts& parts) : parts_(parts) {}
 
   Status read() {
-    RETURN_IF_ERROR(find_files());
+    ASSIGN_OR_RETURN(files, find_rank_files(parts_));
+    files_ = std::move(files);
     RETURN_IF_ERROR(read_model());
+    layouts_.assign(states_.groups.size(), std::vector<RankVector>(files_.size()));
+    held_.assign(states_.groups.size(), std::vector<RankPart>(files_.size()));
     for (size_t rank = 0; rank < files_.size(); ++rank) {
       ASSIGN_OR_RETURN(file, parts_.read(files_[rank]));
       if (rank == 0) first_ = file;
       RETURN_IF_ERROR(read_rank(*file, rank));
     }
+    RETURN_IF_ERROR(take_vectors());
     RETURN_IF_ERROR(add_weights());
     RETURN_IF_ERROR(add_states());
+    RETURN_IF_ERROR(check_layouts());
     RETURN_IF_ERROR(add_param_groups(parts_, manifest_, *first_, below(base(), "param_groups"),
                                      states_.groups, *model_));
     RETURN_IF_ERROR(add_rest(parts_, manifest_, *model_));
@@ -51,44 +51,6 @@ class ZeroReader {
  private:
   Path base() const {
     return {"optimizer_state_dict", stage3_ ? "optimizer_state_dict" : "base_optimizer_state"};
-  }
-
-  /// All ranks' files, in order. What else lies there tells what the folder needs to be read.
-  Status find_files() {
-    ASSIGN_OR_RETURN(names, parts_.folder().list());
-    std::map<uint64_t, std::string> found;
-    for (const std::string& name : names) {
-      if (name.find("expert_") != std::string::npos && name.ends_with(".pt"))
-        return bad(parts_.what() + ": has experts' files (" + printable(name) +
-                   "): mixture-of-experts layers under ZeRO are not read" + kUniversal);
-      if (name.starts_with("layer_") && name.ends_with(".pt"))
-        return bad(parts_.what() + ": has files of a pipeline's layers (" + printable(name) +
-                   "), which are not read" + kUniversal);
-      const auto optimizer = optimizer_file(name), model = model_file(name);
-      if ((optimizer && optimizer->parallel > 0) || (model && model->parallel > 0))
-        return bad(parts_.what() + ": has files of several parts of the model (" + printable(name) +
-                   "), as tensor parallelism and pipelines write them, which are "
-                   "not read" +
-                   kUniversal);
-      if (!optimizer) continue;
-      const auto [at, fresh] = found.emplace(optimizer->rank, name);
-      if (!fresh)
-        return bad(parts_.what() + ": has two files of rank " + std::to_string(optimizer->rank) +
-                   ", " + printable(at->second) + " and " + printable(name) +
-                   ": remove those of the older save");
-    }
-    for (const auto& [rank, name] : found) {
-      if (rank != files_.size()) return missing(files_.size(), found.size());
-      files_.push_back(name);
-    }
-    return fine();
-  }
-
-  Error missing(uint64_t rank, uint64_t found) const {
-    return bad(parts_.what() + ": the file of rank " + std::to_string(rank) +
-               " is missing (zero_pp_rank_" + std::to_string(rank) +
-               "_mp_rank_00_optim_states.pt); there are those of " + std::to_string(found) +
-               " ranks");
   }
 
   Status read_model() {
@@ -107,46 +69,8 @@ class ZeroReader {
     return fine();
   }
 
-  /// The number of ranks that a rank's file says.
-  Status check_count(const PartFile& file) {
-    // Its state is a list of dicts without padding, not a dict by number.
-    if (!stage3_ && file.has_below(below(base(), place(0))))
-      return bad(file.what() +
-                 ": is of an elastic checkpoint, which is not read; save with elastic_checkpoint "
-                 "false");
-    const Path at = {"optimizer_state_dict", "partition_count"};
-    const Value* said = file.value(at);
-    if (said == nullptr)
-      return bad(file.what() +
-                 ": does not say how many ranks there were (partition_count), so it "
-                 "is not of ZeRO");
-    std::vector<Value> counts = {*said};
-    if (said->is(Value::Kind::kList)) counts = said->items;
-    for (const Value& count : counts) {
-      if (!count.is(Value::Kind::kInt) || count.integer < 1)
-        return bad(file.what() + ": its partition_count is no number of ranks");
-      if (count.integer != counts[0].integer)
-        return bad(file.what() +
-                   ": its groups are cut for different numbers of ranks, as with "
-                   "mixture-of-experts layers, which are not read" +
-                   kUniversal);
-      const auto wanted = static_cast<uint64_t>(count.integer);
-      if (wanted > files_.size()) return missing(files_.size(), files_.size());
-      if (wanted < files_.size())
-        return bad(parts_.what() + ": has files of " + std::to_string(files_.size()) +
-                   " ranks, and " + file.what() + " is of " + std::to_string(wanted) +
-                   ": remove those of the older save");
-    }
-    if (file.has_below({"optimizer_state_dict", "ds_zero_partition_groups"}))
-      return bad(file.what() +
-                 ": its groups are cut for different ranks (AutoEP), which is not "
-                 "read" +
-                 std::string(kUniversal));
-    return fine();
-  }
-
   Status read_rank(const PartFile& file, size_t rank) {
-    RETURN_IF_ERROR(check_count(file));
+    RETURN_IF_ERROR(check_rank_count(file, parts_, files_.size(), base()));
     const Path vectors = {"optimizer_state_dict",
                           stage3_ ? "fp32_flat_groups" : "single_partition_of_fp32_groups"};
     if (file.find(below(vectors, place(states_.groups.size()))).tensor != nullptr)
@@ -162,9 +86,10 @@ class ZeroReader {
       const auto length = volume(master.tensor->shape);
       ASSIGN_OR_RETURN(
           fragments, stage3_ ? stage3_fragments(file, i, rank, length) : mapped_fragments(file, i));
+      layouts_[i][rank] = {length, std::move(fragments)};
       ASSIGN_OR_RETURN(payload, file.payload(*master.tensor));
-      take("fp32", payload, fragments);
-      RETURN_IF_ERROR(read_states(file, i, length, fragments));
+      held_[i][rank].emplace_back("fp32", std::move(payload));
+      RETURN_IF_ERROR(read_states(file, i, length, held_[i][rank]));
     }
     return fine();
   }
@@ -218,8 +143,7 @@ class ZeroReader {
                " make " + std::to_string(at));
   }
 
-  Status read_states(const PartFile& file, size_t group, uint64_t length,
-                     const std::vector<Fragment>& fragments) {
+  Status read_states(const PartFile& file, size_t group, uint64_t length, RankPart& part) {
     const Path at =
         below(below(base(), "state"), Key(Key::Kind::kNumber, static_cast<int64_t>(group)));
     return file.for_below(at, [&](const Path& path, const FileLeaf& leaf) -> Status {
@@ -241,9 +165,32 @@ class ZeroReader {
                    ", which is not that of the flat vector of " + std::to_string(length) +
                    " elements");
       ASSIGN_OR_RETURN(payload, file.payload(*leaf.tensor));
-      take(name, payload, fragments);
+      part.emplace_back(name, std::move(payload));
       return fine();
     });
+  }
+
+  Status take_vectors() {
+    for (size_t i = 0; i < states_.groups.size(); ++i) {
+      if (!stage3_) {
+        ASSIGN_OR_RETURN(paddings, read_paddings(*first_, i, states_.groups[i].size()));
+        if (!lie_in_order(states_.groups[i], paddings, layouts_[i])) contradictory_.insert(i);
+      }
+      for (size_t rank = 0; rank < files_.size(); ++rank) {
+        for (const auto& [state, payload] : held_[i][rank])
+          take(state, payload, layouts_[i][rank].fragments);
+      }
+    }
+    return fine();
+  }
+
+  /// Last, since an error of one parameter says more.
+  Status check_layouts() const {
+    if (contradictory_.empty()) return fine();
+    return bad(parts_.what() + ": the order of the parameters in param_shapes of " +
+               model_->what() +
+               " is not that of param_slice_mappings in the ranks' files, in group " +
+               std::to_string(*contradictory_.begin()) + ": are the files of one save?");
   }
 
   void take(const std::string& state, const Payload& payload,
@@ -343,6 +290,9 @@ class ZeroReader {
   std::shared_ptr<const PartFile> model_, first_;
   ModelStates states_;
   bool stage3_ = false;
+  std::vector<std::vector<RankVector>> layouts_;  // by group and rank, as is held_
+  std::vector<std::vector<RankPart>> held_;
+  std::set<size_t> contradictory_;  // groups of stages 1 and 2
   std::map<std::string, Gathered> params_;
   std::map<std::pair<size_t, std::string>, Value> numbers_;  // by group and name
   std::map<std::pair<size_t, std::string>, Payload> number_tensors_;
