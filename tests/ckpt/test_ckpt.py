@@ -446,7 +446,10 @@ def test_force_replaces_no_part_of_the_source(source, tmp_path):
         z.write(tmp_path / "w.pt", "w.pt")
     before = (tmp_path / "outer.zip").read_bytes()
     error = run("convert", tmp_path / "outer.zip" / "w.pt", tmp_path / "outer.zip", "--container", "torch", "--force", code=2)  # fmt: skip
-    assert "is the source; choose another target" in error.stderr and (tmp_path / "outer.zip").read_bytes() == before
+    assert (
+        "is the source; choose another target" in error.stderr
+        and (tmp_path / "outer.zip").read_bytes() == before
+    )
     error = run("inspect", source / "a", "--html", tmp_path / "w.pt", "--force", code=2).stderr
     assert "is a checkpoint, which no page replaces" in error
 
