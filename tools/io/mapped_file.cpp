@@ -12,8 +12,9 @@ namespace lowbit::ckpt {
 namespace {
 
 constexpr uint64_t kWindow = 4u << 20;  // mapped at a time: larger windows gain nothing
-constexpr uint64_t kAligned =
-    2u << 20;  // of a file that one entry maps, if it is in memory as one run
+// Of a file that one entry maps, if the system keeps it in one run of pages.
+constexpr uint64_t kAligned = 2u << 20;
+constexpr uint64_t kAsked = 1u << 19;  // a read of the disk has as much, or more
 constexpr size_t kMaxIdle = 16;
 #ifdef MADV_POPULATE_READ
 constexpr int kPopulate = MADV_POPULATE_READ;
@@ -53,6 +54,16 @@ bool is_cached(int fd, uint64_t begin, uint64_t end, uint64_t page) {
          about.cached >= (end - begin + page - 1) / page;
 }
 
+/// Whether a page of every kAsked bytes of mapped memory has been read: what is in memory may still
+/// be on its way from the disk, many pages at a time.
+bool is_read(char* begin, uint64_t bytes) {
+  for (uint64_t at = 0; at < bytes; at += kAsked) {
+    unsigned char page = 0;
+    if (::mincore(begin + at, 1, &page) != 0 || (page & 1) == 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 MappedFile::~MappedFile() { drop(); }
@@ -75,14 +86,18 @@ const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
   // What lies around is mapped too where that reads nothing.
   const uint64_t low = begin_ / kAligned * kAligned,
                  high = std::min(file_->size(), (end_ + kAligned - 1) / kAligned * kAligned);
-  if (is_cached(fd, low, high, page)) {
+  const bool cached = is_cached(fd, low, high, page);
+  if (cached) {
     begin_ = low;
     end_ = high;
   }
+  end_ = std::min(end_, file_->size());
   void* made =
       ::mmap(nullptr, end_ - begin_, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin_));
   if (made == MAP_FAILED) return nullptr;
   window_ = static_cast<char*>(made);
+  // Where all pages are there, faults, which map 16 of them each, take half the time.
+  if (cached && is_read(window_, end_ - begin_)) return window_ + (offset - begin_);
   if (::madvise(window_, end_ - begin_, kPopulate) != 0) {
     if (errno == EINVAL) mappable_ = false;  // an older Linux: it need not be asked again
     drop();

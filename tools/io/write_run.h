@@ -11,10 +11,11 @@
 
 namespace lowbit::ckpt {
 
-/// Collects writes up to a multiple of 2 MiB of the file, and writes them in one call.
+/// Collects writes up to a multiple of 512 KiB of the file, and writes them in one call.
 ///
-/// The system then keeps these 2 MiB in one run of pages, which is cheaper to write and to read,
-/// and maps them by one entry. Not thread-safe.
+/// The system then keeps these in one run of pages, which is cheaper to write, to read and to map.
+/// Runs of 2 MiB, which one entry maps, save little more, and a virtual machine may have to ask its
+/// host for each. Not thread-safe.
 class WriteRun : public ByteSink {
  public:
   explicit WriteRun(std::shared_ptr<OutputFile> file) : file_(std::move(file)) {}
