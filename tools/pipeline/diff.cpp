@@ -260,13 +260,20 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
       });
 }
 
-/// Each dialect has some settings of its own.
+/// Each dialect has some settings of its own. Names that paired the parameters are no setting: one of
+/// two files may have them as the keys of its state.
 void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
+  const bool by_name = has_names(a) && has_names(b);
+  const auto settings = [&](const Model& model, size_t g) {
+    Settings out = model.groups[g].settings;
+    if (by_name) std::erase_if(out, [](const auto& s) { return s.first == "param_names"; });
+    return out;
+  };
   if (a.groups.size() != b.groups.size() && comparison.wants({"param_groups"}))
     return comparison.differ("param_groups", "are not as many in the second");
   for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g)
-    compare_values(comparison, "param_groups." + std::to_string(g), a.groups[g].settings,
-                   b.groups[g].settings, a.dialect == b.dialect);
+    compare_values(comparison, "param_groups." + std::to_string(g), settings(a, g),
+                   settings(b, g), a.dialect == b.dialect);
 }
 
 Result<Model> model_of(const Document& document) {
