@@ -105,9 +105,9 @@ def one_thread(isa_restored):
 @pytest.fixture
 def ckpt():
     """Where lowbit reads files itself; a machine without the libraries of lowbit-ckpt builds the package without that."""
-    from lowbit.checkpoint import reader
+    from lowbit.checkpoint import native
 
-    need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module")  # fmt: skip
+    need("ckpt", native._checkpoint is not None, "lowbit was built without its checkpoint module")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

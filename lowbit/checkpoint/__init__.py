@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lowbit.checkpoint.checkpoint import Checkpoint
 from lowbit.checkpoint.commands import convert, diff, inspect, reshard, verify
+from lowbit.checkpoint.contents import Codes, Model, Param, State, Tensor
 from lowbit.checkpoint.errors import CheckpointError
-from lowbit.checkpoint.reader import Checkpoint, Codes, Model, Param, State, Tensor
 
 if TYPE_CHECKING:
     from lowbit.checkpoint.storage_reader import Reader

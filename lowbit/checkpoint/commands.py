@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.native import native
 from lowbit.checkpoint.object_store import StorageOptions, is_url, opened
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.progress import Progress, Shown
-from lowbit.checkpoint.reader import module
 from lowbit.checkpoint.upload import is_folder, written
 
 
@@ -49,7 +49,7 @@ def inspect(
     with Shown(progress, "inspect") as told:
         options = _options(include=_names(include), exclude=_names(exclude), health=bool(health), digest=bool(digest))  # fmt: skip
         with opened(storage_options, path) as (name,):
-            text = module().inspect(name, options, told)
+            text = native().inspect(name, options, told)
     return json.loads(text)
 
 
@@ -78,7 +78,7 @@ def verify(
             include=_names(include), exclude=_names(exclude), finite=bool(finite), opaque=bool(opaque), threads=threads,
         )  # fmt: skip
         with opened(storage_options, path) as (name,):
-            text = module().verify(name, options, told)
+            text = native().verify(name, options, told)
     return json.loads(text)
 
 
@@ -148,7 +148,7 @@ def convert(
             **{"from": from_dialect}, **_writing(world_size, {} if world_size is None and mesh is None else mesh, part, force, manifest, threads, memory_limit),
             **to_write.options,
         )  # fmt: skip
-        text = module().convert(name, to_write.path, weights_of, options, told)
+        text = native().convert(name, to_write.path, weights_of, options, told)
     return to_write.report(text)
 
 
@@ -200,7 +200,7 @@ def reshard(
             **_writing(world_size, mesh, part, force, manifest, threads, memory_limit),
             **to_write.options,
         )  # fmt: skip
-        text = module().reshard(name, to_write.path, options, told)
+        text = native().reshard(name, to_write.path, options, told)
     return to_write.report(text)
 
 
@@ -230,7 +230,7 @@ def diff(
             include=_names(include), exclude=_names(exclude), bytes=bool(bytes), tolerance=min(float(tolerance), sys.float_info.max),
         )  # fmt: skip
         with opened(storage_options, a, b) as names:
-            text = module().diff(*names, options, told)
+            text = native().diff(*names, options, told)
     return json.loads(text)
 
 

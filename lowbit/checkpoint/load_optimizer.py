@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from lowbit import ops
+from lowbit.checkpoint.checkpoint import Checkpoint
+from lowbit.checkpoint.contents import Codes, Group, Model, Param, State
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.match_params import matched
 from lowbit.checkpoint.object_store import (
@@ -22,7 +24,6 @@ from lowbit.checkpoint.object_store import (
     local_path,
     location,
 )
-from lowbit.checkpoint.reader import Checkpoint, Codes, Group, Model, Param, State
 from lowbit.config.arguments import STRUCTURE
 from lowbit.config.hints import outside
 from lowbit.optim.optimizer import LowbitOptimizer

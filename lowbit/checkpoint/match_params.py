@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from lowbit import sharding
-from lowbit.checkpoint.reader import Model, Param
+from lowbit.checkpoint.contents import Model, Param
 from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
 from lowbit.optim.optimizer import LowbitOptimizer

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from lowbit.checkpoint.errors import CheckpointError
-from lowbit.checkpoint.reader import module
+from lowbit.checkpoint.native import native
 
 OWNER = ".owner"  # in the folder while it is written; its writer holds a lock on it
 _LOCKS: set[int] = set()  # files that this process has a lock on
@@ -28,7 +28,7 @@ _OPEN: weakref.WeakValueDictionary[str, PartialFolder] = weakref.WeakValueDictio
 def partial_path(path: str) -> str:
     """The name of the folder until it is complete: the same on every rank."""
     parent, name = os.path.split(path.rstrip("/"))
-    stem = os.fsdecode(module().partial_stem(os.fsencode(name)))
+    stem = os.fsdecode(native().partial_stem(os.fsencode(name)))
     return os.path.join(parent, f"{stem}saving")
 
 
@@ -50,7 +50,7 @@ class PartialFolder:
         parent, name = os.path.split(partial_path(path))
         os.makedirs(parent or ".", exist_ok=True)
         self.temporary = os.path.join(os.path.realpath(parent or "."), name)
-        module().check_target(os.fsencode(path), overwrite)
+        native().check_target(os.fsencode(path), overwrite)
         last = _OPEN.get(self.temporary)
         # One thread makes a save from plan to end, so that of this thread, or of one that is gone, has failed.
         if last is not None and (last.thread is threading.current_thread() or not last.thread.is_alive()):  # fmt: skip
@@ -62,7 +62,7 @@ class PartialFolder:
             if os.path.lexists(self.temporary):
                 shutil.rmtree(self.temporary)
             if put_back:
-                module().check_target(os.fsencode(path), overwrite)
+                native().check_target(os.fsencode(path), overwrite)
             os.mkdir(self.temporary)
             owner = os.path.join(self.temporary, OWNER)
             self._lock = os.open(
@@ -125,7 +125,7 @@ class PartialFolder:
         self, written: dict[MetadataIndex, _StorageInfo]
     ) -> dict[MetadataIndex, _StorageInfo]:
         """Where everything lies from now on: among other files, the ranks' files get names that none there has."""
-        self._number = module().file_number(os.fsencode(self.path))
+        self._number = native().file_number(os.fsencode(self.path))
         if self._number < 0:
             return written
         old = {info.relative_path for info in written.values()}
@@ -143,7 +143,7 @@ class PartialFolder:
         self._put("lowbit.json", digests)
         self._put(".metadata", index)
         self._check_owner()
-        module().publish(
+        native().publish(
             os.fsencode(self.temporary), os.fsencode(self.path), self.overwrite, self.sync, self._number
         )  # fmt: skip
         self._remove.detach()

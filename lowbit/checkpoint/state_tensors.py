@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lowbit import sharding
-from lowbit.checkpoint.reader import module
+from lowbit.checkpoint.native import native
 
 # What C++ writes as an item of torch.save; tensors of any other dtype are left to torch.save itself.
 DTYPES = frozenset({
@@ -86,7 +86,7 @@ def copied_into(kept: Any, value: Any) -> Any:
             plain.append((a.data_ptr(), b.data_ptr(), a.nbytes))
         else:
             others.append((a, b))
-    module().copy_memory(plain, torch.get_num_threads())
+    native().copy_memory(plain, torch.get_num_threads())
     if others and all(type(b) in (torch.Tensor, torch.nn.Parameter) for _, b in others):
         torch._foreach_copy_([a for a, _ in others], [b for _, b in others])
         return out

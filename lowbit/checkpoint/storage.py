@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from lowbit.checkpoint.native import native
 from lowbit.checkpoint.object_store import StorageOptions, is_url, local_path
 from lowbit.checkpoint.paths import Path
-from lowbit.checkpoint.reader import module
 
 
 def named(path: Path) -> str:
@@ -22,7 +22,7 @@ class Storage:
     ) -> None:
         if thread_count < 1:
             raise ValueError(f"thread_count must be at least 1, not {thread_count}")
-        module()  # ImportError here, and not in the middle of a run
+        native()  # ImportError here, and not in the middle of a run
         self.path = None if path is None else named(path)
         self.thread_count, self.storage_options = thread_count, storage_options
 

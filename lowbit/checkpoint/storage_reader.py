@@ -24,11 +24,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.native import native
 from lowbit.checkpoint.object_store import Opened, StorageOptions
 from lowbit.checkpoint.packed_plans import returned, sent
 from lowbit.checkpoint.paths import Path
 from lowbit.checkpoint.progress import Progress, Shown, Steps
-from lowbit.checkpoint.reader import module
 from lowbit.checkpoint.shared_reads import (
     Box,
     Piece,
@@ -115,7 +115,7 @@ class Reader(Storage, StorageReader):
         if not self.path:
             raise ValueError("Reader has no path: give it one, or checkpoint_id= to dcp.load")
         self._opened = Opened(self.checkpoint_id, self.storage_options)
-        self._reader = module().Reader(self._opened.name)
+        self._reader = native().Reader(self._opened.name)
         said = self._reader.layout()
         found: list[tuple[int, str, TensorStorageMetadata | BytesStorageMetadata]] = []
         paths: dict[str, tuple[str | int, ...]] = {}

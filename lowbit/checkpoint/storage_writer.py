@@ -28,12 +28,12 @@ from torch.futures import Future
 from lowbit.checkpoint.announced_metadata import announce
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.group_names import check_group_names, group_names
+from lowbit.checkpoint.native import native
 from lowbit.checkpoint.object_store import StorageOptions, is_url
 from lowbit.checkpoint.packed_plans import numbered, results, sent
 from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.progress import Progress, Shown, Steps
-from lowbit.checkpoint.reader import module
 from lowbit.checkpoint.state_tensors import (
     DTYPES,
     OtherLayout,
@@ -222,7 +222,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         path = self._save.path
         if not is_url(path):
             name = f"{prefix}0.distcp"
-            file = module().RankFile(bytes_of(partial_path(path)), name.encode(), self.sync_files)
+            file = native().RankFile(bytes_of(partial_path(path)), name.encode(), self.sync_files)
             yield name, file
             if self.sync_files:
                 file.sync()
@@ -230,7 +230,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         upload = Upload(path, self.storage_options)
         name = f"{prefix}{upload.number()}.distcp"
         with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
-            yield name, module().RankFile(os.fsencode(folder), name.encode(), False)
+            yield name, native().RankFile(os.fsencode(folder), name.encode(), False)
             upload.put(name, os.path.join(folder, name))
 
     def _batches(
@@ -275,7 +275,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         if self.opaque:
             return
         try:
-            module().check_value(name, archive)
+            native().check_value(name, archive)
         except CheckpointError as error:
             found = error.text.removeprefix(f"{name}: ").split("; nothing was executed")[0]
             if "too many values" in found or "more than the limit" in found:

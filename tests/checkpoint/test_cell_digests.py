@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lowbit.checkpoint.reader import module
+from lowbit.checkpoint.native import native
 
 # Rows of cells from 257 bytes to 150 KB: shorter ones are gathered. Sizes that no piece or cell divides. From the writer of 0.1.0 of
 # November 2026, which hashed every row of a cell by itself: the chunk's digest, and SHA-256 of those of its 4 by 4 cells.
@@ -26,7 +26,7 @@ def test_digests_stay(tmp_path, dtype, shape, whole, cells):
     numbers = torch.arange(math.prod(shape))
     t = (numbers * 2654435761 >> 13) if dtype == "uint8" else numbers % 251
     t = t.to(getattr(torch, dtype)).view(shape)
-    file = module().RankFile(bytes(tmp_path), b"file", False)
+    file = native().RankFile(bytes(tmp_path), b"file", False)
     # What lies before it moves the places in the file where pieces end.
     zeros = torch.zeros(100, dtype=torch.uint8)
     before = ("a", "uint8", (100,), zeros.data_ptr())

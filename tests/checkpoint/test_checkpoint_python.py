@@ -21,9 +21,9 @@ from trained import trained
 
 import lowbit
 from lowbit import checkpoint
-from lowbit.checkpoint import reader
+from lowbit.checkpoint import native
 
-need("ckpt", reader._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
+need("ckpt", native._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
 
 
 def command(*arguments):
@@ -265,8 +265,8 @@ def test_a_checkpoint_is_read_by_parts(saved):
 
 
 def test_a_missing_module_says_what_to_install(monkeypatch, saved):
-    monkeypatch.setattr(reader, "_checkpoint", None)
-    monkeypatch.setattr(reader, "_missing", "no module named lowbit._checkpoint")
+    monkeypatch.setattr(native, "_checkpoint", None)
+    monkeypatch.setattr(native, "_missing", "no module named lowbit._checkpoint")
     path, net, _ = saved
     for work in (
         lambda: checkpoint.inspect(path),
@@ -291,9 +291,9 @@ def test_options_reach_the_module_as_they_were_given(saved, tmp_path):
         lambda: checkpoint.convert(path, tmp_path / "b", seed=-1),
         lambda: checkpoint.convert(path, tmp_path / "b", to=8),
         lambda: checkpoint.inspect(path, include=[3]),
-        lambda: reader.module().inspect(os.fsencode(path), '{"healthy": true}', None),
-        lambda: reader.module().inspect(os.fsencode(path), "[]", None),
-        lambda: reader.module().inspect(str(path), "{}", None),
+        lambda: native.native().inspect(os.fsencode(path), '{"healthy": true}', None),
+        lambda: native.native().inspect(os.fsencode(path), "[]", None),
+        lambda: native.native().inspect(str(path), "{}", None),
     ):
         with pytest.raises(TypeError, match=r"seed|to must be text|include|healthy|object|bytes"):
             work()

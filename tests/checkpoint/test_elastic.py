@@ -12,9 +12,9 @@ from paths import ROOT
 from require import need
 
 from lowbit import checkpoint, elastic
-from lowbit.checkpoint import reader
+from lowbit.checkpoint import native
 
-need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+need("ckpt", native._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
 
 STEPS = 14  # with a checkpoint every 4 steps, and the last
 

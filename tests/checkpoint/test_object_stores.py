@@ -17,13 +17,13 @@ from trained import trained
 
 import lowbit
 from lowbit import checkpoint
-from lowbit.checkpoint import reader
+from lowbit.checkpoint import native
 from lowbit.checkpoint.object_store import Opened
 
 fsspec = pytest.importorskip("fsspec")  # torch itself depends on it
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
-need("ckpt", reader._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
+need("ckpt", native._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 WRITES = ("put_file", "pipe_file", "rm_file")
 
@@ -185,7 +185,7 @@ def test_any_ranges_in_any_order_give_the_bytes(store, tmp_path):
     dcp.save({"w": t, "b": t[0].clone()}, checkpoint_id=tmp_path / "run", no_dist=True)
     store.put(tmp_path / "run", "/bucket/run")
     with Opened("memory://bucket/run") as name:
-        read = reader.module().Reader(name)
+        read = native.native().Reader(name)
         boxes = []
         for i in range(400):
             rows, columns = (int(torch.randint(1, 40 if i % 4 else n, ())) for n in (2000, 1000))

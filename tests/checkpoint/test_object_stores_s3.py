@@ -19,9 +19,9 @@ from require import need
 
 import lowbit
 from lowbit import checkpoint
-from lowbit.checkpoint import reader
+from lowbit.checkpoint import native
 
-need("ckpt", reader._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
+need("ckpt", native._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
 try:
     import moto.server  # noqa: F401
     import s3fs

@@ -7,9 +7,9 @@ from resume_worker import OPTIONS, STEPS, Net
 
 import lowbit
 from lowbit import checkpoint
-from lowbit.checkpoint import reader
+from lowbit.checkpoint import native
 
-need("ckpt", reader._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
+need("ckpt", native._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
 
 
 def expected_state(folder):

@@ -8,12 +8,12 @@ import torch.distributed.checkpoint as dcp
 from gil import STEPS, steps_during
 
 from lowbit import checkpoint
-from lowbit.checkpoint.reader import module
+from lowbit.checkpoint.native import native
 
 
 def test_a_write_releases_the_gil(tmp_path):
     t = torch.ones(4 << 20)
-    file = module().RankFile(os.fsencode(tmp_path), b"__0_0.distcp", False)
+    file = native().RankFile(os.fsencode(tmp_path), b"__0_0.distcp", False)
     item = ("w", "float32", tuple(t.shape), t.data_ptr())
     assert steps_during(lambda _: file.write([item], 1, None), 60) >= STEPS
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from lowbit import checkpoint
-from lowbit.checkpoint.reader import module
+from lowbit.checkpoint.native import native
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
@@ -311,7 +311,7 @@ def test_the_check_of_a_value_copies_no_tensor():
     archive = out.getvalue()
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = kib("VmRSS")
-    module().check_value("v", archive)
+    native().check_value("v", archive)
     assert kib("VmHWM") - before < 8 << 10
 
 

@@ -14,13 +14,13 @@ from torch import nn
 
 import lowbit
 from lowbit import checkpoint
-from lowbit.checkpoint import object_store, reader
+from lowbit.checkpoint import native, object_store
 from lowbit.checkpoint.object_store import Opened
 
 fsspec = pytest.importorskip("fsspec")  # torch itself depends on it
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
-need("ckpt", reader._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
+need("ckpt", native._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
 
 
 @pytest.fixture

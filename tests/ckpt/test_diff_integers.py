@@ -11,9 +11,9 @@ from torch import nn
 
 import lowbit
 from lowbit import checkpoint
-from lowbit.checkpoint import reader
+from lowbit.checkpoint import native
 
-need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+need("ckpt", native._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
 
 DTYPES = [
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2,

@@ -6,9 +6,9 @@ import torch
 from conftest import need
 
 from lowbit import checkpoint
-from lowbit.checkpoint import reader
+from lowbit.checkpoint import native
 
-need("ckpt", reader._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+need("ckpt", native._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
 
 NAN = float("nan")
 

@@ -11,13 +11,13 @@ import pytest
 from paths import ROOT
 from require import need
 
-from lowbit.checkpoint import reader
+from lowbit.checkpoint import native
 from lowbit.step import objects
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("module", [reader._checkpoint, objects.compiled], ids=["_checkpoint", "_tensors"])  # fmt: skip
+@pytest.mark.parametrize("module", [native._checkpoint, objects.compiled], ids=["_checkpoint", "_tensors"])  # fmt: skip
 def test_modules_are_of_the_stable_abi(module):
     need("ckpt", module is not None, "lowbit was built without this module")
     audit = pathlib.Path(sys.executable).parent / "abi3audit"

@@ -272,8 +272,8 @@ void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
   if (a.groups.size() != b.groups.size() && comparison.wants({"param_groups"}))
     return comparison.differ("param_groups", "are not as many in the second");
   for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g)
-    compare_values(comparison, "param_groups." + std::to_string(g), settings(a, g),
-                   settings(b, g), a.dialect == b.dialect);
+    compare_values(comparison, "param_groups." + std::to_string(g), settings(a, g), settings(b, g),
+                   a.dialect == b.dialect);
 }
 
 Result<Model> model_of(const Document& document) {

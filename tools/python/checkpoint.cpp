@@ -1,5 +1,5 @@
 // lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint/commands.py and
-// lowbit/checkpoint/reader.py document it and have the defaults.
+// lowbit/checkpoint/checkpoint.py document it and have the defaults.
 #include "container/dcp/value_archive.h"
 #include "io/new_directory.h"
 #include "io/partial_name.h"

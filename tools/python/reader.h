@@ -53,7 +53,7 @@ class Reader {
   Object mapped() const { return count(mapped_); }
 
   /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see
-  /// lowbit/checkpoint/reader.py.
+  /// lowbit/checkpoint/checkpoint.py.
   Object model();
   /// Values [first, first + count) of a state, float32.
   Object read_state(size_t param, size_t state, uint64_t first, uint64_t count);

@@ -16,7 +16,7 @@ Object to_python(const Shape& shape);
 /// A plain value: dtypes and devices are text, torch.Size is a tuple.
 Object to_python(const Value& value);
 /// {"dialect", "algorithm", "root", "flattened", "warnings", "params", "groups"}; see
-/// lowbit/checkpoint/reader.py.
+/// lowbit/checkpoint/checkpoint.py.
 Object to_python(const Model& model);
 
 using OwnTensors = std::vector<std::pair<std::string, const Leaf*>>;
