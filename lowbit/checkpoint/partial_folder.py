@@ -28,8 +28,7 @@ _OPEN: weakref.WeakValueDictionary[str, PartialFolder] = weakref.WeakValueDictio
 def partial_path(path: str) -> str:
     """The name of the folder until it is complete: the same on every rank."""
     parent, name = os.path.split(path.rstrip("/"))
-    stem = os.fsdecode(native().partial_stem(os.fsencode(name)))
-    return os.path.join(parent, f"{stem}saving")
+    return os.path.join(parent, os.fsdecode(native().saving_name(os.fsencode(name))))
 
 
 class PartialFolder:

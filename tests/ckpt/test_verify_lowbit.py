@@ -46,8 +46,13 @@ def without_step(state):
     del state["step"]
 
 
+def half_a_step(state):
+    state["step"].fill_(2.5)
+
+
 BROKEN = {
     without_step: "has no step",
+    half_a_step: "its step: 2.500000 counts no steps",
     without_scale: "exp_avg_dynamic8_scale is missing",
     short_scale: "is no float32 matrix of 96 rows",
     wide_codes: "is int16, not uint8",
@@ -77,7 +82,7 @@ def test_what_convert_refuses(saved, tmp_path, broken, container):
     path = written(tmp_path, {"optim": content}, container)
     done = run("verify", path, code=4)
     assert BROKEN[broken] in done.stdout and BROKEN[broken] in done.stderr
-    to = "lowbit" if broken is without_step else "torch"
+    to = "lowbit" if "step" in BROKEN[broken] else "torch"
     assert BROKEN[broken] in run("convert", path, tmp_path / "b.pt", "--to", to, code=3).stderr
     # A part of it is not judged.
     run("verify", path, "--exclude", "optim.state.1.*")
@@ -95,6 +100,14 @@ def test_torch_state_without_a_step(tmp_path):
     assert "parameter 1: has no step" in run("verify", path, code=4).stderr
     assert "has no step" in run("convert", path, tmp_path / "b.pt", "--to", "lowbit", code=3).stderr
     run("verify", path, "--exclude", "state.0.*")
+    # A plain number, as old torch keeps it.
+    for step, shown in ((-1, "-1.000000"), (float("nan"), "nan"), (float("inf"), "inf")):
+        content["state"][1]["step"] = step
+        path = written(tmp_path, content, "torch")
+        text = f"parameter 1: its step: {shown} counts no steps"
+        assert text in run("verify", path, code=4).stderr
+        assert text in run("convert", path, tmp_path / "b.pt", "--to", "lowbit", code=3).stderr
+    del content["state"][1]["step"]
     # Some keep it once for all parameters, and SGD keeps none.
     content["param_groups"][0]["step"] = 1
     run("verify", written(tmp_path, content, "torch"))

@@ -29,11 +29,11 @@ inline std::string progress_line(const std::string& label, uint64_t done, uint64
                 ? fmt::format(", {}:{:02}:{:02} left", left / 3600, left / 60 % 60, left % 60)
                 : fmt::format(", {}:{:02} left", left / 60, left % 60);
   }
-  constexpr int kMost = 40, kLeast = 8;
+  constexpr int kMax = 40, kMin = 8;
   const int room = columns - 1 - static_cast<int>(label.size() + text.size()) - 4;
-  const int width = std::min(room, kMost);
+  const int width = std::min(room, kMax);
   std::string line = label + " ";
-  if (width >= kLeast) {
+  if (width >= kMin) {
     const auto filled = static_cast<int>(part * width);
     line += fmt::format("[{:#<{}}{:.<{}}] ", "", filled, "", width - filled);
   }

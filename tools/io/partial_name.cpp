@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::string_view kPartial = ".partial-";
 constexpr std::string_view kUnique = "XXXXXX";  // what mkstemp and mkdtemp fill in
+static_assert(kSaving.size() == kUnique.size() && kPieces.size() == kUnique.size() &&
+              kRemoved.size() == kUnique.size());
 
 }  // namespace
 
@@ -38,10 +40,10 @@ Status sync_folder(const std::string& given) {
 }
 
 std::string partial_stem(const std::string& name) {
-  constexpr size_t kMost = 255 - 1 - kPartial.size() - kUnique.size() - 4;  // ".old" may follow
-  if (name.size() <= kMost) return "." + name + std::string(kPartial);
+  constexpr size_t kMax = 255 - 1 - kPartial.size() - kUnique.size() - 4;  // ".old" may follow
+  if (name.size() <= kMax) return "." + name + std::string(kPartial);
   // A beginning that ends between two characters, and what tells it from others that begin so.
-  size_t keep = kMost - 17;
+  size_t keep = kMax - 17;
   while (keep > 0 && (static_cast<unsigned char>(name[keep]) & 0xc0) == 0x80) --keep;
   Hash hash;
   hash.add(name.data(), name.size());
@@ -108,7 +110,8 @@ std::string final_path(const std::string& path) {
 Error unwritten(const std::string& path) {
   const int why = errno;
   std::string shown = final_path(path), left = "nothing was left behind";
-  if (const size_t end = path.rfind(std::string(kPartial) + "pieces/"); end != std::string::npos) {
+  if (const size_t end = path.rfind(std::string(kPartial) + std::string(kPieces) + "/");
+      end != std::string::npos) {
     left = "what other parts wrote lies in " +
            printable(path.substr(0, path.find('/', end)));  // of a reshard by several processes
     if (shown.size() > 7 && shown[shown.size() - 7] == '.') shown.resize(shown.size() - 7);

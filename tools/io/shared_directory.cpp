@@ -27,7 +27,6 @@ bool there(const std::string& path) {
   return ::lstat(path.c_str(), &info) == 0;
 }
 
-constexpr std::string_view kPieces = "pieces";
 constexpr const char* kAgain = "remove that folder and start every part again";
 
 /// Whether a folder has what a part says of itself.
@@ -259,7 +258,7 @@ Status SharedDirectory::publish() {
 }
 
 std::string SharedDirectory::removed() const {
-  return folder_.substr(0, folder_.size() - kPieces.size()) + "remove";
+  return folder_.substr(0, folder_.size() - kPieces.size()) + std::string(kRemoved);
 }
 
 void SharedDirectory::clear() const {

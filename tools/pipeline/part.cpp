@@ -3,9 +3,9 @@
 namespace lowbit::ckpt {
 
 Status check_part(const WriteOptions& options) {
-  constexpr uint64_t kMost = 65536;
+  constexpr uint64_t kMax = 65536;
   const Part& part = *options.part;
-  if (part.count < 1 || part.count > kMost || part.number >= part.count)
+  if (part.count < 1 || part.count > kMax || part.number >= part.count)
     return usage("a part is I/N, with I from 0 to N - 1 and N from 1 to 65536, not " +
                  std::to_string(part.number) + "/" + std::to_string(part.count));
   if (options.replace)

@@ -254,8 +254,8 @@ Status check_tensors(const Selected& what, const std::optional<Recorded>& record
   });
 }
 
-/// Moments without the count of steps that corrects their bias, which no optimizer resumes from.
-/// Some libraries count once for a group.
+/// Moments without the count of steps that corrects their bias, or with one that is no count: no
+/// optimizer resumes from them. Some libraries count once for a group.
 void find_steps(const Model& model, TensorCheck& out) {
   for (const Group& group : model.groups) {
     for (const auto& [key, value] : group.settings) {
@@ -267,8 +267,13 @@ void find_steps(const Model& model, TensorCheck& out) {
       return std::any_of(p.states.begin(), p.states.end(),
                          [name](const State& s) { return s.name == name; });
     };
-    if (has("exp_avg") && has("exp_avg_sq") && number_in(p, "step") == nullptr)
+    const Value* step = number_in(p, "step");
+    if (step != nullptr) {
+      const auto counted = steps_of(*step, "its step");
+      if (!counted.ok()) out.find(shown(p), counted.error().text);
+    } else if (has("exp_avg") && has("exp_avg_sq")) {
       out.find(shown(p), "has no step");
+    }
   }
 }
 

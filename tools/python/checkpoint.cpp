@@ -145,12 +145,12 @@ PyObject* call_publish(PyObject*, PyObject* given) {
   });
 }
 
-/// (name): what the hidden names of a folder or file that is being written begin with.
-PyObject* call_partial_stem(PyObject*, PyObject* given) {
+/// (name): the hidden name of a folder while it is saved: the same on every rank.
+PyObject* call_saving_name(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject* name = nullptr;
-    if (PyArg_ParseTuple(given, "S:partial_stem", &name) == 0) throw Raised();
-    return bytes(partial_stem(bytes_of(name)));
+    if (PyArg_ParseTuple(given, "S:saving_name", &name) == 0) throw Raised();
+    return bytes(partial_stem(bytes_of(name)) + std::string(kSaving));
   });
 }
 
@@ -215,7 +215,7 @@ PyMethodDef kFunctions[] = {
     {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync, number)"},
     {"check_value", call_check_value, METH_VARARGS, "check_value(name, archive)"},
     {"copy_memory", call_copy_memory, METH_VARARGS, "copy_memory(copies, threads)"},
-    {"partial_stem", call_partial_stem, METH_VARARGS, "partial_stem(name)"},
+    {"saving_name", call_saving_name, METH_VARARGS, "saving_name(name)"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -49,14 +49,14 @@ const Dtype* find_storage(std::string_view storage) {
 }
 
 Result<uint64_t> elements(const Shape& shape, const std::string& what) {
-  constexpr uint64_t kMost = 1ull << 56;  // times 16 bytes still fits 63 bits
+  constexpr uint64_t kMax = 1ull << 56;  // times 16 bytes still fits 63 bits
   uint64_t n = 1;
   bool empty = false;
   for (const int64_t size : shape) {
     if (size < 0) return bad(what + ": has a negative size in " + shape_text(shape));
     empty = empty || size == 0;
     // Sizes beside a 0 are held to the limit too: strides are computed from them.
-    if (size > 0 && n > kMost / static_cast<uint64_t>(size))
+    if (size > 0 && n > kMax / static_cast<uint64_t>(size))
       return bad(what + ": " + shape_text(shape) + " has too many elements");
     n *= static_cast<uint64_t>(std::max<int64_t>(size, 1));
   }

@@ -12,7 +12,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMost = 256u << 20;  // some 500,000 chunks with tiles
+constexpr uint64_t kMax = 256u << 20;  // some 500,000 chunks with tiles
 constexpr const char* kName = "lowbit.json";
 
 /// {"name": "digest", ...}
@@ -91,7 +91,7 @@ Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   ASSIGN_OR_RETURN(folder, Directory::open(manifest.path));
   if (!folder->has(kName)) return out;
   const std::string what = printable(manifest.path + "/" + kName);
-  ASSIGN_OR_RETURN(text, folder->content(kName, kMost));
+  ASSIGN_OR_RETURN(text, folder->content(kName, kMax));
   const nlohmann::json j = nlohmann::json::parse(text, nullptr, false);
   const auto unknown = [&] {
     return bad(what + ": is not laid out as lowbit-ckpt does; remove it to verify without digests");

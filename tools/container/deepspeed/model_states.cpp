@@ -115,9 +115,9 @@ Result<ModelStates> read_model_states(const PartFile& file) {
     for (const Value& name : names->items) out.buffers.insert(name.text);
   }
   const Value* ranks = file.value({"dp_world_size"});
-  constexpr int64_t kMost = 1 << 20;
+  constexpr int64_t kMax = 1 << 20;
   if (ranks == nullptr || !ranks->is(Value::Kind::kInt) || ranks->integer < 1 ||
-      ranks->integer > kMost)
+      ranks->integer > kMax)
     return bad(file.what() + ": does not say how many ranks there were (dp_world_size)");
   out.ranks = ranks->integer;
   return out;

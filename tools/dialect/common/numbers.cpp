@@ -44,10 +44,17 @@ Result<double> real_of(const Value& value, const std::string& what) {
 
 Result<int64_t> whole_of(const Value& value, const std::string& what) {
   ASSIGN_OR_RETURN(real, real_of(value, what));
-  constexpr double kMost = 9007199254740992.0;  // 2^53
-  if (!(real >= -kMost && real <= kMost) || real != std::trunc(real))
+  constexpr double kMax = 9007199254740992.0;  // 2^53
+  if (!(real >= -kMax && real <= kMax) || real != std::trunc(real))
     return bad(what + ": " + std::to_string(real) + " is no whole number");
   return static_cast<int64_t>(real);
+}
+
+Result<double> steps_of(const Value& value, const std::string& what) {
+  ASSIGN_OR_RETURN(steps, real_of(value, what));
+  if (!(steps >= 0) || steps != std::trunc(steps) || std::isinf(steps))
+    return bad(what + ": " + std::to_string(steps) + " counts no steps");
+  return steps;
 }
 
 const Value* number_in(const Param& param, std::string_view name) {

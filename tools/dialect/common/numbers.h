@@ -14,6 +14,8 @@ Result<Value> number_of(const Leaf& leaf);
 Result<double> real_of(const Value& value, const std::string& what);
 /// The value as an integer that a double represents exactly; anything else is an error.
 Result<int64_t> whole_of(const Value& value, const std::string& what);
+/// A count of steps: a whole number that is not negative; anything else is an error.
+Result<double> steps_of(const Value& value, const std::string& what);
 /// A number of a parameter by name ("step"); null if it has none.
 const Value* number_in(const Param& param, std::string_view name);
 

@@ -17,7 +17,7 @@ namespace {
 
 // The layout is that of this version, which loaders ask for.
 constexpr const char* kVersion = "0.19.8";
-constexpr int64_t kMostSteps = 1 << 24;  // that float32 counts one by one
+constexpr int64_t kMaxSteps = 1 << 24;  // that float32 counts one by one
 
 Key list_place(size_t i) { return {Key::Kind::kIndex, static_cast<int64_t>(i)}; }
 
@@ -105,7 +105,7 @@ class Universal {
     if (leaf == nullptr) return bad(printable(entry.name) + ": has no step");
     ASSIGN_OR_RETURN(number, number_of(*leaf));
     ASSIGN_OR_RETURN(step, whole_of(number, printable(entry.name) + ": step"));
-    if (step < 0 || step > kMostSteps)
+    if (step < 0 || step > kMaxSteps)
       return bad(printable(entry.name) + ": " + std::to_string(step) +
                  " is no count of steps that float32 holds, in which step.pt is");
     // DeepSpeed steps all parameters at once, and stage 3 loads one count.

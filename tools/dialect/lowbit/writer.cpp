@@ -108,8 +108,8 @@ class LowbitWriter {
         !(model_.algorithm == "muon" && !p.states.empty() && p.states[0].name == "momentum_buffer");
     double steps = !counts && !p.states.empty() ? 1 : 0;  // SGD and Muon count none
     if (step != nullptr) {
-      ASSIGN_OR_RETURN(real, real_of(*step, shown(p) + ": step"));
-      steps = real;
+      ASSIGN_OR_RETURN(counted, steps_of(*step, shown(p) + ": its step"));
+      steps = counted;
     } else if (counts) {
       return bad(shown(p) + ": has no step");
     }
