@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -40,3 +41,24 @@ def test_all_ranks_are_told_and_nothing_is_published(told, number):
         assert "CheckpointException" in text and "the disk is full while" in text
         assert f"(RANK {who})" in text and worker.path_of(folder, case) in text
         assert there == over and holds_the_old == over and next_save == "no error"
+
+
+def test_a_file_system_that_is_really_full(tmp_path):
+    """Of 4 MiB, in memory, and rank 1 has 16 MiB to save."""
+    (tmp_path / "disk").mkdir()
+    mount = "mount -t tmpfs -o size=4m none disk"
+    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, mount], cwd=tmp_path).returncode:
+        pytest.skip("no file system can be mounted here")
+    rank = f'"{sys.executable}" "{WORKER.with_name("real_full_disk_worker.py")}" "$PWD/disk"'
+    both = f"{rank} 1 2 >1.json & {rank} 0 2 >0.json; wait"
+    done = subprocess.run([*alone, f"{mount} && {both}"], cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
+    for file in ("0.json", "1.json"):
+        text = (tmp_path / file).read_text()
+        assert text, done.stderr
+        first, second, old, left, third, new = json.loads(text)
+        assert (first, third) == ("no error", "no error")
+        assert "CheckpointException" in second and "the disk is full while" in second
+        assert "(RANK 1)" in second and "__1_0.distcp" in second
+        assert (old, new) == (1, 3)
+        assert left == ["run"]

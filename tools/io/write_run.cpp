@@ -5,7 +5,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kRun = 1u << 19;  // bytes that the system may keep in one run of pages
+constexpr uint64_t kRun = 1u << 18;  // bytes that the system may keep in one run of pages
 constexpr uint64_t kMaxGap = 64;     // between two writes of one run
 constexpr size_t kMaxPieces = 512;   // the system takes 1024
 constexpr size_t kMaxCopies = 256u << 10;

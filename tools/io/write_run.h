@@ -11,11 +11,11 @@
 
 namespace lowbit::ckpt {
 
-/// Collects writes up to a multiple of 512 KiB of the file, and writes them in one call.
+/// Collects writes up to a multiple of 256 KiB of the file, and writes them in one call.
 ///
 /// The system then keeps these in one run of pages, which is cheaper to write, to read and to map.
-/// Runs of 2 MiB, which one entry maps, save little more, and a virtual machine may have to ask its
-/// host for each. Not thread-safe.
+/// Runs of 2 MiB, which one entry maps, save little more, and a virtual machine that gives its free
+/// memory back has to ask its host for each. Not thread-safe.
 class WriteRun : public ByteSink {
  public:
   explicit WriteRun(std::shared_ptr<OutputFile> file) : file_(std::move(file)) {}

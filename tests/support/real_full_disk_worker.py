@@ -1,0 +1,43 @@
+"""A rank of saves to a small file system, which is full in the second: real_full_disk_worker.py FOLDER RANK RANKS. Prints JSON."""
+
+import json
+import os
+import pathlib
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from lowbit import checkpoint
+
+SMALL, LARGE = 1 << 10, 4 << 20  # elements of 4 bytes; the file system has less than the large one
+
+
+def main(folder: pathlib.Path, rank: int, ranks: int) -> None:
+    warnings.filterwarnings("ignore")
+    store = folder.parent / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+
+    def save(value: float, large: bool) -> str:
+        elements = LARGE if large and rank == 1 else SMALL
+        state = {f"of rank {rank}": torch.full((elements,), value)}
+        try:
+            dcp.save(state, storage_writer=checkpoint.Writer(folder / "run"))
+        except dcp.api.CheckpointException as error:
+            return f"{type(error).__name__}: {error}"
+        return "no error"
+
+    def loaded() -> float:
+        state = {f"of rank {rank}": torch.zeros(SMALL)}
+        dcp.load(state, storage_reader=checkpoint.Reader(folder / "run"))
+        return float(state[f"of rank {rank}"].unique())
+
+    said = [save(1, False), save(2, True), loaded(), sorted(os.listdir(folder)), save(3, False), loaded()]  # fmt: skip
+    dist.destroy_process_group()
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
