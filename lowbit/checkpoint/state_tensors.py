@@ -100,6 +100,7 @@ def _is_plain(t: torch.Tensor) -> bool:
     return (
         type(t) in (torch.Tensor, torch.nn.Parameter)
         and t.layout == torch.strided
+        and not t.is_quantized
         and t.is_cpu
         and t.is_contiguous()
         and not (t.is_neg() or t.is_conj())

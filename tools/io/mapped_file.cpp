@@ -1,12 +1,14 @@
 #include "io/mapped_file.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 
 namespace lowbit::ckpt {
 namespace {
@@ -14,7 +16,7 @@ namespace {
 constexpr uint64_t kWindow = 4u << 20;  // mapped at a time: larger windows gain nothing
 // Of a file that one entry maps, if the system keeps it in one run of pages.
 constexpr uint64_t kAligned = 2u << 20;
-constexpr uint64_t kAsked = 1u << 19;  // a read of the disk has as much, or more
+constexpr uint64_t kAround = 1u << 16;  // that the system maps around a page
 constexpr size_t kMaxIdle = 16;
 #ifdef MADV_POPULATE_READ
 constexpr int kPopulate = MADV_POPULATE_READ;
@@ -41,9 +43,14 @@ bool is_local(int fd) {
   }
 }
 
-/// Whether all pages of [begin, end) are in memory. False on a Linux before 6.5.
+#ifdef SYS_cachestat
+constexpr long kCachestat = SYS_cachestat;
+#else
+constexpr long kCachestat = 451;  // of Linux 6.5, on x86-64 and ARM64
+#endif
+
+/// Whether all pages of [begin, end) are in the cache. False on an older Linux.
 bool is_cached(int fd, uint64_t begin, uint64_t end, uint64_t page) {
-  constexpr long kCachestat = 451;  // on every processor
   struct {
     uint64_t begin, bytes;
   } range = {begin, end - begin};
@@ -54,14 +61,23 @@ bool is_cached(int fd, uint64_t begin, uint64_t end, uint64_t page) {
          about.cached >= (end - begin + page - 1) / page;
 }
 
-/// Whether a page of every kAsked bytes of mapped memory has been read: what is in memory may still
-/// be on its way from the disk, many pages at a time.
-bool is_read(char* begin, uint64_t bytes) {
-  for (uint64_t at = 0; at < bytes; at += kAsked) {
-    unsigned char page = 0;
-    if (::mincore(begin + at, 1, &page) != 0 || (page & 1) == 0) return false;
+/// Maps a window whose pages are all in the cache: a page of every kAround is asked for, and the
+/// system maps those around it that have been read. False where one is left, such as one that a
+/// failed read left in the cache.
+bool map_around(char* begin, uint64_t bytes, uint64_t page) {
+  for (uint64_t at = 0; at < bytes; at += kAround) {
+    if (::madvise(begin + at, std::min(page, bytes - at), kPopulate) != 0) return false;
   }
-  return true;
+  std::vector<unsigned char> pages((bytes + page - 1) / page);
+  return ::mincore(begin, bytes, pages.data()) == 0 &&
+         std::all_of(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) != 0; });
+}
+
+/// Whether mincore tells of this file; of others it says that all pages are there.
+bool is_own(int fd) {
+  struct stat info{};
+  const uid_t user = ::geteuid();
+  return ::fstat(fd, &info) == 0 && (user == 0 || user == info.st_uid);
 }
 
 }  // namespace
@@ -72,6 +88,13 @@ void MappedFile::drop() {
   if (window_ != nullptr) ::munmap(window_, end_ - begin_);
   window_ = nullptr;
   begin_ = end_ = 0;
+}
+
+void MappedFile::drop_if_shorter() {
+  struct stat info{};
+  if (window_ != nullptr &&
+      (::fstat(file_->descriptor(), &info) != 0 || static_cast<uint64_t>(info.st_size) < end_))
+    drop();
 }
 
 const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
@@ -86,7 +109,7 @@ const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
   // What lies around is mapped too where that reads nothing.
   const uint64_t low = begin_ / kAligned * kAligned,
                  high = std::min(file_->size(), (end_ + kAligned - 1) / kAligned * kAligned);
-  const bool cached = is_cached(fd, low, high, page);
+  const bool cached = is_own(fd) && is_cached(fd, low, high, page);
   if (cached) {
     begin_ = low;
     end_ = high;
@@ -96,8 +119,8 @@ const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
       ::mmap(nullptr, end_ - begin_, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin_));
   if (made == MAP_FAILED) return nullptr;
   window_ = static_cast<char*>(made);
-  // Where all pages are there, faults, which map 16 of them each, take half the time.
-  if (cached && is_read(window_, end_ - begin_)) return window_ + (offset - begin_);
+  // A page of every 16 takes less than half the time.
+  if (cached && map_around(window_, end_ - begin_, page)) return window_ + (offset - begin_);
   if (::madvise(window_, end_ - begin_, kPopulate) != 0) {
     if (errno == EINVAL) mappable_ = false;  // an older Linux: it need not be asked again
     drop();
@@ -108,13 +131,13 @@ const char* MappedFile::at(uint64_t offset, uint64_t bytes, uint64_t end) {
 
 std::unique_ptr<MappedFile> MappedFiles::take(std::shared_ptr<const File> file) {
   const std::lock_guard held(lock_);
-  for (auto one = idle_.begin(); one != idle_.end(); ++one) {
-    if ((*one)->file() != file) continue;
-    std::unique_ptr<MappedFile> found = std::move(*one);
-    idle_.erase(one);
-    return found;
-  }
-  return std::make_unique<MappedFile>(std::move(file));
+  const auto known = std::find_if(idle_.rbegin(), idle_.rend(),
+                                  [&](const auto& one) { return one->file() == file; });
+  if (known == idle_.rend()) return std::make_unique<MappedFile>(std::move(file));
+  std::unique_ptr<MappedFile> found = std::move(*known);
+  idle_.erase(std::next(known).base());
+  found->drop_if_shorter();
+  return found;
 }
 
 void MappedFiles::give_back(std::unique_ptr<MappedFile> one) {

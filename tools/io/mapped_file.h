@@ -14,8 +14,8 @@ namespace lowbit::ckpt {
 /// Windows of a file, mapped one after the other.
 ///
 /// A page that cannot be read, or a file that became shorter, would be a signal where a read is an
-/// error. So pages are touched only where all of a window are in memory; otherwise the system is
-/// asked for them before, and tells. Only files of this machine's own disks and memory are mapped.
+/// error. So the system is asked for all pages of a window before they are touched, and tells; and
+/// only files of this machine's own disks and memory are mapped.
 class MappedFile {
  public:
   explicit MappedFile(std::shared_ptr<const File> file) : file_(std::move(file)) {}
@@ -30,6 +30,8 @@ class MappedFile {
     return window_ != nullptr && begin_ <= offset && offset + bytes <= end_;
   }
   const std::shared_ptr<const File>& file() const { return file_; }
+  /// Lets go of the window if the file no longer has all of it.
+  void drop_if_shorter();
 
  private:
   void drop();

@@ -56,8 +56,11 @@ Status NewFile::check(const std::string& path, bool replace,
     const bool same = exists && ::stat(source.c_str(), &other) == 0 &&
                       other.st_dev == info.st_dev && other.st_ino == info.st_ino;
     // Or the zip around a file that is read.
-    if (same || (exists && inside(source, path)))
+    if (same || (exists && S_ISREG(info.st_mode) && inside(source, path)))
       return Error{Exit::kUsage, printable(path) + " is the source; choose another target"};
+    if (exists && inside(source, path))
+      return Error{Exit::kUsage, printable(path) + " holds the source " + printable(source) +
+                                     "; choose another target"};
   }
   if (exists && !replace)
     return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};

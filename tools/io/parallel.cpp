@@ -5,6 +5,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -37,8 +38,12 @@ Status parallel(size_t count, int threads, const std::function<Status(size_t)>& 
     }
   };
   std::vector<std::thread> others;
-  for (size_t t = 1; t < std::min(static_cast<size_t>(std::max(threads, 1)), count); ++t)
-    others.emplace_back(run);
+  try {
+    for (size_t t = 1; t < std::min(static_cast<size_t>(std::max(threads, 1)), count); ++t)
+      others.emplace_back(run);
+  } catch (const std::system_error&) {
+    // The system has no more threads for this process: those that began do all.
+  }
   run();
   for (std::thread& t : others) t.join();
   return first ? Status(*first) : fine();

@@ -5,6 +5,7 @@
 #include "container/common/open.h"
 #include "container/common/subclass_cut.h"
 #include "container/dcp/recorded.h"
+#include "dialect/common/algorithm.h"
 #include "dialect/common/floats.h"
 #include "dialect/common/number_keys.h"
 #include "io/text.h"
@@ -224,12 +225,14 @@ const Value* find(const Settings& values, const std::string& key) {
 }
 
 /// Settings of a group, numbers of a parameter, by key. What one of two files of one dialect lacks is
-/// a difference, but for options that are off: other versions do not have them.
+/// a difference, but for options that are off, or as `usual`: other versions do not have them.
 void compare_values(Comparison& comparison, const std::string& name, const Settings& a,
-                    const Settings& b, bool one_dialect) {
+                    const Settings& b, bool one_dialect, const Settings& usual = {}) {
   const auto lacks = [&](const std::string& key, const Value& value, const char* what) {
-    const bool off =
-        value.is(Value::Kind::kNone) || (value.is(Value::Kind::kBool) && value.integer == 0);
+    const Value* known = value.is(Value::Kind::kBool) ? find(usual, key) : nullptr;
+    const bool off = value.is(Value::Kind::kNone) ||
+                     (value.is(Value::Kind::kBool) && value.integer == 0) ||
+                     (known != nullptr && *known == value);
     if (one_dialect && !off && comparison.wants({name + "." + key}))
       comparison.differ(name + "." + key, what);
   };
@@ -273,7 +276,7 @@ void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
     return comparison.differ("param_groups", "are not as many in the second");
   for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g)
     compare_values(comparison, "param_groups." + std::to_string(g), settings(a, g), settings(b, g),
-                   a.dialect == b.dialect);
+                   a.dialect == b.dialect, torch_settings(a.algorithm));
 }
 
 Result<Model> model_of(const Document& document) {

@@ -55,7 +55,8 @@ std::string in_python(const std::string& text) {
     size_t end = at + 2;
     while (end < text.size() && is_lower(text[end])) ++end;
     const Word* word = nullptr;
-    const bool option = text.compare(at, 2, "--") == 0 && (at == 0 || text[at - 1] == ' ');
+    const bool option =
+        text.compare(at, 2, "--") == 0 && (at == 0 || text[at - 1] == ' ' || text[at - 1] == '(');
     for (const Word& w : kWords) {
       if (option && text.compare(at + 2, end - at - 2, w.option) == 0) word = &w;
     }

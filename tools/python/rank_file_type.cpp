@@ -7,6 +7,8 @@
 namespace lowbit::ckpt::python {
 namespace {
 
+constexpr size_t kMaxDimensions = 64;  // torch has as many
+
 /// What Python allocates.
 struct FileInstance {
   PyObject_HEAD std::shared_ptr<RankFile>* file;
@@ -50,6 +52,10 @@ RankItem item_of(PyObject* given) {
     out.dtype = find_dtype(dtype);
     if (out.dtype == nullptr) raise(PyExc_TypeError, "tensors of " + dtype + " are not written");
     out.shape = integers_of(shape);
+    // The item's pickle, which names each dimension, then fits what WriteRun copies.
+    if (out.shape.size() > kMaxDimensions)
+      raise(PyExc_ValueError, "tensors of more than " + std::to_string(kMaxDimensions) +
+                                  " dimensions are not written");
     out.data = reinterpret_cast<const char*>(static_cast<uintptr_t>(address));
   }
   out.name = name_of(name);
