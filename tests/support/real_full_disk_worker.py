@@ -23,11 +23,13 @@ def main(folder: pathlib.Path, rank: int, ranks: int) -> None:
     def save(value: float, large: bool) -> str:
         elements = LARGE if large and rank == 1 else SMALL
         state = {f"of rank {rank}": torch.full((elements,), value)}
+        text = "no error"
         try:
             dcp.save(state, storage_writer=checkpoint.Writer(folder / "run"))
         except dcp.api.CheckpointException as error:
-            return f"{type(error).__name__}: {error}"
-        return "no error"
+            text = f"{type(error).__name__}: {error}"
+        dist.barrier()  # rank 0 has removed what the save left
+        return text
 
     def loaded() -> float:
         state = {f"of rank {rank}": torch.zeros(SMALL)}
