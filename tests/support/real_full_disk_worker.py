@@ -36,7 +36,12 @@ def main(folder: pathlib.Path, rank: int, ranks: int) -> None:
         dcp.load(state, storage_reader=checkpoint.Reader(folder / "run"))
         return float(state[f"of rank {rank}"].unique())
 
-    said = [save(1, False), save(2, True), loaded(), sorted(os.listdir(folder)), save(3, False), loaded()]  # fmt: skip
+    def left() -> list[str]:
+        names = sorted(os.listdir(folder))
+        dist.barrier()  # the next save of a rank that is ahead adds a name
+        return names
+
+    said = [save(1, False), save(2, True), loaded(), left(), save(3, False), loaded()]
     dist.destroy_process_group()
     print(json.dumps(said))
 
