@@ -73,7 +73,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
 
     Each rank writes one file, from C++ and without the GIL. The directory appears under its name in one step, when all ranks have
     written: a save that is killed or fails leaves an older checkpoint of that name as it was, and nothing that looks like a new one. Until
-    then the files lie in `.NAME.partial-saving` beside it. The next save to the same name removes what a killed one left there.
+    then the files lie in `.NAME.partial-saving` beside it. A save that fails removes that folder as soon as nothing holds its exception; the
+    next save to the same name removes what a killed one left there.
 
     `lowbit.json` in the directory has XXH3-128 digests of all chunks, and shorter ones of their parts (docs/ckpt.md), which `Reader` and
     `lowbit-ckpt verify` hold the values to.
@@ -223,9 +224,13 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         if not is_url(path):
             name = f"{prefix}0.distcp"
             file = native().RankFile(bytes_of(partial_path(path)), name.encode(), self.sync_files)
-            yield name, file
-            if self.sync_files:
-                file.sync()
+            try:
+                yield name, file
+                if self.sync_files:
+                    file.sync()
+            except BaseException:
+                file.clear()  # the folder stays until the last rank has told its error
+                raise
             return
         upload = Upload(path, self.storage_options)
         name = f"{prefix}{upload.number()}.distcp"

@@ -57,9 +57,10 @@ def test_a_file_system_that_is_really_full(tmp_path):
     for file in ("0.json", "1.json"):
         text = (tmp_path / file).read_text()
         assert text, done.stderr
-        first, second, old, left, third, new = json.loads(text)
+        first, second, used, old, left, third, new = json.loads(text)
         assert (first, third) == ("no error", "no error")
         assert "CheckpointException" in second and "the disk is full while" in second
         assert "(RANK 1)" in second and "__1_0.distcp" in second
+        assert used < 1 << 20, "rank 1 has given back what it could write"
         assert (old, new) == (1, 3)
         assert left == ["run"]

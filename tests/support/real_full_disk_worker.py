@@ -1,5 +1,7 @@
 """A rank of saves to a small file system, which is full in the second: real_full_disk_worker.py FOLDER RANK RANKS. Prints JSON."""
 
+import gc
+import gc
 import json
 import os
 import pathlib
@@ -28,8 +30,12 @@ def main(folder: pathlib.Path, rank: int, ranks: int) -> None:
             dcp.save(state, storage_writer=checkpoint.Writer(folder / "run"))
         except dcp.api.CheckpointException as error:
             text = f"{type(error).__name__}: {error}"
-        dist.barrier()  # rank 0 has removed what the save left
+        dist.barrier()
         return text
+
+    def used() -> int:
+        disk = os.statvfs(folder)
+        return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
     def loaded() -> float:
         state = {f"of rank {rank}": torch.zeros(SMALL)}
@@ -37,11 +43,13 @@ def main(folder: pathlib.Path, rank: int, ranks: int) -> None:
         return float(state[f"of rank {rank}"].unique())
 
     def left() -> list[str]:
+        gc.collect()  # torch's exception refers to itself, and it holds the save with its folder
+        dist.barrier()
         names = sorted(os.listdir(folder))
-        dist.barrier()  # the next save of a rank that is ahead adds a name
+        dist.barrier()  # a rank that is ahead begins the next save
         return names
 
-    said = [save(1, False), save(2, True), loaded(), left(), save(3, False), loaded()]
+    said = [save(1, False), save(2, True), used(), loaded(), left(), save(3, False), loaded()]
     dist.destroy_process_group()
     print(json.dumps(said))
 

@@ -110,6 +110,13 @@ Status OutputFile::sync() {
   return ::fsync(handle->fd) == 0 ? fine() : Status(unwritten(path_));
 }
 
+void OutputFile::clear() {
+  if (!created_) return;  // opening it would make it
+  const auto open = handle();
+  // Whoever calls this has an error to tell, which one of its own would hide.
+  if (open.ok()) [[maybe_unused]] const int done = ::ftruncate(open.value()->fd, 0);
+}
+
 Status Output::flush() {
   if (!buffer_.empty()) RETURN_IF_ERROR(file_->write(position_, buffer_.data(), buffer_.size()));
   position_ += buffer_.size();

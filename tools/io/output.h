@@ -38,6 +38,8 @@ class OutputFile : public ByteSink {
   /// Writes pieces of memory one after the other, in one call of the system. Changes `pieces`.
   Status write(uint64_t offset, std::span<iovec> pieces);
   Status sync() override;
+  /// Gives its bytes back to the disk, where it was written at all and can.
+  void clear();
   /// `sync` will not be called: the disk is not told to begin while there is more to write.
   void leave_to_system() { eager_ = false; }
 

@@ -99,10 +99,18 @@ PyObject* sync_file(PyObject* self, PyObject*) {
   });
 }
 
+PyObject* clear_file(PyObject* self, PyObject*) {
+  return guarded([&] {
+    file_of(self).clear();
+    return none();
+  });
+}
+
 PyMethodDef kFileMethods[] = {
     {"write", write_file, METH_VARARGS,
      "write(items, threads, progress): [(offset, length, digest, down, across, tiles), ...]"},
     {"sync", sync_file, METH_NOARGS, nullptr},
+    {"clear", clear_file, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -39,6 +39,8 @@ class RankFile {
                                          const Progress& progress);
   /// Waits until all of it is on the disk.
   Status sync() { return file_->sync(); }
+  /// For a save that fails: a full disk gets its room back at once.
+  void clear() { file_->clear(); }
 
  private:
   explicit RankFile(std::shared_ptr<OutputFile> file) : file_(std::move(file)) {}
