@@ -38,7 +38,9 @@ void stream_lines(char* to, const char* from, uint64_t bytes) { std::memcpy(to, 
 void finish_streaming() {}
 #endif
 
-void copy(const MemoryCopy& c) {
+}  // namespace
+
+void stream_copy(const MemoryCopy& c) {
   if (c.bytes < kMinStream) {
     std::memcpy(c.to, c.from, c.bytes);
     return;
@@ -51,8 +53,6 @@ void copy(const MemoryCopy& c) {
   finish_streaming();
 }
 
-}  // namespace
-
 Status stream_copy(const std::vector<MemoryCopy>& copies, int threads) {
   std::vector<MemoryCopy> pieces;
   for (const MemoryCopy& c : copies) {
@@ -60,7 +60,7 @@ Status stream_copy(const std::vector<MemoryCopy>& copies, int threads) {
       pieces.push_back({c.to + at, c.from + at, std::min(kPiece, c.bytes - at)});
   }
   return parallel(pieces.size(), threads, [&](size_t i) {
-    copy(pieces[i]);
+    stream_copy(pieces[i]);
     return fine();
   });
 }

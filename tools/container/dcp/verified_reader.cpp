@@ -7,13 +7,15 @@
 #include "container/common/strided.h"
 #include "container/common/tensor_reader.h"
 #include "container/dcp/digests.h"
+#include "io/stream_copy.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMaxHeaders = 1u << 14;   // headers in the cache: some MB
-constexpr uint64_t kHashed = 1u << 18;     // that stays in a core's cache until it is hashed
+constexpr size_t kMaxHeaders = 1u << 14;  // headers in the cache: some MB
+constexpr uint64_t kHashed = 1u << 18;    // that stays in a core's cache until it is hashed
+constexpr uint64_t kFirstCache = 1u << 15;
 constexpr uint64_t kMinRowRead = 512;      // bytes of a row that is worth a read of its own
 constexpr uint64_t kPage = 4096;           // closer rows leave no page unread between them
 constexpr uint64_t kMinMapped = 1u << 15;  // bytes of rows, with what lies between, worth mapping
@@ -24,6 +26,10 @@ bool is_dense(const Payload& p) {
     if (p.shape[d] > 1 && p.stride[d] != dense[d]) return false;
   }
   return true;
+}
+
+void copy_rows(char* to, uint64_t row, const char* from, uint64_t pitch, uint64_t rows) {
+  for (uint64_t r = 0; r < rows; ++r) std::memcpy(to + r * row, from + r * pitch, row);
 }
 
 }  // namespace
@@ -147,45 +153,63 @@ Status VerifiedReader::read_record(const Part& part, const Payload& payload) {
   return fine();
 }
 
+/// Rows of mapped pages. They are gathered where a digest reads them fast, and written from there
+/// past the caches, which a plain copy would fill with what it overwrites.
+void VerifiedReader::gather(const char* from, uint64_t pitch, uint64_t row, uint64_t rows,
+                            const Target& to) {
+  if (!to.is_last || row > kFirstCache) {
+    copy_rows(to.out, row, from, pitch, rows);
+    if (to.cells != nullptr) to.cells->add(to.out, rows);
+    return;
+  }
+  alignas(64) char some[kFirstCache];
+  const uint64_t at_once = kFirstCache / std::max<uint64_t>(1, row);
+  for (uint64_t r = 0; r < rows; r += at_once) {
+    const uint64_t n = std::min(at_once, rows - r);
+    copy_rows(some, row, from + r * pitch, pitch, n);
+    if (to.cells != nullptr) to.cells->add(some, n);
+    stream_copy({to.out + r * row, some, n * row});
+  }
+}
+
 Status VerifiedReader::fetch(const Payload& payload, const TileGrid& grid, const TileRange& range,
-                             MappedFile& mapped, uint64_t end_row, char* out) {
+                             MappedFile& mapped, uint64_t end_row, const Target& to) {
   const auto width = static_cast<uint64_t>(payload.dtype->bytes);
   ASSIGN_OR_RETURN(file, manifest_.container->files().open(payload.record.file));
   const uint64_t start = payload.record.offset +
                          (payload.first + range.first_row * grid.cols + range.first_col) * width;
   const uint64_t row = range.cols * width, pitch = grid.cols * width;
-  if (row == pitch || range.rows == 1) {
-    bytes_ += range.rows * row;
-    return file->read(start, out, range.rows * row);
-  }
-  // A read of 2 KiB takes twice as long as its bytes. Where every page is needed, rows are copied
-  // from the pages themselves.
   const uint64_t left = (end_row - range.first_row - 1) * pitch + row;
   const uint64_t span = (range.rows - 1) * pitch + row;
-  if (pitch - row <= kPage && (mapped.covers(start, span) || left >= kMinMapped)) {
+  const bool apart = row != pitch && range.rows > 1;
+  bytes_ += range.rows * row;
+  // A read of 2 KiB takes twice as long as its bytes. Where every page is needed, rows are copied
+  // from the pages themselves.
+  if (apart && pitch - row <= kPage && (mapped.covers(start, span) || left >= kMinMapped)) {
     if (const char* from = mapped.at(start, span, start + left)) {
-      for (uint64_t r = 0; r < range.rows; ++r) std::memcpy(out + r * row, from + r * pitch, row);
-      bytes_ += range.rows * row;
       mapped_ += range.rows * row;
+      gather(from, pitch, row, range.rows, to);
       return fine();
     }
   }
-  if (row >= kMinRowRead || range.rows < 2) {
+  if (!apart) {
+    RETURN_IF_ERROR(file->read(start, to.out, range.rows * row));
+  } else if (row >= kMinRowRead) {
     for (uint64_t r = 0; r < range.rows; ++r)
-      RETURN_IF_ERROR(file->read(start + r * pitch, out + r * row, row));
-    bytes_ += range.rows * row;
-    return fine();
+      RETURN_IF_ERROR(file->read(start + r * pitch, to.out + r * row, row));
+  } else {
+    // Short rows: some of them with what lies between.
+    const uint64_t at_once = std::max<uint64_t>(1, (1u << 20) / pitch);
+    std::string some;
+    for (uint64_t r = 0; r < range.rows; r += at_once) {
+      const uint64_t n = std::min(at_once, range.rows - r);
+      some.resize((n - 1) * pitch + row);
+      RETURN_IF_ERROR(file->read(start + r * pitch, some.data(), some.size()));
+      bytes_ += some.size() - n * row;
+      copy_rows(to.out + r * row, row, some.data(), pitch, n);
+    }
   }
-  // Short rows: some of them with what lies between.
-  const uint64_t at_once = std::max<uint64_t>(1, (1u << 20) / pitch);
-  std::string some;
-  for (uint64_t r = 0; r < range.rows; r += at_once) {
-    const uint64_t n = std::min(at_once, range.rows - r);
-    some.resize((n - 1) * pitch + row);
-    RETURN_IF_ERROR(file->read(start + r * pitch, some.data(), some.size()));
-    bytes_ += some.size();
-    for (uint64_t i = 0; i < n; ++i) std::memcpy(out + (r + i) * row, some.data() + i * pitch, row);
-  }
+  if (to.cells != nullptr) to.cells->add(to.out, range.rows);
   return fine();
 }
 
@@ -217,8 +241,8 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
     const uint64_t at_once = std::max<uint64_t>(1, kHashed / std::max<uint64_t>(1, pitch));
     for (uint64_t r = 0; r < band.rows; r += at_once) {
       const TileRange rows{row + r, std::min(at_once, band.rows - r), band.first_col, band.cols};
-      RETURN_IF_ERROR(fetch(payload, grid, rows, *mapped, end_row, to + r * pitch));
-      if (digits != nullptr) cells.add(to + r * pitch, rows.rows);
+      RETURN_IF_ERROR(fetch(payload, grid, rows, *mapped, end_row,
+                            {to + r * pitch, in_place, digits == nullptr ? nullptr : &cells}));
     }
     if (digits != nullptr && !cells.hold(*digits)) return damaged(part);
     row = end;

@@ -54,9 +54,17 @@ class VerifiedReader {
   Status read_tiles(const Part& part, const Payload& payload, const TileGrid& grid,
                     const std::string* digits);
   static void put(const Part& part, const Box& box, const Shape& stride, const char* from);
-  /// A rectangle of the chunk's matrix into `out`, row-major; more will be fetched up to `end_row`.
+  /// Where values go, row-major, and whether they stay there; `cells` takes their digests, or null.
+  struct Target {
+    char* out;
+    bool is_last;
+    CellHashes* cells;
+  };
+  /// A rectangle of the chunk's matrix; more will be fetched up to `end_row`.
   Status fetch(const Payload& payload, const TileGrid& grid, const TileRange& range,
-               MappedFile& mapped, uint64_t end_row, char* out);
+               MappedFile& mapped, uint64_t end_row, const Target& to);
+  static void gather(const char* from, uint64_t pitch, uint64_t row, uint64_t rows,
+                     const Target& to);
   Error damaged(const Part& part) const;
 
   const Manifest& manifest_;
