@@ -85,7 +85,6 @@ def test_other_layouts_go_on_with_the_same_bits(runs, ranks, layout, now):
     """From torchtitan's checkpoint of 4 ranks, which has state under flat names, with the gradients of those ranks."""
     run, whole = runs[ranks, f"replay:{layout}:{now}"], runs[4, f"train:{layout}:{layout}"]
     assert run["half"] == whole["half"] and run["end"] == whole["end"]
-    if (
-        layout == "ep"
-    ):  # 4 ranks had 4 batches; the pairs of tensor parallelism had 2, as 2 ranks do
+    # 4 ranks had 4 batches; the pairs of tensor parallelism had 2, as 2 ranks do.
+    if layout == "ep":
         assert run["losses"] != whole["losses"][5:], "other ranks, other batches"
