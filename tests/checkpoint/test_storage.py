@@ -20,6 +20,7 @@ import pytest
 import storage_worker
 import torch
 import torch.distributed.checkpoint as dcp
+from require import need
 
 from lowbit import checkpoint
 
@@ -99,8 +100,9 @@ def test_pages_of_another_file_system_are_not_mapped(tmp_path):
     (tmp_path / "there").mkdir()
     mount = "mount -t ramfs none there && cp -r run there/run"
     alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    if shutil.which("unshare") is None or subprocess.run([*alone, mount], cwd=tmp_path).returncode:
-        pytest.skip("no file system can be mounted here")
+    there = shutil.which("unshare") is not None
+    mounts = there and subprocess.run([*alone, mount], cwd=tmp_path).returncode == 0
+    need("mount", mounts, "no file system can be mounted in a namespace of its own")
     program = """if True:
         import sys, torch
         from lowbit import checkpoint

@@ -113,9 +113,9 @@ Status OutputFile::sync() {
 void OutputFile::clear() {
   if (!created_) return;  // opening it would make it
   const auto open = handle();
+  if (!open.ok()) return;
   // Whoever calls this has an error to tell, which one of its own would hide.
-  if (open.ok()) [[maybe_unused]]
-    const int done = ::ftruncate(open.value()->fd, 0);
+  [[maybe_unused]] const int done = ::ftruncate(open.value()->fd, 0);
 }
 
 Status Output::flush() {

@@ -14,11 +14,11 @@ struct MemoryCopy {
   uint64_t bytes;
 };
 
-/// Copies, on `threads` threads. A plain copy reads what it overwrites into the caches first, so it
+/// A plain copy reads what it overwrites into the caches first, so it
 /// moves three bytes for each that it copies; on x86-64 this one moves two. Worth it where the
 /// copies are larger than the caches. They must not overlap.
 void stream_copy(const MemoryCopy& copy);
-/// The same of many, on `threads` threads.
+/// Many of them, on `threads` threads.
 Status stream_copy(const std::vector<MemoryCopy>& copies, int threads);
 
 }  // namespace lowbit::ckpt

@@ -13,12 +13,12 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMaxHeaders = 1u << 14;  // headers in the cache: some MB
-constexpr uint64_t kHashed = 1u << 18;    // that stays in a core's cache until it is hashed
-constexpr uint64_t kFirstCache = 1u << 15;
-constexpr uint64_t kMinRowRead = 512;      // bytes of a row that is worth a read of its own
-constexpr uint64_t kPage = 4096;           // closer rows leave no page unread between them
-constexpr uint64_t kMinMapped = 1u << 15;  // bytes of rows, with what lies between, worth mapping
+constexpr size_t kMaxHeaders = 1u << 14;    // headers in the cache: some MB
+constexpr uint64_t kHashed = 1u << 18;      // that stays in a core's cache until it is hashed
+constexpr uint64_t kFirstCache = 1u << 15;  // bytes of rows that stay in it until they are written
+constexpr uint64_t kMinRowRead = 512;       // bytes of a row that is worth a read of its own
+constexpr uint64_t kPage = 4096;            // closer rows leave no page unread between them
+constexpr uint64_t kMinMapped = 1u << 15;   // bytes of rows, with what lies between, worth mapping
 
 bool is_dense(const Payload& p) {
   const Shape dense = row_major(p.shape);
