@@ -159,7 +159,7 @@ class Checkpoint:
         except CheckpointError as error:
             if error.file or error.text.startswith(self.path):
                 raise
-            raise CheckpointError(f"{self.path}: {error}", error.code) from None
+            raise CheckpointError(f"{self.path}: {error}", error.code, cause=error.cause) from None
 
     @property
     def params(self) -> tuple[Param, ...]:

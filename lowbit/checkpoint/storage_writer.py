@@ -283,9 +283,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             native().check_value(name, archive)
         except CheckpointError as error:
             found = error.text.removeprefix(f"{name}: ").split("; nothing was executed")[0]
-            if "too many values" in found or "more than the limit" in found:
+            if error.cause == "too large":
                 raise CheckpointError(
-                    f"{name} is too large for one value ({found}): save it as a tensor. {OPAQUE}", tensor=name
+                    f"{name} is too large for one value ({found}): save it as a tensor. {OPAQUE}", tensor=name, cause=error.cause
                 ) from error  # fmt: skip
             raise CheckpointError(
                 f"{name} is no plain data, and Reader would not load it ({found}). Save tensors, numbers, text, bytes, arrays of numpy, or "

@@ -233,7 +233,7 @@ def written(
             if local not in error.text:
                 raise
             text = error.text.replace(local, f"{local} (TMPDIR, from where {url} is uploaded)")
-            raise CheckpointError(text, error.code, error.file, error.item, error.tensor) from error
+            raise CheckpointError(text, *error.args[1:]) from error
         if dry_run:
             return
         upload.check(force, os.path.isdir(local))

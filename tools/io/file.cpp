@@ -226,8 +226,8 @@ Result<std::shared_ptr<Directory>> LocalDirectory::folder(const std::string& nam
 Result<std::string> Directory::content(const std::string& name, uint64_t limit) const {
   ASSIGN_OR_RETURN(f, file(name));
   if (f->size() > limit)
-    return bad(f->name() + ": has " + std::to_string(f->size()) +
-               " bytes, more than the limit of " + std::to_string(limit));
+    return too_large(f->name() + ": has " + std::to_string(f->size()) +
+                     " bytes, more than the limit of " + std::to_string(limit));
   std::string bytes(f->size(), '\0');
   RETURN_IF_ERROR(f->read(0, bytes.data(), bytes.size()));
   return bytes;

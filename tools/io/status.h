@@ -11,12 +11,17 @@ namespace lowbit::ckpt {
 
 enum class Exit { kFine = 0, kRuntime = 1, kUsage = 2, kBadInput = 3, kMismatch = 4 };
 
+/// What a caller may act on; the text says more. Damaged: the bytes are not those that were written,
+/// so that another copy, or an older checkpoint, may be whole.
+enum class Cause { kOther, kDamaged, kTooLarge };
+
 struct Error {
   Exit code;
   std::string text;
   // Where it happened, as far as known. The text says it too; these are for callers that show it in
   // another way.
   std::string file = {}, item = {}, tensor = {};
+  Cause cause = Cause::kOther;
 
   /// The same error with the place added; what is known already stays.
   Error at(std::string tensor_name, std::string file_name = {}, std::string item_name = {}) const {
@@ -30,6 +35,14 @@ struct Error {
 
 /// Bad or unsafe input: exit code 3.
 inline Error bad(std::string text) { return {Exit::kBadInput, std::move(text)}; }
+/// The same, of bytes that are not those that were written.
+inline Error damaged(std::string text) {
+  return {Exit::kBadInput, std::move(text), {}, {}, {}, Cause::kDamaged};
+}
+/// The same, of more than a limit.
+inline Error too_large(std::string text) {
+  return {Exit::kBadInput, std::move(text), {}, {}, {}, Cause::kTooLarge};
+}
 /// Two things that must be equal are not: exit code 4.
 inline Error mismatch(std::string text) { return {Exit::kMismatch, std::move(text)}; }
 /// A request that cannot be followed: exit code 2.

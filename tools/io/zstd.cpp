@@ -34,9 +34,9 @@ Status unpack(const File& file, uint64_t offset, uint64_t length, const std::str
     ZSTD_outBuffer out{content.data(), content.size(), 0};
     left = ZSTD_decompressStream(context.get(), &out, &in);
     if (ZSTD_isError(left) != 0)
-      return bad(what + ": is no sound zstd frame: " + ZSTD_getErrorName(left));
+      return damaged(what + ": is no sound zstd frame: " + ZSTD_getErrorName(left));
     if (left != 0 && out.pos == 0 && in.pos == before && at == length)
-      return bad(what + ": its zstd frame is cut off");
+      return damaged(what + ": its zstd frame is cut off");
     ASSIGN_OR_RETURN(more, take(content.data(), out.pos));
     if (!more) return fine();
   }

@@ -18,7 +18,8 @@ class Unfolder {
     if (depth > Value::kMaxDepth)
       return bad(what_ + ": is nested more than " + std::to_string(Value::kMaxDepth) + " deep");
     if (left_-- == 0)
-      return bad(what_ + ": unfolds to too many values; save long lists of numbers as tensors");
+      return too_large(what_ +
+                       ": unfolds to too many values; save long lists of numbers as tensors");
     switch (p_.kind(id)) {
       case Kind::kNone:
         return Value::none();

@@ -82,6 +82,18 @@ std::string in_python(const std::string& text) {
   return out;
 }
 
+const char* cause_name(Cause cause) {
+  switch (cause) {
+    case Cause::kDamaged:
+      return "damaged";
+    case Cause::kTooLarge:
+      return "too large";
+    case Cause::kOther:
+      return "";
+  }
+  return "";
+}
+
 }  // namespace
 
 void keep_raised() {
@@ -111,6 +123,7 @@ void raise(const Error& error) {
   said.push_back(integer(static_cast<int>(error.code)));
   for (const std::string* place : {&error.file, &error.item, &error.tensor})
     said.push_back(message(*place));
+  said.push_back(text(cause_name(error.cause)));
   const Object made(PyObject_CallObject(type.get(), tuple(std::move(said)).get()));
   PyErr_SetObject(type.get(), made.get());
   throw Raised();

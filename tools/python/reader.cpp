@@ -228,9 +228,9 @@ Status Reader::check_digest(const Leaf& leaf) {
   if (digest == known->second) return fine();
   const std::string file = manifest.container->files().name(leaf.blob->extent.file);
   const std::string name = printable(leaf.name());
-  return bad(file + ": " + name +
-             ": its digest is not the one in lowbit.json: the file, or its digest there, is "
-             "damaged")
+  return damaged(file + ": " + name +
+                 ": its digest is not the one in lowbit.json: the file, or its digest there, is "
+                 "damaged")
       .at(name, file);
 }
 
@@ -252,8 +252,7 @@ Object Reader::value_item(const std::string& name, bool verify) {
   if (archive.ok()) return bytes(archive.value());
   if (leaf->blob != nullptr && !leaf->blob->more.empty()) raise(archive.error());
   // Of a checksum that is wrong: another reader would load the damage.
-  if (archive.error().text.ends_with("the file is damaged"))
-    raise(archive.error().at(printable(name)));
+  if (archive.error().cause == Cause::kDamaged) raise(archive.error().at(printable(name)));
   if (leaf->kind != Leaf::Kind::kValue)
     raise(bad(printable(document_->manifest->path) + ": " + printable(name) +
               " is no plain data: to load it is to run what it names. Leave it out of the state "

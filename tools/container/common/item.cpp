@@ -33,8 +33,8 @@ Result<ItemArchive> open_item(const File& whole, const FileExtent& extent,
     if (text != "little") return bad(what + ": was written by a big-endian machine");
   }
   if (data->size > kMaxItemPickle)
-    return bad(what + ": its pickle has " + std::to_string(data->size) +
-               " bytes, more than the limit of " + std::to_string(kMaxItemPickle));
+    return too_large(what + ": its pickle has " + std::to_string(data->size) +
+                     " bytes, more than the limit of " + std::to_string(kMaxItemPickle));
   RETURN_IF_ERROR(check_crc(file, index, *data, what));
   out.pickle.resize(data->size);
   RETURN_IF_ERROR(file.read(data->offset, out.pickle.data(), out.pickle.size()));

@@ -95,7 +95,7 @@ Result<Directory64> find_directory(const File& file, uint64_t base, uint64_t len
   RETURN_IF_ERROR(file.read(base + length - tail_size, tail.data(), tail_size));
   Bytes e{tail, tail_size - 22};
   if (e.take(4) != kEnd)
-    return bad(what + ": does not end like a zip; it is cut off, or something follows it");
+    return damaged(what + ": does not end like a zip; it is cut off, or something follows it");
   if (e.take(2) != 0 || e.take(2) != 0) return bad(what + ": the zip has several volumes");
   const uint64_t here = e.take(2);
   Directory64 d{e.take(2), e.take(4), e.take(4), length - 22};
@@ -363,9 +363,10 @@ Status check_crc(const File& file, const ZipIndex& index, const ZipRecord& recor
     RETURN_IF_ERROR(file.read(record.offset + at, buffer.data(), n));
     crc = libdeflate_crc32(crc, buffer.data(), n);
   }
-  return crc == record.crc ? fine()
-                           : Status(bad(what + ": the checksum of its record " +
-                                        printable(record.name) + " is wrong: the file is damaged"));
+  return crc == record.crc
+             ? fine()
+             : Status(damaged(what + ": the checksum of its record " + printable(record.name) +
+                              " is wrong: the file is damaged"));
 }
 
 }  // namespace lowbit::ckpt

@@ -133,9 +133,9 @@ Status check_items(Manifest& m, FileSet& files) {
     const std::string what = files.name(p.file) + ": the item of " + printable(*items[i].owner);
     const uint64_t size = files.size(p.file);
     if (p.offset > size || p.length > size - p.offset) {
-      return bad(what + " is " + std::to_string(p.length) + " bytes at " +
-                 std::to_string(p.offset) + " of a file of " + std::to_string(size) +
-                 "; the file is cut off")
+      return damaged(what + " is " + std::to_string(p.length) + " bytes at " +
+                     std::to_string(p.offset) + " of a file of " + std::to_string(size) +
+                     "; the file is cut off")
           .at(printable(*items[i].owner), files.name(p.file));
     }
     const FileExtent* before =

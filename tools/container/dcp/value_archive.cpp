@@ -80,7 +80,7 @@ class ValueWriter {
   Status value(NodeId id, int depth) {
     if (depth > Value::kMaxDepth)
       return bad(what_ + ": is nested more than " + std::to_string(Value::kMaxDepth) + " deep");
-    if (left_-- == 0) return bad(what_ + ": unfolds to too many values");
+    if (left_-- == 0) return too_large(what_ + ": unfolds to too many values");
     if (is_tensor(p_, id)) return tensor(id);
     const GlobalRule* rule = p_.global(id);
     const bool made = p_.is(id, Kind::kCall) || p_.is(id, Kind::kObject);
@@ -306,8 +306,8 @@ Result<Understood> understand(const File& whole, const FileExtent& extent,
   const ZipRecord* data = index.find("data.pkl");
   if (data == nullptr) return bad(what + ": is not an archive of torch.save");
   if (data->size > kMaxPickle)
-    return bad(what + ": its pickle has " + std::to_string(data->size) +
-               " bytes, more than the limit of " + std::to_string(kMaxPickle));
+    return too_large(what + ": its pickle has " + std::to_string(data->size) +
+                     " bytes, more than the limit of " + std::to_string(kMaxPickle));
   if (const ZipRecord* order = index.find("byteorder")) {
     ASSIGN_OR_RETURN(text, content_of(file, index, *order, what));
     if (text != "little") return bad(what + ": was written by a big-endian machine");

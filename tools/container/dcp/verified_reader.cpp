@@ -244,7 +244,7 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
       RETURN_IF_ERROR(fetch(payload, grid, rows, *mapped, end_row,
                             {to + r * pitch, in_place, digits == nullptr ? nullptr : &cells}));
     }
-    if (digits != nullptr && !cells.hold(*digits)) return damaged(part);
+    if (digits != nullptr && !cells.hold(*digits)) return not_as_recorded(part);
     row = end;
     if (in_place) continue;
     // The part of the box in this band.
@@ -268,11 +268,11 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
   return fine();
 }
 
-Error VerifiedReader::damaged(const Part& part) const {
+Error VerifiedReader::not_as_recorded(const Part& part) const {
   const std::string file = manifest_.container->files().name(part.chunk.extent.file);
-  return bad(file + ": " + part.what() +
-             ": its digest is not the one in lowbit.json: the file, or its digest there, is "
-             "damaged")
+  return damaged(file + ": " + part.what() +
+                 ": its digest is not the one in lowbit.json: the file, or its digest there, is "
+                 "damaged")
       .at(printable(part.tensor.name), file);
 }
 

@@ -65,7 +65,7 @@ class VerifiedReader {
                MappedFile& mapped, uint64_t end_row, const Target& to);
   static void gather(const char* from, uint64_t pitch, uint64_t row, uint64_t rows,
                      const Target& to);
-  Error damaged(const Part& part) const;
+  Error not_as_recorded(const Part& part) const;
 
   const Manifest& manifest_;
   const Recorded* recorded_;

@@ -73,7 +73,7 @@ Status place(const File& file, uint64_t at, const Pickle& keys, const NamedStora
                  " elements, its pickle says " + std::to_string(known->second.count));
     const uint64_t bytes = count * NamedStorages::width(known->second);
     if (bytes > file.size() - at)
-      return bad(what + ": is cut off inside its storage " + printable(key));
+      return damaged(what + ": is cut off inside its storage " + printable(key));
     const Record record{"storage " + key, 0, at, bytes, 0, false};
     if (!placed.records.emplace(key, record).second)
       return bad(what + ": has the storage " + printable(key) + " twice");

@@ -42,8 +42,8 @@ class ZipStorages : public Storages {
 Result<std::string> content(const File& file, const ZipIndex& index, const ZipRecord& record,
                             uint64_t limit, const std::string& what) {
   if (record.size > limit)
-    return bad(what + ": its " + record.name + " has " + std::to_string(record.size) +
-               " bytes, more than the limit of " + std::to_string(limit));
+    return too_large(what + ": its " + record.name + " has " + std::to_string(record.size) +
+                     " bytes, more than the limit of " + std::to_string(limit));
   RETURN_IF_ERROR(check_crc(file, index, record, what));
   std::string bytes(record.size, '\0');
   RETURN_IF_ERROR(file.read(record.offset, bytes.data(), bytes.size()));

@@ -59,9 +59,9 @@ class TreeReader {
   }
   Status spend(uint64_t values) {
     if (values > left_)
-      return bad(archive_.what() + ": unfolds to too many values, more than " +
-                 std::to_string(limit_) +
-                 ", the limit for a file of its size; save long lists of numbers as tensors");
+      return too_large(archive_.what() + ": unfolds to too many values, more than " +
+                       std::to_string(limit_) +
+                       ", the limit for a file of its size; save long lists of numbers as tensors");
     left_ -= values;
     return fine();
   }

@@ -1,0 +1,99 @@
+"""CheckpointError.cause: what a training script may act on, such as by going on from an older checkpoint."""
+
+import pickle
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from lowbit import checkpoint
+from lowbit.checkpoint import CheckpointError
+
+pytestmark = pytest.mark.usefixtures("ckpt")
+
+
+def flipped(path, needle):
+    content = bytearray(path.read_bytes())
+    at = content.index(needle)
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+VALUES = torch.arange(64, dtype=torch.float32)
+NEEDLE = VALUES[40:44].numpy().tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A directory of one rank with digests."""
+    dcp.save({"w": VALUES}, storage_writer=checkpoint.Writer(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+def cause_of_load(folder, **given):
+    state = {"w": torch.zeros(64)}
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        dcp.load(state, storage_reader=checkpoint.Reader(folder, **given))
+    (error, _trace) = caught.value.failures[0]
+    assert isinstance(error, CheckpointError), error
+    assert pickle.loads(pickle.dumps(error)).cause == error.cause  # as ranks tell each other
+    return error.cause
+
+
+def test_values_that_are_not_what_was_saved(folder):
+    flipped(folder / "__0_0.distcp", NEEDLE)
+    assert cause_of_load(folder) == "damaged"
+
+
+def test_values_without_digests(folder):
+    (folder / "lowbit.json").unlink()
+    flipped(folder / "__0_0.distcp", NEEDLE)
+    assert cause_of_load(folder) == "damaged"
+
+
+def test_a_directory_whose_file_is_cut_off(folder):
+    """Of what is wrong with the metadata torch's own load keeps the text alone."""
+    cut(folder / "__0_0.distcp")
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.Checkpoint(folder)
+    assert caught.value.cause == "damaged"
+    with pytest.raises(dcp.api.CheckpointException, match="the file is cut off"):
+        dcp.load({"w": torch.zeros(64)}, storage_reader=checkpoint.Reader(folder))
+
+
+@pytest.mark.parametrize("harm", [cut, lambda path: flipped(path, NEEDLE)], ids=["cut", "flipped"])
+def test_a_file_of_torch_save(tmp_path, harm):
+    source = tmp_path / "model.pt"
+    torch.save({"w": VALUES}, source)
+    harm(source)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.convert(source, tmp_path / "model.safetensors")
+    assert caught.value.cause == "damaged"
+
+
+def test_a_storage_of_an_old_file_that_is_cut_off(tmp_path):
+    source = tmp_path / "model.pt"
+    torch.save({"w": VALUES}, source, _use_new_zipfile_serialization=False)
+    source.write_bytes(source.read_bytes()[:-8])
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.inspect(source)
+    assert caught.value.cause == "damaged"
+
+
+def test_a_value_over_a_limit(tmp_path):
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        dcp.save(
+            {"order": list(range(4_300_000))}, storage_writer=checkpoint.Writer(tmp_path / "run")
+        )
+    assert caught.value.failures[0][0].cause == "too large"
+
+
+def test_other_causes_are_not_told_apart(tmp_path):
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.inspect(tmp_path / "model.pt")
+    assert caught.value.cause == ""
