@@ -15,6 +15,18 @@ struct DiffArguments {
   DiffOptions options;
 };
 
+void print_differences(const Json& report) {
+  for (const Json& d : report["differences"]) {
+    fmt::print("{}: {}", d["name"].get<std::string>(), d["what"].get<std::string>());
+    if (d.contains("max"))
+      fmt::print(", by at most {:.3g}, {:.3g} of the norm", d["max"].get<double>(),
+                 d["relative"].get<double>());
+    fmt::print("\n");
+  }
+  if (report["differences"].empty())
+    fmt::print("the same, by {}\n", report["by"].get<std::string>());
+}
+
 Status run(DiffArguments& given) {
   ProgressBar bar("diff", given.report.quiet);
   given.options.progress = bar.function();
@@ -23,18 +35,11 @@ Status run(DiffArguments& given) {
   const Json& differences = report["differences"];
   if (given.report.json) {
     print_json(report);
-  } else if (!given.report.quiet) {
-    for (const Json& d : differences) {
-      fmt::print("{}: {}", d["name"].get<std::string>(), d["what"].get<std::string>());
-      if (d.contains("max"))
-        fmt::print(", by at most {:.3g}, {:.3g} of the norm", d["max"].get<double>(),
-                   d["relative"].get<double>());
-      fmt::print("\n");
-    }
+  } else {
     if (const size_t opaque = report["opaque"].size(); opaque > 0)
-      fmt::print("{} opaque object{} not compared, such as {}\n", opaque,
+      fmt::print(stderr, "warning: {} opaque object{} not compared, such as {}\n", opaque,
                  opaque == 1 ? " was" : "s were", report["opaque"][0].get<std::string>());
-    if (differences.empty()) fmt::print("the same, by {}\n", report["by"].get<std::string>());
+    if (!given.report.quiet) print_differences(report);
   }
   if (differences.empty()) return fine();
   return mismatch(fmt::format("{} differ{} between {} and {}", differences.size(),
