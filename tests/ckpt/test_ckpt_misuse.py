@@ -351,3 +351,16 @@ def test_verify_speaks_of_what_is_selected(tmp_path, saved):
     written.write_text(json.dumps(known))
     assert run("verify", tmp_path / "b", code=4).returncode == 4
     run("verify", tmp_path / "b", "--exclude", name)
+
+
+def test_names_that_dots_make_alike_are_both_named(tmp_path):
+    torch.save({"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}, tmp_path / "a.pt")
+    torch.save({"x": [1, {"0.y": 2}], "x.1": {"0": {"y": torch.ones(1)}}}, tmp_path / "b.pt")
+    for name, both, dotted in (
+        ("a", "['a.b'] and ['a']['b']", "a.b"),
+        ("b", "['x'][1]['0.y'] and ['x.1']['0']['y']", "x.1.0.y"),
+    ):
+        said = run("convert", tmp_path / f"{name}.pt", tmp_path / "c.safetensors", code=3).stderr
+        assert f"{tmp_path}/{name}.pt: {both} are both called {dotted} when keys are joined by dots" in said  # fmt: skip
+        assert "rename a key of one and save again" in said
+    assert not (tmp_path / "c.safetensors").exists()
