@@ -1,9 +1,12 @@
 // `lowbit-ckpt diff`: where two checkpoints differ.
 #include <fmt/core.h>
 
+#include <charconv>
+
 #include "command/command.h"
 #include "command/options.h"
 #include "command/progress.h"
+#include "io/text.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
@@ -62,7 +65,11 @@ void add_diff(CLI::App& app, std::function<Status()>& chosen) {
           "Largest allowed difference of a tensor, relative to the larger 2-norm, such as 0.02")
       ->type_name("T")
       ->check([](const std::string& text) {
-        return text.starts_with('-') ? "must not be negative" : std::string();
+        double number = 0;
+        const char* end = text.data() + text.size();
+        const auto read = std::from_chars(text.data(), end, number);
+        const bool fits = read.ec == std::errc() && read.ptr == end && number >= 0;
+        return fits ? "" : "takes a number from 0 on, such as 0.02, not '" + printable(text) + "'";
       });
   add_selection(*command, given->options.select);
   given->report.add(*command);

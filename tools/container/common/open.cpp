@@ -8,6 +8,7 @@
 #include "container/common/archive.h"
 #include "container/common/json_value.h"
 #include "container/common/other_formats.h"
+#include "io/checkpoint_folder.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
@@ -42,7 +43,22 @@ bool is_old_pickle(std::string_view head) {
   return false;
 }
 
+/// A file of a directory of torch.distributed.checkpoint is no checkpoint by itself.
+Status check_no_part(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
+  const std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
+  if (!is_dcp_file(name)) return fine();
+  const auto index = path_kind(folder + "/.metadata");
+  if (!name.ends_with(".metadata") && !(index.ok() && index.value() == PathKind::kFile))
+    return fine();
+  return bad(printable(path) +
+             ": is one file of a directory of torch.distributed.checkpoint; give the folder: " +
+             printable(folder));
+}
+
 Result<Manifest> read_file(const std::string& path) {
+  RETURN_IF_ERROR(check_no_part(path));
   std::string head(512, '\0');
   uint64_t size = 0;
   {
@@ -259,6 +275,8 @@ std::pair<std::string, std::string> member_of(const std::string& path) {
 Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
   if (path.empty()) return usage("the path of a checkpoint is empty");
   ASSIGN_OR_RETURN(kind, path_kind(path));
+  if (kind == PathKind::kMissing && path == "-")
+    return bad("-: a checkpoint is not read from standard input; write it to a file first");
   if (kind == PathKind::kMissing) {
     const int why = errno;
     std::pair<std::string, std::string> found;
