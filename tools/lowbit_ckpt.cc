@@ -50,6 +50,8 @@ std::string unknown_command(const CLI::App& app) {
     names += (names.empty() ? "" : ", ") + command->get_name();
     all.push_back(command->get_name());
   }
+  if (rest.front() == "help")
+    return "there is no command help; lowbit-ckpt --help has the commands";
   const std::string meant = lowbit::ckpt::nearest_word(rest.front(), all);
   return fmt::format("there is no command {}; there are {}{}",
                      lowbit::ckpt::printable(rest.front()), names,
@@ -71,6 +73,13 @@ std::string meant_option(const CLI::App& app) {
       return "; did you mean " + meant + "?";
   }
   return "";
+}
+
+/// What CLI11 says, but of an option that is given twice.
+std::string said_of(const CLI::Error& error) {
+  const std::string text = error.what();
+  const size_t twice = text.find(": At Most 1 required but received ");
+  return twice == std::string::npos ? text : text.substr(0, twice) + " is given more than once";
 }
 
 }  // namespace
@@ -96,7 +105,7 @@ int main(int argc, char** argv) {
   app.failure_message([&app](const CLI::App*, const CLI::Error& error) {
     const std::string known = unknown_command(app);
     return fmt::format("lowbit-ckpt: {}\n",
-                       known.empty() ? error.what() + meant_option(app) + help_for(app) : known);
+                       known.empty() ? said_of(error) + meant_option(app) + help_for(app) : known);
   });
   try {
     app.parse(argc, argv);

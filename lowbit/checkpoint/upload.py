@@ -187,6 +187,12 @@ def _content(path: str) -> bytes:
         return file.read()
 
 
+def _local_name(url: str) -> str:
+    """The last name of a URL, with the end that tells the container; a store takes longer names than a disk."""
+    name = url.rpartition("/")[2]
+    return name if len(os.fsencode(name)) < 256 else name[-60:]
+
+
 class Target:
     """Where a command writes: the target itself, or a place on the local disk from where it is uploaded."""
 
@@ -224,7 +230,7 @@ def written(
             raise CheckpointError(f"{url} lies in the source {os.fsdecode(bytes_of(source))}, of which it may be a part; choose another target", code=2)  # fmt: skip
     upload.check(force, folder)
     with tempfile.TemporaryDirectory(prefix="lowbit-") as scratch:
-        local = os.path.join(scratch, url.rpartition("/")[2])
+        local = os.path.join(scratch, _local_name(url))
         try:
             yield Target(
                 os.fsencode(local), {"file_number": upload.number(), "published_as": url}, url
@@ -232,7 +238,8 @@ def written(
         except CheckpointError as error:
             if local not in error.text:
                 raise
-            text = error.text.replace(local, f"{local} (TMPDIR, from where {url} is uploaded)")
+            # Only an I/O error is about the local copy.
+            text = f"{url} is written to TMPDIR first: {error.text}" if error.code == 1 else error.text.replace(local, url)  # fmt: skip
             raise CheckpointError(text, *error.args[1:]) from error
         if dry_run:
             return

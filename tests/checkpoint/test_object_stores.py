@@ -2,6 +2,8 @@
 
 import pathlib
 import pickle
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -458,6 +460,33 @@ def test_errors_say_what_to_do(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(ImportError, match=r"pip install 'lowbit\[fsspec\]'"):
         checkpoint.inspect("memory://bucket/none")
+
+
+def test_messages_name_the_url(saved, store):
+    """The copy under TMPDIR is named where it is what went wrong, after the URL."""
+    for command, url, options in (
+        (checkpoint.reshard, "memory://bucket/a.pt", {"world_size": 2}),
+        (checkpoint.convert, "memory://bucket/b.pt", {"world_size": 2}),
+    ):
+        with pytest.raises(checkpoint.CheckpointError) as caught:
+            command(saved / "run.pt", url, **options)
+        assert url in caught.value.text and "lowbit-" not in caught.value.text
+        assert caught.value.code == 2
+    url = f"memory://bucket/{'long' * 80}.safetensors"
+    assert checkpoint.convert(saved / "run.pt", url)["target"] == url
+    assert checkpoint.inspect(url)["container"] == "safetensors"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        with pytest.raises(checkpoint.CheckpointError) as caught:
+            checkpoint.convert(saved / "run.pt", "memory://bucket/c.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    said = caught.value.text
+    assert said.startswith("memory://bucket/c.pt is written to TMPDIR first: ") and "/c.pt grows beyond" in said  # fmt: skip
+    assert caught.value.code == 1 and not store.fs.exists("/bucket/c.pt")
 
 
 def test_a_file_url_is_a_path(saved):

@@ -146,7 +146,8 @@ def test_what_has_no_place_is_left_out_where_that_is_allowed(tmp_path, target):
     torch.save(stepped(amsgrad=True)[1].state_dict(), tmp_path / "a.pt")
     convert = ("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target)
     assert "--lossy leaves it out" in run(*convert, code=3).stderr
-    assert "max_exp_avg_sq: it is left out" in run(*convert, "--lossy").stderr
+    for quiet in ([], ["--quiet", "--force"]):
+        assert "max_exp_avg_sq: it is left out" in run(*convert, "--lossy", *quiet).stderr
 
 
 def test_not_everything_is_left_out(tmp_path):
@@ -171,7 +172,7 @@ def test_options_that_would_do_nothing_are_refused(saved, tmp_path):
 def test_an_empty_path_and_a_negative_tolerance(saved):
     assert run("inspect", "", code=2).stderr == "lowbit-ckpt: the path of a checkpoint is empty\n"
     error = run("diff", saved / "adam", saved / "adam", "--tolerance", "-1", code=2).stderr
-    assert "--tolerance" in error and "must not be negative" in error and len(error) < 200
+    assert "--tolerance" in error and "takes a number from 0 on" in error and len(error) < 200
     run("diff", saved / "adam", saved / "adam", "--tolerance", "1e-3")
 
 
@@ -350,3 +351,61 @@ def test_verify_speaks_of_what_is_selected(tmp_path, saved):
     written.write_text(json.dumps(known))
     assert run("verify", tmp_path / "b", code=4).returncode == 4
     run("verify", tmp_path / "b", "--exclude", name)
+
+
+def test_one_file_of_a_directory_is_no_checkpoint(saved, tmp_path):
+    run("reshard", saved / "adam", tmp_path / "d", "--world-size", 2)
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "lowbit.json"):
+        for command in (["inspect", tmp_path / "d" / name], ["convert", tmp_path / "d" / name, tmp_path / "b.pt"]):  # fmt: skip
+            said = run(*command, code=3).stderr
+            assert said == f"lowbit-ckpt: {tmp_path}/d/{name}: is one file of a directory of torch.distributed.checkpoint; give the folder: {tmp_path}/d\n"  # fmt: skip
+    assert not (tmp_path / "b.pt").exists()
+
+
+def test_force_is_no_advice_where_it_replaces_nothing(saved, tmp_path):
+    folder, text = tmp_path / "folder", tmp_path / "notes.txt"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("x")
+    text.write_text("These are notes")
+    reshard = ["reshard", saved / "adam", folder, "--world-size", 2]
+    for command in (reshard, ["convert", saved / "adam", text, "--container", "torch"], ["convert", saved / "adam", text], ["convert", saved / "adam.pt", folder]):  # fmt: skip
+        for more in ([], ["--force"], ["--dry-run"]):
+            said = run(*command, *more, code=2).stderr
+            assert "choose another name" in said and "--force replaces" not in said
+    assert text.read_text() == "These are notes" and os.listdir(folder) == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    assert "exists; --force replaces it" in run(*reshard, code=2).stderr
+    run(*reshard, "--force")
+
+
+def test_words_that_other_programs_take(saved, tmp_path):
+    """A dash for a stream, the command help, an option twice, a number with a sign of percent."""
+    for command in (["convert", saved / "adam.pt", "-"], ["reshard", saved / "adam", "-", "--world-size", 2]):  # fmt: skip
+        said = run(*command, code=2).stderr
+        assert "not written to standard output; name a file or folder" in said
+        assert not os.path.exists("-")
+    assert "not read from standard input; write it to a file" in run("inspect", "-", code=3).stderr
+    assert "lowbit-ckpt --help has the commands" in run("help", code=2).stderr
+    said = run("inspect", saved / "adam", "--html", "a", "--html", "b", code=2).stderr
+    assert "--html is given more than once" in said
+    for number in ("5%", "abc", "nan", ""):
+        said = run("diff", saved / "adam", saved / "adam", "--tolerance", number, code=2).stderr
+        assert f"--tolerance: takes a number from 0 on, such as 0.02, not '{number}'" in said
+
+
+def test_verify_of_nothing_is_a_mistake(saved):
+    said = run("verify", saved / "adam", "--exclude", "*", code=2).stderr
+    assert said == f"lowbit-ckpt: nothing of {saved}/adam is selected\n"
+
+
+def test_names_that_dots_make_alike_are_both_named(tmp_path):
+    torch.save({"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}, tmp_path / "a.pt")
+    torch.save({"x": [1, {"0.y": 2}], "x.1": {"0": {"y": torch.ones(1)}}}, tmp_path / "b.pt")
+    for name, both, dotted in (
+        ("a", "['a.b'] and ['a']['b']", "a.b"),
+        ("b", "['x'][1]['0.y'] and ['x.1']['0']['y']", "x.1.0.y"),
+    ):
+        said = run("convert", tmp_path / f"{name}.pt", tmp_path / "c.safetensors", code=3).stderr
+        assert f"{tmp_path}/{name}.pt: {both} are both called {dotted} when keys are joined by dots" in said  # fmt: skip
+        assert "rename a key of one and save again" in said
+    assert not (tmp_path / "c.safetensors").exists()

@@ -411,3 +411,30 @@ def test_progress_fits_the_terminal(tmp_path, columns):
     assert lines and all(len(line) < columns for line in lines)
     assert all(line.startswith("verify ") for line in lines)
     assert ("[" in lines[-1]) == (columns > 40)
+
+
+def test_quiet_hides_the_summary_and_no_warning(tmp_path):
+    """What a conversion leaves out is said on stderr, whatever is hidden."""
+    source = tmp_path / "a.pt"
+    commands = {
+        "convert": (source, tmp_path / "b.pt"),
+        "reshard": (source, tmp_path / "d", "--world-size", "2"),
+        "diff": (source, source),
+        "verify": (source, "--opaque"),
+    }
+    said = {
+        "convert": "warning: args: is opaque (argparse.Namespace) and is left out\n",
+        "reshard": "warning: args: is opaque (argparse.Namespace) and is left out\n",
+        "diff": "warning: 1 opaque object was not compared, such as args\n",
+        "verify": "warning: args: is opaque, not read: argparse.Namespace\n",
+    }
+    for more in ({"args": argparse.Namespace()}, {}):
+        torch.save({"w": torch.ones(4, 4), **more}, source)
+        for name, arguments in commands.items():
+            force = ["--force"] if name in ("convert", "reshard") else []
+            done = run(name, *arguments, *force, "--quiet")
+            assert (done.stdout, done.stderr) == ("", said[name] if more else "")
+            assert "Print warnings and errors only" in run(name, "--help").stdout
+    torch.save({"w": torch.ones(4, 4), "args": argparse.Namespace()}, source)
+    done = run("convert", *commands["convert"], "--force", "--quiet", "--json")
+    assert done.stderr == "" and "left out" in json.loads(done.stdout)["warnings"][0]

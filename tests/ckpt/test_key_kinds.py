@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from peer_files import need_tool, run
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import lowbit
 
@@ -165,3 +166,48 @@ def test_lies_make_no_other_leaves(tmp_path, directory, name):
         assert type(torch.load(tmp_path / "b.pt")["many"]) is list
     else:
         assert done.returncode == 3 and not (tmp_path / "b.pt").exists()
+
+
+TOPS = {
+    "list": [torch.arange(3.0), {"a": torch.ones(2), "n": [1, 2]}, 5],
+    "tuple": (torch.arange(3.0), {"a": torch.ones(2), "n": [1, 2]}, 5),
+}
+
+
+@pytest.mark.parametrize("way", ["convert", "reshard", "parts"])
+@pytest.mark.parametrize("kind", TOPS)
+def test_torch_reads_a_directory_of_a_list_as_a_dict(tmp_path, kind, way):
+    """It loads dicts alone: the list's places are keys there, and a file made of the directory has the list."""
+    torch.save(TOPS[kind], tmp_path / "a.pt")
+    if way == "convert":
+        said = run("convert", tmp_path / "a.pt", tmp_path / "d", "--container", "dcp").stderr
+    else:
+        for part in [("--part", "0/2"), ("--part", "1/2")] if way == "parts" else [()]:
+            said = run(
+                "reshard", tmp_path / "a.pt", tmp_path / "d", "--world-size", "2", *part
+            ).stderr
+    assert f"{tmp_path}/a.pt: is a {kind}, not a dict: torch reads the directory as a dict with the keys '0', '1', ..." in said  # fmt: skip
+    dcp_to_torch_save(tmp_path / "d", tmp_path / "torch.pt")
+    loaded = torch.load(tmp_path / "torch.pt")
+    assert same(loaded, {str(i): item for i, item in enumerate(TOPS[kind])})
+    run("reshard", tmp_path / "d", tmp_path / "e", "--world-size", "3")
+    for directory in ("d", "e"):
+        done = run("convert", tmp_path / directory, tmp_path / "b.pt", "--force")
+        assert done.stderr == "" and same(torch.load(tmp_path / "b.pt"), TOPS[kind])
+        run("diff", tmp_path / "a.pt", tmp_path / directory)
+    paths = lowbit.checkpoint.Reader(tmp_path / "d").read_metadata().planner_data
+    assert paths["1.n"] == ("1", "n") and paths["0"] == ("0",)
+    torch.save({str(i): item for i, item in enumerate(TOPS[kind])}, tmp_path / "dict.pt")
+    said = run("diff", tmp_path / "dict.pt", tmp_path / "d", code=4).stdout
+    assert said == f"the whole: is a dict in the first and a {kind} in the second\n"
+
+
+def test_a_directory_of_one_tensor_says_what_reads_it(tmp_path):
+    torch.save(torch.ones(3), tmp_path / "a.pt")
+    said = run("convert", tmp_path / "a.pt", tmp_path / "d", "--container", "dcp").stderr
+    assert "is one value, not a dict" in said and "under the name ''" in said
+    into = {"": torch.zeros(3)}
+    dcp.load(into, checkpoint_id=tmp_path / "d", no_dist=True)
+    assert torch.equal(into[""], torch.ones(3))
+    run("convert", tmp_path / "d", tmp_path / "b.pt")
+    assert torch.equal(torch.load(tmp_path / "b.pt"), torch.ones(3))

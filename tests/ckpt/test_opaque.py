@@ -146,7 +146,7 @@ def test_the_rest_is_read(tmp_path, name, legacy):
         run("convert", tmp_path / "a.pt", tmp_path / container, "--container", container, *rest)
     run("reshard", tmp_path / "a.pt", tmp_path / "r", "--world-size", "2", *rest)
     done = run("diff", tmp_path / "a.pt", tmp_path / "a.pt")
-    assert "the same" in done.stdout and "not compared" in done.stdout
+    assert "the same" in done.stdout and "not compared" in done.stderr
 
 
 def test_in_a_list_the_place_stays(tmp_path):
@@ -196,15 +196,28 @@ def numpy_save(request):
 def test_numbers_of_numpy(tmp_path, numpy_save):
     given = {
         "double": np.float64(0.1), "float": np.float32(2.5), "int": np.int64(-7), "byte": np.uint8(200),
-        "bool": np.bool_(True), "best": [np.float64(0.5), 1],
+        "bool": np.bool_(True), "best": [np.float64(0.5), 1], "complex": np.complex64(1.5 - 2j), "wide": np.complex128(complex(0.1, -np.inf)),
+        "text": np.str_("aé€😀"), "no text": np.str_(""), "long": np.str_("x" * 5000), "bytes": np.bytes_(b"a\0\xffb"), "no bytes": np.bytes_(b""),
     }  # fmt: skip
     numpy_save(given, tmp_path / "a.pt")
     report = json.loads(run("inspect", tmp_path / "a.pt", "--json").stdout)
     assert any("numpy" in w for w in report["warnings"])
     run("verify", tmp_path / "a.pt")
-    run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
-    back = torch.load(tmp_path / "b.pt", weights_only=True)
-    assert back == given and type(back["double"]) is float and type(back["int"]) is int
+    run("convert", tmp_path / "a.pt", tmp_path / "s.safetensors")
+    run("convert", tmp_path / "s.safetensors", tmp_path / "d", "--container", "dcp")
+    for source in ("a.pt", "d"):
+        done = run("convert", tmp_path / source, tmp_path / "b.pt", "--force")
+        assert "opaque" not in done.stderr
+        back = torch.load(tmp_path / "b.pt", weights_only=True)
+        assert back == given
+        kinds = {"double": float, "int": int, "complex": complex, "text": str, "bytes": bytes}
+        assert all(type(back[name]) is kind for name, kind in kinds.items())
+
+
+def test_text_of_numpy_that_is_no_text_stays_opaque(tmp_path):
+    np_str = Called(np._core.multiarray.scalar, (np.dtype("U1"), b"\x00\xd8\x00\x00"))
+    torch.save({"surrogate": np_str, "w": torch.ones(2)}, tmp_path / "a.pt")
+    assert "opaque" in run("inspect", tmp_path / "a.pt").stdout
 
 
 def same(a, b):

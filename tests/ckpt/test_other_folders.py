@@ -1,6 +1,7 @@
 """Folders and files of other programs: whose they are, and what to do."""
 
 import pytest
+import torch
 from peer_files import need_tool, run
 
 need_tool()
@@ -29,6 +30,23 @@ FOLDERS = {
     "Meta's models": ["consolidated.00.pth", "consolidated.01.pth", "params.json"],
     "safetensors.flax": ["_CHECKPOINT_METADATA", "default/"],
     "Orbax": ["_METADATA", "manifest.ocdbt", "d/"],
+    "checkpoint of Orbax (JAX); restore": ["_METADATA", "params.w/", "opt.mu/"],
+    "Orbax (JAX), one folder for each step; restore": ["0/", "0/_CHECKPOINT_METADATA", "100/"],
+    "one folder for each step; restore one": ["default/", "default/_METADATA", "default/d/"],
+    "save of Orbax (JAX) that did not finish": ["100.orbax-checkpoint-tmp-17/"],
+    "older Orbax": ["checkpoint", "params.w/"],
+    "T5X": ["checkpoint", "target.w/"],
+    "holds flax_model.msgpack, which is msgpack": ["flax_model.msgpack", "config.json"],
+    "safetensors.tensorflow": ["m.ckpt-1.data-00000-of-00001", "m.ckpt-1.index", "m.ckpt-1.meta"],
+    "holds a.keras, which is a model of Keras": ["a.keras"],
+    "holds m.weights.h5, which is an HDF5 file": ["m.weights.h5", "notes.txt"],
+    "which is an HDF5 file, such as Keras": ["a.hdf5"],
+    "load them with paddle.load": ["model.pdopt"],
+    "holds a.nemo, which is an archive of NeMo": ["a.nemo"],
+    "holds model.onnx, which is a model of ONNX": ["model.onnx", "model.onnx.data"],
+    "holds a.npz, which is an archive of numpy's": ["a.npz"],
+    "holds a.npy, which is an array of numpy": ["a.npy", "b.npy"],
+    "torchsnapshot": [".snapshot_metadata", "0/"],
     "is a checkpoint of TensorFlow": ["checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"],
     "SavedModel": ["saved_model.pb", "variables/"],
     "log of a run of Lightning": ["hparams.yaml", "checkpoints/"],
@@ -62,6 +80,15 @@ FILES = {
     "a.nemo": (b"./".ljust(257, b"\0") + b"ustar\x0000", "archive of NeMo"),
     "a.tar": (b"x.pt".ljust(257, b"\0") + b"ustar\x0000", "is a tar; unpack it"),
     "old.pt": (b"storages".ljust(257, b"\0") + b"ustar\x0000", "torch before 0.1.10"),
+    "a.keras": (b"PK\x03\x04", "model of Keras"),
+    "a.onnx": (b"\x08\x08\x12\x07pytorch", "model of ONNX"),
+    "a.tflite": (b"\x20\0\0\0TFL3", "TensorFlow Lite"),
+    "a.pdparams": (b"\x80\x04\x95", "PaddlePaddle"),
+    "a.pdopt": (b"\x80\x02}", "PaddlePaddle"),
+    "a.index": (b"\0\0\x06\x08\x01", "part of a checkpoint of TensorFlow"),
+    "a.data-00000-of-00001": (b"\x3f\x80", "part of a checkpoint of TensorFlow"),
+    "checkpoint": (b"\x82\xa4step\x01\xa6params\x80", "is msgpack, such as Flax (JAX) writes"),
+    "a.msgpack": (b"\xde\0\x10\xa1a", "is msgpack, such as Flax (JAX) writes"),
     "a.npz": (b"PK\x03\x04", "archive of numpy's arrays"),
     "a.pt.gz": (b"\x1f\x8b\x08\x08", "compressed with gzip"),
     "a.pt.bz2": (b"BZh91AY&SY", "compressed with bzip2"),
@@ -108,6 +135,8 @@ def test_an_empty_folder(tmp_path):
     [
         (["model.safetensors", "model.gguf"], "give one of them: model.safetensors"),
         (["step-1/", "step-1/.metadata", "last.ckpt"], "give one of them: step-1"),
+        (["data.h5", "model.pt"], "but holds a file; give it: model.pt"),
+        (["model.onnx", "a.pth", "b.pth"], "give one of them: a.pth, b.pth"),
     ],
 )
 def test_a_file_that_is_read_is_named_first(tmp_path, names, said):
@@ -117,6 +146,13 @@ def test_a_file_that_is_read_is_named_first(tmp_path, names, said):
         else:
             (tmp_path / name).write_bytes(b"x")
     assert said in run("inspect", tmp_path, code=3).stderr
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.pdparams", "a.msgpack", "checkpoint"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_torch_wrote_is_read_whatever_its_name_is(tmp_path, name, legacy):
+    torch.save({"w": torch.ones(2)}, tmp_path / name, _use_new_zipfile_serialization=not legacy)
+    assert "1 tensor" in run("inspect", tmp_path / name).stdout
 
 
 @pytest.mark.parametrize("name", FILES)

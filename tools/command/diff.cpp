@@ -1,9 +1,12 @@
 // `lowbit-ckpt diff`: where two checkpoints differ.
 #include <fmt/core.h>
 
+#include <charconv>
+
 #include "command/command.h"
 #include "command/options.h"
 #include "command/progress.h"
+#include "io/text.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
@@ -15,6 +18,18 @@ struct DiffArguments {
   DiffOptions options;
 };
 
+void print_differences(const Json& report) {
+  for (const Json& d : report["differences"]) {
+    fmt::print("{}: {}", d["name"].get<std::string>(), d["what"].get<std::string>());
+    if (d.contains("max"))
+      fmt::print(", by at most {:.3g}, {:.3g} of the norm", d["max"].get<double>(),
+                 d["relative"].get<double>());
+    fmt::print("\n");
+  }
+  if (report["differences"].empty())
+    fmt::print("the same, by {}\n", report["by"].get<std::string>());
+}
+
 Status run(DiffArguments& given) {
   ProgressBar bar("diff", given.report.quiet);
   given.options.progress = bar.function();
@@ -23,18 +38,11 @@ Status run(DiffArguments& given) {
   const Json& differences = report["differences"];
   if (given.report.json) {
     print_json(report);
-  } else if (!given.report.quiet) {
-    for (const Json& d : differences) {
-      fmt::print("{}: {}", d["name"].get<std::string>(), d["what"].get<std::string>());
-      if (d.contains("max"))
-        fmt::print(", by at most {:.3g}, {:.3g} of the norm", d["max"].get<double>(),
-                   d["relative"].get<double>());
-      fmt::print("\n");
-    }
+  } else {
     if (const size_t opaque = report["opaque"].size(); opaque > 0)
-      fmt::print("{} opaque object{} not compared, such as {}\n", opaque,
+      fmt::print(stderr, "warning: {} opaque object{} not compared, such as {}\n", opaque,
                  opaque == 1 ? " was" : "s were", report["opaque"][0].get<std::string>());
-    if (differences.empty()) fmt::print("the same, by {}\n", report["by"].get<std::string>());
+    if (!given.report.quiet) print_differences(report);
   }
   if (differences.empty()) return fine();
   return mismatch(fmt::format("{} differ{} between {} and {}", differences.size(),
@@ -57,7 +65,11 @@ void add_diff(CLI::App& app, std::function<Status()>& chosen) {
           "Largest allowed difference of a tensor, relative to the larger 2-norm, such as 0.02")
       ->type_name("T")
       ->check([](const std::string& text) {
-        return text.starts_with('-') ? "must not be negative" : std::string();
+        double number = 0;
+        const char* end = text.data() + text.size();
+        const auto read = std::from_chars(text.data(), end, number);
+        const bool fits = read.ec == std::errc() && read.ptr == end && number >= 0;
+        return fits ? "" : "takes a number from 0 on, such as 0.02, not '" + printable(text) + "'";
       });
   add_selection(*command, given->options.select);
   given->report.add(*command);

@@ -166,14 +166,16 @@ void print_part(const Json& report) {
 
 void ReportArguments::add(CLI::App& command) {
   command.add_flag("--json", json, "Print the report as JSON");
-  command.add_flag("--quiet", quiet, "Print errors only");
+  command.add_flag("--quiet", quiet, "Print warnings and errors only");
 }
 
 bool ReportArguments::print(const Json& report) const {
-  if (json) print_json(report);
-  if (json || quiet) return false;
+  if (json) {
+    print_json(report);
+    return false;
+  }
   print_warnings(report);
-  return true;
+  return !quiet;
 }
 
 }  // namespace lowbit::ckpt

@@ -37,11 +37,12 @@ void print_warnings(const Json& report);
 /// What a part did, for people.
 void print_part(const Json& report);
 
-/// --json and --quiet of the commands that write a checkpoint.
+/// --json and --quiet of all commands but inspect.
 struct ReportArguments {
   bool json = false, quiet = false;
   void add(CLI::App& command);
-  /// Prints the report for machines, or its warnings. Whether people are to be told more.
+  /// Prints the report for machines, or its warnings, which --quiet does not hide: they say what is lost. Returns
+  /// whether a summary follows.
   bool print(const Json& report) const;
 };
 

@@ -72,6 +72,7 @@ Status NewDirectory::check_sources(const std::string& path,
 Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
                            const std::vector<std::string>& sources) {
   RETURN_IF_ERROR(check_no_url(given));
+  RETURN_IF_ERROR(check_no_stream(given));
   const std::string path = without_slashes(given), shown = printable(path);
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (name.empty() || name == "." || name == "..")
@@ -79,11 +80,13 @@ Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
   RETURN_IF_ERROR(check_sources(path, sources));
-  if (exists && !replace && kind != Kind::kSave)
-    return usage(shown + " exists; --force replaces it");
-  if (exists && !S_ISDIR(info.st_mode)) return usage(shown + " exists and is not a folder");
+  if (exists && !S_ISDIR(info.st_mode))
+    return usage(shown + " exists and is not a folder; choose another name for the folder");
   if (exists) {
     ASSIGN_OR_RETURN(there, folder_content(path));
+    // Where --force does not replace it, nothing says that it does.
+    if (kind != Kind::kSave) RETURN_IF_ERROR(check_others(there, kind, shown));
+    if (!replace && kind != Kind::kSave) return usage(shown + " exists; --force replaces it");
     if (!replace && (there.dcp || there.universal))
       return usage(shown + " exists; overwrite=True replaces it");
     RETURN_IF_ERROR(check_others(there, kind, shown));

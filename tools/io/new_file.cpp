@@ -46,6 +46,7 @@ Content content_of(const std::string& path) {
 Status NewFile::check(const std::string& path, bool replace,
                       const std::vector<std::string>& sources) {
   RETURN_IF_ERROR(check_no_url(path));
+  RETURN_IF_ERROR(check_no_stream(path));
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (name.empty() || name == "." || name == "..")
     return Error{Exit::kUsage, "'" + printable(path) + "' does not name a file to write"};
@@ -62,15 +63,17 @@ Status NewFile::check(const std::string& path, bool replace,
       return Error{Exit::kUsage, printable(path) + " holds the source " + printable(source) +
                                      "; choose another target"};
   }
-  if (exists && !replace)
-    return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
   if (exists && !S_ISREG(info.st_mode))
-    return Error{Exit::kUsage, printable(path) + " exists and is not a regular file"};
+    return Error{Exit::kUsage, printable(path) + " exists and is " +
+                                   (S_ISDIR(info.st_mode) ? "a folder" : "not a regular file") +
+                                   "; choose another name for the file"};
   const Content content = exists ? content_of(path) : Content::kNothing;
   if (content == Content::kOther)
     return Error{Exit::kUsage, printable(path) +
                                    " exists and is neither a checkpoint nor a page, "
-                                   "which --force does not replace"};
+                                   "which --force does not replace; choose another name"};
+  if (exists && !replace)
+    return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
   // A page in a folder that is read is no part of it.
   for (const std::string& source : sources) {
     if (exists && content != Content::kPage && inside(path, source))

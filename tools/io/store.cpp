@@ -118,6 +118,11 @@ Result<std::shared_ptr<StoreLocation>> open_store(const std::string& url) {
   return opener()(url);
 }
 
+Status check_no_stream(const std::string& target) {
+  if (target != "-") return fine();
+  return usage("-: a checkpoint is not written to standard output; name a file or folder");
+}
+
 Status check_no_url(const std::string& target) {
   if (!is_url(target)) return fine();
   return usage(

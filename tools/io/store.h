@@ -41,6 +41,8 @@ void set_open_store(OpenStore open);
 Result<std::shared_ptr<StoreLocation>> open_store(const std::string& url);
 /// The error for a URL that is to be written: a store is written from Python.
 Status check_no_url(const std::string& target);
+/// An error where a target is "-", which other programs take for standard output.
+Status check_no_stream(const std::string& target);
 
 /// A folder: its entries are listed once, and their sizes and versions kept.
 Result<std::shared_ptr<Directory>> open_store_folder(const std::string& url);

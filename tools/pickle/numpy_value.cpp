@@ -32,19 +32,39 @@ Value unsigned_number(uint64_t n) {
   return out;
 }
 
-/// The dtype of a code: "float64" of "f8"; "" where it is no plain number.
-std::string dtype_of(const std::string& code) {
-  if (code == "b1") return "bool";
-  const char* name = code[0] == 'f' ? "float" : code[0] == 'i' ? "int" : "uint";
-  return code[0] == 'c' ? "" : name + std::to_string(8 * width_of(code));
-}
-
 bool has_arrays_alone(const Value& v) {
   return v.is(Value::Kind::kOpaque) ? v.integer == Value::kArray
                                     : std::all_of(v.items.begin(), v.items.end(), has_arrays_alone);
 }
 
+/// UTF-32 as UTF-8; none where it is not text.
+std::optional<std::string> utf8_of(std::string_view utf32) {
+  std::string out;
+  for (size_t i = 0; i + 4 <= utf32.size(); i += 4) {
+    uint32_t c = 0;
+    std::memcpy(&c, utf32.data() + i, sizeof c);
+    if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return std::nullopt;
+    if (c < 0x80) {
+      out += static_cast<char>(c);
+      continue;
+    }
+    const int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+    out += static_cast<char>(0xf0 << (3 - more) | c >> 6 * more);
+    for (int k = more - 1; k >= 0; --k) out += static_cast<char>(0x80 | (c >> 6 * k & 0x3f));
+  }
+  return out;
+}
+
 }  // namespace
+
+std::string numpy_dtype(const std::string& code) {
+  if (width_of(code) == 0 || code == "b1") return code == "b1" ? "bool" : "";
+  const char* name = code[0] == 'f'   ? "float"
+                     : code[0] == 'i' ? "int"
+                     : code[0] == 'c' ? "complex"
+                                      : "uint";
+  return name + std::to_string(8 * width_of(code));
+}
 
 std::optional<NumpyArray> numpy_array(const Pickle& p, NodeId node) {
   const GlobalRule* rule = p.is(node, Kind::kCall) ? p.global(node) : nullptr;
@@ -98,6 +118,16 @@ void write_array(PickleWriter& to, const Value& v) {
   to.boolean(v.items[3].integer != 0).bytes(v.items[4].text).tuple(5).put().build();
 }
 
+Value numpy_text(const std::string& code, const std::string& bytes) {
+  // It is padded with zeros to the length that the code says, and numpy drops them all.
+  const size_t unit = code[0] == 'U' ? 4 : 1;
+  size_t length = bytes.size() / unit * unit;
+  while (length > 0 && bytes.substr(length - unit, unit) == std::string(unit, '\0')) length -= unit;
+  if (unit == 1) return Value{.kind = Value::Kind::kBytes, .text = bytes.substr(0, length)};
+  const auto text = utf8_of(std::string_view(bytes).substr(0, length));
+  return text ? Value::words(*text) : Value::none();
+}
+
 Value numpy_number(const std::string& dtype, const std::string& bytes) {
   const auto as = [&]<class T>(T x) {
     if (bytes.size() == sizeof x) std::memcpy(&x, bytes.data(), sizeof x);
@@ -109,6 +139,13 @@ Value numpy_number(const std::string& dtype, const std::string& bytes) {
                                                      : std::stoul(dtype.substr(digits)) / 8;
   if (width == 0 || bytes.size() != width) return Value::none();
   if (dtype == "bool") return Value::boolean(as(uint8_t{}) != 0);
+  if (dtype.starts_with("complex")) {
+    const std::string part = "float" + std::to_string(4 * width);
+    Value out{.kind = Value::Kind::kComplex};
+    for (const size_t at : {size_t{0}, width / 2})
+      out.items.push_back(numpy_number(part, bytes.substr(at, width / 2)));
+    return out;
+  }
   if (dtype == "float64") return Value::floating(as(double{}));
   if (dtype == "float32") return Value::floating(static_cast<double>(as(float{})));
   if (dtype == "float16") return Value::floating(half(as(uint16_t{})));
@@ -125,7 +162,10 @@ Value numpy_number(const std::string& dtype, const std::string& bytes) {
 Value with_numbers(Value value) {
   if (value.is(Value::Kind::kOpaque)) {
     if (value.integer != Value::kArray || !value.items[2].items.empty()) return value;
-    Value number = numpy_number(dtype_of(value.items[1].text), value.items[4].text);
+    // No setting is complex.
+    const std::string dtype = numpy_dtype(value.items[1].text);
+    if (dtype.starts_with("complex")) return value;
+    Value number = numpy_number(dtype, value.items[4].text);
     return number.is(Value::Kind::kNone) ? value : number;
   }
   for (Value& item : value.items) item = with_numbers(std::move(item));

@@ -27,7 +27,11 @@ Value array_value(const NumpyArray& array, std::string name, std::string content
 /// Writes such a value as numpy pickles it.
 void write_array(PickleWriter& to, const Value& value);
 
-/// A number of a dtype ("float64", "bool") as Python's; none where the bytes are of another one.
+/// The dtype of a code: "float64" of "f8"; "" where it is no plain number.
+std::string numpy_dtype(const std::string& code);
+/// A text of numpy ("U3") or bytes of numpy ("S3") as Python's; none where it is no text.
+Value numpy_text(const std::string& code, const std::string& bytes);
+/// A number of a dtype ("float64", "bool", "complex64") as Python's; none where the bytes are of another one.
 Value numpy_number(const std::string& dtype, const std::string& bytes);
 /// A value with its arrays of no dimensions, such as np.array(0.1), as the numbers that they hold. It
 /// is for settings, which optimizers compute with; elsewhere such an array stays one.

@@ -5,6 +5,7 @@
 
 #include "io/text.h"
 #include "pickle/numpy_value.h"
+#include "pickle/schema.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -200,29 +201,25 @@ class Unfolder {
     }
     return out;
   }
-  /// "float64", "int32", ...; "" for anything but a plain dtype in this machine's byte order.
-  std::string numpy_dtype(NodeId id) const {
+  /// The code of a dtype ("f8"); "" for anything but one in this machine's byte order.
+  std::string numpy_code(NodeId id) const {
     const GlobalRule* rule = p_.is(id, Kind::kCall) ? p_.global(id) : nullptr;
     if (rule == nullptr || rule->name != "dtype") return "";
-    const std::string_view code = p_.text(p_.item(p_.item(id, 1), 0));
     const NodeId order = p_.item(p_.item(id, 2), 1);
     if (p_.is(order, Kind::kString) && p_.text(order) == ">") return "";
-    if (code == "b1") return "bool";
-    if (code.size() != 2 || std::string_view("1248").find(code[1]) == std::string_view::npos)
-      return "";
-    const char* name = code[0] == 'f' ? "float" : code[0] == 'i' ? "int" : "uint";
-    return std::string_view("fiu").find(code[0]) == std::string_view::npos
-               ? ""
-               : name + std::to_string(8 * (code[1] - '0'));
+    return std::string(p_.text(p_.item(p_.item(id, 1), 0)));
+  }
+  /// Whether a node is bytes(), which is how protocol 2 has no bytes.
+  bool is_no_bytes(NodeId id) const {
+    return p_.is(id, Kind::kCall) && p_.global(id)->name == "bytes" &&
+           p_.items(p_.item(id, 1)).empty();
   }
   /// The array at a node with its content, if it is one of plain numbers and there is room for it.
   Result<Value> array(NodeId id, std::string name) {
     const auto found = p_.opaque ? numpy_array(p_, id) : std::nullopt;
     if (!found) return opaque(id, name);
     NodeId content = found->content;
-    // Of no bytes: bytes().
-    const bool none = p_.is(content, Kind::kCall) && p_.global(content)->name == "bytes" &&
-                      p_.items(p_.item(content, 1)).empty();
+    const bool none = is_no_bytes(content);
     if (none) content = kNoNode;
     const bool coded = p_.is(content, Kind::kCall) && p_.global(content)->name == "encode" &&
                        p_.text(p_.item(p_.item(content, 1), 1)) == "latin1";
@@ -241,18 +238,25 @@ class Unfolder {
   Result<Value> numpy(NodeId id, const GlobalRule& rule) {
     const NodeId arguments = p_.item(id, 1);
     if (rule.name == "scalar") {
-      const std::string dtype = numpy_dtype(p_.item(arguments, 0));
-      const NodeId text = text_of(p_.item(arguments, 1));
-      constexpr size_t kLongest = 16;  // of 8 bytes, which as text take one or two each
-      if (text != kNoNode && p_.text(text).size() > kLongest) return opaque(id, "numpy scalar");
-      ASSIGN_OR_RETURN(content, bytes(p_.item(arguments, 1), Value::Kind::kBytes));
-      const Value number = numpy_number(dtype, content.text);
+      const std::string code = numpy_code(p_.item(arguments, 0));
+      const bool words = code.starts_with('U') || code.starts_with('S');
+      const NodeId given = p_.item(arguments, 1);
+      const bool none = is_no_bytes(given);
+      if (!none && !arguments_match(p_, arguments, "xy")) return opaque(id, "numpy scalar");
+      const NodeId text = none ? kNoNode : text_of(given);
+      constexpr size_t kLongest = 32;  // of 16 bytes, which as text take one or two each
+      if (text != kNoNode && !words && p_.text(text).size() > kLongest)
+        return opaque(id, "numpy scalar");
+      if (text != kNoNode && words) RETURN_IF_ERROR(spend(text));
+      ASSIGN_OR_RETURN(content, bytes(none ? kNoNode : given, Value::Kind::kBytes));
+      const Value number =
+          words ? numpy_text(code, content.text) : numpy_number(numpy_dtype(code), content.text);
       return number.is(Value::Kind::kNone) ? opaque(id, "numpy scalar") : number;
     }
     if (rule.name == "_reconstruct") {
       // (version, shape, dtype, by columns, bytes)
       const NodeId state = p_.item(id, 2), shape = p_.item(state, 1);
-      const std::string dtype = numpy_dtype(p_.item(state, 2));
+      const std::string dtype = numpy_dtype(numpy_code(p_.item(state, 2)));
       std::string text = "numpy.ndarray";
       if (!dtype.empty()) text += " " + dtype;
       if (p_.is(shape, Kind::kTuple)) {

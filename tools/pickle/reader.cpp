@@ -223,7 +223,7 @@ class PickleReader {
       return push(Kind::kDict);
     }
     if (rule.module.starts_with("numpy") && rule.name == "scalar")
-      note("the types of numpy's numbers, which become Python's,");
+      note("the types of numpy's numbers and texts, which become Python's,");
     if (kind == Kind::kObject && rule.name == "CfgNode")
       return push(Kind::kDict, Pickle::kConfiguration);
     const uint64_t start = out_.pool.size();

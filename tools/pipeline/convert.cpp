@@ -432,6 +432,9 @@ Result<Json> convert(const std::string& source, const std::string& target,
   if (!options.write.mesh.parts.empty() && !directory)
     return usage("--world-size is of directories of torch.distributed.checkpoint, and " +
                  printable(target) + " is to be none; leave it out, or take --container dcp");
+  if (directory)
+    for (std::string& line : warn_of_top_level(*at.document))
+      at.warnings.push_back(std::move(line));
   // Other parts write to the same folder, which is no leftover then.
   if (!options.write.part)
     for (std::string& line : warn_of_leftovers(target)) at.warnings.push_back(std::move(line));

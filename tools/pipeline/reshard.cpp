@@ -53,6 +53,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_no_opaque_state(document, false, ContainerKind::kDcp));
   for (std::string& line : warn_of_left_behind(*document.manifest))
     warnings.push_back(std::move(line));
+  for (std::string& line : warn_of_top_level(document)) warnings.push_back(std::move(line));
   ASSIGN_OR_RETURN(left_out, leave_out_opaque(document, ContainerKind::kDcp));
   warnings.insert(warnings.end(), left_out.begin(), left_out.end());
   if (document.leaves.empty())

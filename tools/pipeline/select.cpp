@@ -79,6 +79,22 @@ std::vector<std::string> warn_of_left_behind(const Manifest& source) {
           (lightning ? "; Lightning resumes only where its meta.pt lies too: copy that" : "")};
 }
 
+std::vector<std::string> warn_of_top_level(const Document& source) {
+  if (source.manifest->kind == ContainerKind::kDcp || source.leaves.empty()) return {};
+  const std::string what = printable(source.manifest->path);
+  const Path& path = source.leaves[0].path;
+  if (path.empty())
+    return {
+        what +
+        ": is one value, not a dict: torch's dcp.load finds it under the name '', and "
+        "dcp_to_torch_save fails on such a directory; lowbit-ckpt convert makes the file again"};
+  const bool tuple = path[0].kind == Key::Kind::kTupleIndex;
+  if (!tuple && path[0].kind != Key::Kind::kIndex) return {};
+  return {what + ": is a " + (tuple ? "tuple" : "list") +
+          ", not a dict: torch reads the directory as a dict with the keys '0', '1', ...; "
+          "lowbit-ckpt convert makes the file again"};
+}
+
 namespace {
 
 std::string name_of(const Leaf& leaf) {

@@ -313,6 +313,8 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options) {
   RETURN_IF_ERROR(check_selection(document, options.select));
   ASSIGN_OR_RETURN(recorded, read_recorded(*document.manifest));
   ASSIGN_OR_RETURN(what, select_leaves(document, options));
+  if (what.tensors.empty() && what.values == 0 && what.opaque.empty() && !document.leaves.empty())
+    return usage("nothing of " + printable(path) + " is selected");
   std::vector<TensorCheck> checks(what.tensors.size() + 1, TensorCheck(document, options));
   if (recorded) RETURN_IF_ERROR(hold_recorded(document, *recorded, options.select, checks.back()));
   check_meaning(shared, options, checks.back());

@@ -6,6 +6,7 @@
 
 #include "container/common/open.h"
 #include "container/dcp/items.h"
+#include "container/dcp/key_kinds.h"
 #include "container/dcp/value_archive.h"
 #include "dialect/common/dialect.h"
 #include "dialect/common/formats.h"
@@ -34,8 +35,8 @@ void check_box(const Shape& whole, const Shape& offset, const Shape& shape) {
 
 /// A path as torch's planner has it: numbers are places in lists.
 Object planner_path(Path path) {
-  for (Key& key : path) {
-    if (key.kind != Key::Kind::kIndex) key = Key(key.text());
+  for (size_t i = 0; i < path.size(); ++i) {
+    if (!KeyKinds::written_as_number(path, i)) path[i] = Key(path[i].text());
   }
   return to_python(path);
 }

@@ -45,7 +45,7 @@ Result<std::vector<Record>> Archive::records(const FileExtent& extent, const std
 
 Status Archive::add(Manifest& manifest, Tensor tensor, Stored stored) {
   tensor.name = flat_name(tensor.path);
-  RETURN_IF_ERROR(names_.take(tensor.name, what_));
+  RETURN_IF_ERROR(names_.take(manifest, tensor.path, what_));
   uint64_t begin = UINT64_MAX, end = 0;
   for (const auto& [name, payload] : stored.parts) {
     begin = std::min(begin, payload.record.offset);

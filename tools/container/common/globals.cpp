@@ -113,7 +113,7 @@ const Allowlist& tree_globals() {
     const auto known = tensor_globals().globals;
     std::vector<GlobalRule> r(known.begin(), known.end());
     for (const char* module : {"numpy.core.multiarray", "numpy._core.multiarray"}) {
-      r.push_back({module, "scalar", "xy"});
+      r.push_back({module, "scalar", "xx"});
       r.push_back({module, "_reconstruct", "xux", true});
     }
     r.push_back({"numpy", "dtype", "s?xx", true});

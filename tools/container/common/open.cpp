@@ -8,6 +8,7 @@
 #include "container/common/archive.h"
 #include "container/common/json_value.h"
 #include "container/common/other_formats.h"
+#include "io/checkpoint_folder.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
@@ -42,7 +43,22 @@ bool is_old_pickle(std::string_view head) {
   return false;
 }
 
+/// A file of a directory of torch.distributed.checkpoint is no checkpoint by itself.
+Status check_no_part(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
+  const std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
+  if (!is_dcp_file(name)) return fine();
+  const auto index = path_kind(folder + "/.metadata");
+  if (!name.ends_with(".metadata") && !(index.ok() && index.value() == PathKind::kFile))
+    return fine();
+  return bad(printable(path) +
+             ": is one file of a directory of torch.distributed.checkpoint; give the folder: " +
+             printable(folder));
+}
+
 Result<Manifest> read_file(const std::string& path) {
+  RETURN_IF_ERROR(check_no_part(path));
   std::string head(512, '\0');
   uint64_t size = 0;
   {
@@ -58,9 +74,9 @@ Result<Manifest> read_file(const std::string& path) {
   const Safetensors safetensors = safetensors_of(head, size);
   if (safetensors == Safetensors::kWhole || safetensors == Safetensors::kSurelyCutOff)
     return read_safetensors(path);  // which tells what is cut off
-  if (head.starts_with("PK") && !path.ends_with(".npz")) return read_torch_zip(path);
-  RETURN_IF_ERROR(check_other_file(path, head));
+  if (head.starts_with("PK") && !is_other_zip(path)) return read_torch_zip(path);
   if (head.starts_with(kLegacyMagic)) return read_torch_legacy(path);
+  RETURN_IF_ERROR(check_other_file(path, head));
   if (is_old_pickle(head) ||
       (head.starts_with("\x80") && head.size() > 1 && static_cast<uint8_t>(head[1]) <= 5))
     return bad(what +
@@ -131,9 +147,25 @@ std::string some(const std::vector<std::string>& names) {
   return out;
 }
 
+/// Whether the folders in a folder are saves of Orbax, which are named by their steps or `default`.
+bool has_orbax_steps(const std::string& path, const std::vector<std::string>& names) {
+  int looks = 0;
+  for (const std::string& name : names) {
+    if (name.starts_with('.')) continue;
+    constexpr int kLooks = 8;
+    if (looks++ >= kLooks) return false;
+    for (const char* file : {"/_CHECKPOINT_METADATA", "/_METADATA"}) {
+      const auto inside = path_kind(path + "/" + name + file);
+      if (inside.ok() && inside.value() == PathKind::kFile) return true;
+    }
+  }
+  return false;
+}
+
 /// Of a folder of which nothing else is known: names its files that may be checkpoints, else what it
 /// holds.
-Error unknown_folder(const std::string& what, const std::vector<std::string>& names) {
+Error unknown_folder(const std::string& path, const std::vector<std::string>& names) {
+  const std::string what = printable(path);
   std::vector<std::string> files, entries;
   for (const std::string& name : names) {
     if (name == "." || name == "..") continue;
@@ -142,15 +174,20 @@ Error unknown_folder(const std::string& what, const std::vector<std::string>& na
       files.push_back(name);
   }
   if (entries.empty()) return bad(what + ": is an empty folder");
-  if (files.empty())
-    return bad(what + ": is no checkpoint of a kind that is known here (it holds " + some(entries) +
-               "); give the folder of one save, or a file of torch.save or safetensors; else load "
-               "it with the program that wrote it, and save its state dicts with torch.save or "
-               "dcp.save");
-  return bad(what +
-             (files.size() == 1 ? ": is no checkpoint, but holds a file; give it: "
-                                : ": is a folder of several files; give one of them: ") +
-             some(files));
+  if (!files.empty())
+    return bad(what +
+               (files.size() == 1 ? ": is no checkpoint, but holds a file; give it: "
+                                  : ": is a folder of several files; give one of them: ") +
+               some(files));
+  if (const Status other = check_other_files(path, names); !other.ok()) return other.error();
+  if (has_orbax_steps(path, names))
+    return bad(what +
+               ": holds checkpoints of Orbax (JAX), one folder for each step; restore one with "
+               "Orbax and save the arrays as safetensors (safetensors.flax.save_file)");
+  return bad(what + ": is no checkpoint of a kind that is known here (it holds " + some(entries) +
+             "); give the folder of one save, or a file of torch.save or safetensors; else load "
+             "it with the program that wrote it, and save its state dicts with torch.save or "
+             "dcp.save");
 }
 
 /// How a folder lies on disk, an error where it is no checkpoint by itself.
@@ -197,7 +234,7 @@ Result<ContainerKind> kind_of_folder(const std::string& path) {
     return bad(what + ": is a folder of several files; give one of them: " + files);
   // Last: what is read goes before what another program left beside it.
   RETURN_IF_ERROR(check_other_folder(path, names));
-  return unknown_folder(what, names);
+  return unknown_folder(path, names);
 }
 
 Result<Manifest> read_folder(const std::string& path) {
@@ -238,6 +275,8 @@ std::pair<std::string, std::string> member_of(const std::string& path) {
 Result<std::shared_ptr<const Manifest>> read_manifest(const std::string& path) {
   if (path.empty()) return usage("the path of a checkpoint is empty");
   ASSIGN_OR_RETURN(kind, path_kind(path));
+  if (kind == PathKind::kMissing && path == "-")
+    return bad("-: a checkpoint is not read from standard input; write it to a file first");
   if (kind == PathKind::kMissing) {
     const int why = errno;
     std::pair<std::string, std::string> found;

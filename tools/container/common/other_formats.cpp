@@ -45,9 +45,18 @@ constexpr FolderKind kFolders[] = {
      "give one of the files consolidated.NN.pth; there is no optimizer in them"},
     {"_CHECKPOINT_METADATA", nullptr, "is a checkpoint of Orbax (JAX)",
      "restore it with Orbax and save the arrays as safetensors (safetensors.flax.save_file)"},
-    {"_METADATA", "manifest.ocdbt", "is a checkpoint of Orbax (JAX)",
+    {"_METADATA", nullptr, "is a checkpoint of Orbax (JAX)",
      "restore it with Orbax and save the arrays as safetensors (safetensors.flax.save_file)"},
+    {"*.orbax-checkpoint-tmp*", nullptr, "holds a save of Orbax (JAX) that did not finish",
+     "restore an earlier one with Orbax and save the arrays as safetensors "
+     "(safetensors.flax.save_file)"},
+    {"checkpoint", "params.*", "is a checkpoint of an older Orbax (JAX)",
+     "restore it with Orbax and save the arrays as safetensors (safetensors.flax.save_file)"},
+    {"checkpoint", "target.*", "is a checkpoint of T5X (JAX)",
+     "restore it with T5X and save the arrays as safetensors (safetensors.flax.save_file)"},
     {"checkpoint", "*.index", "is a checkpoint of TensorFlow",
+     "load it with TensorFlow and save the variables as safetensors (safetensors.tensorflow)"},
+    {"*.index", "*.data-[0-9]*-of-[0-9]*", "is a checkpoint of TensorFlow",
      "load it with TensorFlow and save the variables as safetensors (safetensors.tensorflow)"},
     {"saved_model.pb", "variables", "is a SavedModel of TensorFlow",
      "load it with TensorFlow and save the variables as safetensors (safetensors.tensorflow)"},
@@ -66,6 +75,10 @@ constexpr FolderKind kFolders[] = {
      "give the folder optimizer in it, or a file of weights in the folder model"},
     {"*.pdparams", nullptr, "holds files of PaddlePaddle",
      "load them with paddle.load and save the arrays as safetensors"},
+    {"*.pdopt", nullptr, "holds files of PaddlePaddle",
+     "load them with paddle.load and save the arrays as safetensors"},
+    {".snapshot_metadata", nullptr, "is a snapshot of torchsnapshot",
+     "load it with torchsnapshot and save its state dicts with dcp.save"},
     {"*-shard[0-9]*.pt", nullptr,
      "holds one file for each rank's shard, as fairscale (fairseq) does",
      "put them together with the program that wrote them "
@@ -88,36 +101,75 @@ constexpr FolderKind kFolders[] = {
      "give one of the files .ckpt"},
     {"weights.npz", nullptr, "is a model of MLX in numpy's format",
      "load it with mlx.core.load and save it with mlx.core.save_safetensors"},
-    {"*.gguf", nullptr, "holds GGUF files, weights for llama.cpp without an optimizer",
-     "there is nothing in them to go on training from: take the checkpoint they were made from"},
 };
 
-/// What a file is that begins so.
+/// What a file is that begins so. In a folder its name tells; `named`: of a file by itself too.
 struct FileKind {
   std::string_view begins;
-  const char *is, *advice;
+  const char *name, *is, *advice;  // `name` may be null
+  bool named = false;
 };
 
+constexpr const char* kNothingToTrain =
+    "there is nothing in it to go on training from: take the checkpoint it was made from";
+constexpr const char* kFromKeras = "load it with Keras and save the weights as safetensors";
+constexpr const char* kFromPaddle = "load it with paddle.load and save the arrays as safetensors";
+constexpr const char* kFromTensorFlow =
+    "load the checkpoint with TensorFlow and save the variables as safetensors "
+    "(safetensors.tensorflow)";
+constexpr const char* kFromFlax =
+    "load it with flax.serialization.msgpack_restore and save the arrays as safetensors "
+    "(safetensors.flax.save_file)";
+
 constexpr FileKind kFiles[] = {
-    {"GGUF", "is a GGUF file, weights for llama.cpp without an optimizer",
-     "there is nothing in it to go on training from: take the checkpoint it was made from"},
-    {"\x89HDF\r\n", "is an HDF5 file, such as Keras writes",
+    {"GGUF", "*.gguf", "is a GGUF file, weights for llama.cpp without an optimizer",
+     kNothingToTrain},
+    {"\x89HDF\r\n", "*.h5", "is an HDF5 file, such as Keras writes",
      "load it there and save the arrays as safetensors"},
-    {"\x93NUMPY", "is an array of numpy", "load it with numpy and save it as safetensors"},
-    {"\x1f\x8b", "is compressed with gzip",
+    {"\x89HDF\r\n", "*.hdf5", "is an HDF5 file, such as Keras writes",
+     "load it there and save the arrays as safetensors"},
+    {"PK", "*.keras", "is a model of Keras", kFromKeras, true},
+    {"PK", "*.npz", "is an archive of numpy's arrays",
+     "load it with numpy (or MLX) and save it as safetensors", true},
+    {"\x93NUMPY", "*.npy", "is an array of numpy", "load it with numpy and save it as safetensors"},
+    {"\x80", "*.pdparams", "is a file of PaddlePaddle", kFromPaddle, true},
+    {"\x80", "*.pdopt", "is a file of PaddlePaddle", kFromPaddle, true},
+    {std::string_view("\0", 1), "*.index", "is one part of a checkpoint of TensorFlow",
+     kFromTensorFlow, true},
+    {"\x1f\x8b", nullptr, "is compressed with gzip",
      "unpack it (gunzip, or tar -xzf) and give what is in it"},
-    {"BZh", "is compressed with bzip2", "unpack it (bunzip2, or tar -xjf) and give what is in it"},
+    {"BZh", nullptr, "is compressed with bzip2",
+     "unpack it (bunzip2, or tar -xjf) and give what is in it"},
     {"\xfd"
      "7zXZ",
-     "is compressed with xz", "unpack it (unxz, or tar -xJf) and give what is in it"},
-    {"\x28\xb5\x2f\xfd", "is compressed with zstd", "unpack it (unzstd) and give what is in it"},
-    {"7z\xbc\xaf\x27\x1c", "is an archive of 7-Zip", "unpack it (7z x) and give what is in it"},
-    {"<!DOCTYPE", "is a web page, as a failed download leaves it", "download the file again"},
-    {"<!doctype", "is a web page, as a failed download leaves it", "download the file again"},
-    {"<html", "is a web page, as a failed download leaves it", "download the file again"},
-    {"{", "is JSON: a server's error instead of a download, or an index or configuration",
+     nullptr, "is compressed with xz", "unpack it (unxz, or tar -xJf) and give what is in it"},
+    {"\x28\xb5\x2f\xfd", nullptr, "is compressed with zstd",
+     "unpack it (unzstd) and give what is in it"},
+    {"7z\xbc\xaf\x27\x1c", nullptr, "is an archive of 7-Zip",
+     "unpack it (7z x) and give what is in it"},
+    {"<!DOCTYPE", nullptr, "is a web page, as a failed download leaves it",
+     "download the file again"},
+    {"<!doctype", nullptr, "is a web page, as a failed download leaves it",
+     "download the file again"},
+    {"<html", nullptr, "is a web page, as a failed download leaves it", "download the file again"},
+    {"{", nullptr, "is JSON: a server's error instead of a download, or an index or configuration",
      "download the file again, or give the file that holds the tensors"},
+    {"", "*.nemo", "is an archive of NeMo (a tar)", "unpack it (tar -xf) and give what is in it",
+     true},
+    {"", "*.onnx", "is a model of ONNX, without an optimizer", kNothingToTrain, true},
+    {"", "*.tflite", "is a model of TensorFlow Lite, without an optimizer", kNothingToTrain, true},
+    {"", "*.data-[0-9]*-of-[0-9]*", "is one part of a checkpoint of TensorFlow", kFromTensorFlow,
+     true},
+    {"", "*.msgpack", "is msgpack, such as Flax (JAX) writes", kFromFlax, true},
 };
+
+/// Whether a file begins as msgpack of a dict with a text for its first key.
+bool is_msgpack(std::string_view head) {
+  const auto at = [&](size_t i) { return i < head.size() ? static_cast<uint8_t>(head[i]) : 0; };
+  if (at(0) < 0x81 || at(0) > 0x8f || at(1) < 0xa1 || at(1) > 0xbf) return false;
+  const std::string_view key = head.substr(2, at(1) & 0x1f);
+  return std::all_of(key.begin(), key.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
 
 bool has(const std::vector<std::string>& names, const char* pattern) {
   return std::any_of(names.begin(), names.end(),
@@ -134,18 +186,32 @@ Status check_other_folder(const std::string& folder, const std::vector<std::stri
   return fine();
 }
 
-Status check_other_file(const std::string& path, std::string_view head) {
-  if (path.ends_with(".npz"))
-    return bad(printable(path) +
-               ": is an archive of numpy's arrays; load it with numpy (or MLX) and save it as "
-               "safetensors");
+Status check_other_files(const std::string& folder, const std::vector<std::string>& names) {
   for (const FileKind& kind : kFiles) {
-    if (head.starts_with(kind.begins))
+    if (kind.name == nullptr) continue;
+    const auto found = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+      return glob_matches(kind.name, name);
+    });
+    if (found != names.end())
+      return bad(printable(folder) + ": holds " + printable(*found) + ", which " + kind.is + "; " +
+                 kind.advice);
+  }
+  return fine();
+}
+
+bool is_other_zip(const std::string& path) {
+  return std::any_of(std::begin(kFiles), std::end(kFiles), [&](const FileKind& kind) {
+    return kind.begins == "PK" && glob_matches(kind.name, path);
+  });
+}
+
+Status check_other_file(const std::string& path, std::string_view head) {
+  for (const FileKind& kind : kFiles) {
+    if (head.starts_with(kind.begins) && (!kind.named || glob_matches(kind.name, path)))
       return bad(printable(path) + ": " + kind.is + "; " + kind.advice);
   }
-  if (path.ends_with(".nemo"))
-    return bad(printable(path) +
-               ": is an archive of NeMo (a tar); unpack it (tar -xf) and give what is in it");
+  if (is_msgpack(head))
+    return bad(printable(path) + ": is msgpack, such as Flax (JAX) writes; " + kFromFlax);
   if (head.size() < 512 || head.substr(257, 5) != "ustar") return fine();
   const std::string_view first = head.substr(0, std::min<size_t>(head.find('\0'), 100));
   for (const char* member : {"sys_info", "pickle", "tensors", "storages"}) {

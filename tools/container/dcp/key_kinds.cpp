@@ -40,6 +40,7 @@ Status KeyKinds::add(const Path& path) {
   const auto is_kept = [&](const Key& key) {
     return key.kind == Key::Kind::kNumber || key.kind == Key::Kind::kTupleIndex || text_of(key);
   };
+  list_ = list_ || (!path.empty() && path[0].kind == Key::Kind::kIndex);
   const auto last = std::find_if(path.rbegin(), path.rend(), is_kept);
   size_t at = 0;
   for (auto key = path.begin(); key != last.base(); ++key) {
@@ -60,8 +61,9 @@ Status KeyKinds::add(const Path& path) {
 }
 
 bool KeyKinds::empty() const {
-  return std::all_of(nodes_.begin(), nodes_.end(),
-                     [](const Node& node) { return node.numbers.empty() && !node.tuple; });
+  return !list_ && std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
+    return node.numbers.empty() && !node.tuple;
+  });
 }
 
 Value KeyKinds::value() const {
@@ -87,6 +89,7 @@ Value KeyKinds::value() const {
   Value out{.kind = Value::Kind::kDict};
   out.set("numbers", std::move(numbers));
   out.set("tuples", std::move(tuples));
+  if (list_) out.set("list", Value::boolean(true));
   return out;
 }
 
@@ -104,6 +107,9 @@ Result<KeyKinds> KeyKinds::of(const Value& value, const std::string& what) {
     for (const Value& key : path.items) node = out.child(node, key.text);
     return node;
   };
+  const Value* list = value.find("list");
+  if (list != nullptr && !list->is(Value::Kind::kBool)) return no();
+  out.list_ = list != nullptr && list->integer != 0;
   for (const Value& row : numbers->items) {
     if (!row.is(Value::Kind::kTuple) || row.items.size() != 2 || !is_path(row.items[0]) ||
         !row.items[1].is(Value::Kind::kList))
@@ -127,7 +133,9 @@ void KeyKinds::restore(Path& path) const {
     const Node& node = nodes_[at];
     const std::string text = key.text();
     if (const auto number = key.is_name() ? number_of(text) : std::nullopt) {
-      if (node.tuple && *number >= 0) {
+      if (list_ && &key == path.data() && *number >= 0) {
+        key = Key(Key::Kind::kIndex, *number);
+      } else if (node.tuple && *number >= 0) {
         key = Key(Key::Kind::kTupleIndex, *number);
       } else if (node.numbers.contains(*number)) {
         key = Key(Key::Kind::kNumber, *number);

@@ -99,12 +99,11 @@ class MetadataWriter {
     const auto write = [&](const std::string& name, const Path& path) {
       w_.text(name);
       if (path.size() > 3) w_.mark();
-      for (const Key& key : path) {
-        // As torch does: only places in lists are numbers.
-        if (key.kind == Key::Kind::kIndex) {
-          w_.integer(key.number);
+      for (size_t i = 0; i < path.size(); ++i) {
+        if (KeyKinds::written_as_number(path, i)) {
+          w_.integer(path[i].number);
         } else {
-          w_.text(key.text());
+          w_.text(path[i].text());
         }
       }
       w_.tuple(path.size());

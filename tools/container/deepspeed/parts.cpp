@@ -142,7 +142,7 @@ Result<std::vector<Record>> Parts::records(const FileExtent& extent, const std::
 
 Status Parts::add(Manifest& manifest, Tensor tensor, std::vector<Payload> payloads) {
   tensor.name = flat_name(tensor.path);
-  RETURN_IF_ERROR(names_.take(tensor.name, what_));
+  RETURN_IF_ERROR(names_.take(manifest, tensor.path, what_));
   auto& held = payloads_[tensor.name];
   for (size_t i = 0; i < payloads.size(); ++i) {
     const Record& r = payloads[i].record;
