@@ -201,6 +201,11 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return bad(printable(at.source) +
                ": its optimizer was never stepped, so there is no state to convert: build the new "
                "optimizer and begin");
+  if (!at.model.refusal.empty()) return bad(printable(at.source) + ": " + at.model.refusal);
+  if (!at.model.only_for.empty() && at.model.only_for != at.to->name)
+    return bad(printable(at.source) + ": its optimizer is " + at.from->name + "' " +
+               at.model.algorithm + ", and of the optimizers here only that of " +
+               at.model.only_for + " takes the same step: convert --to " + at.model.only_for);
   at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
   for (size_t g = 0; g < at.model.groups.size(); ++g) {
     for (const std::string& key : settings_without_value(at.model.algorithm, at.model.groups[g]))
