@@ -43,7 +43,7 @@ class ZeroReader {
                                      states_.groups, *model_));
     RETURN_IF_ERROR(add_rest(parts_, manifest_, *model_));
     tell();
-    return fine();
+    return add_loss_scaler(parts_, manifest_, *first_);
   }
 
   Manifest manifest_;
@@ -279,10 +279,6 @@ class ZeroReader {
             : stage3_ ? ", ZeRO stage 3"
                       : ", ZeRO stage 1 or 2";
     manifest_.facts.push_back(text + ", " + std::to_string(files_.size()) + " ranks");
-    const Value* scaled = first_->value({"optimizer_state_dict", "dynamic_loss_scale"});
-    if (scaled != nullptr && scaled->is(Value::Kind::kBool) && scaled->integer != 0)
-      manifest_.warnings.push_back(
-          "the dynamic loss scale is kept in an object of DeepSpeed, and is not read");
   }
 
   Parts& parts_;
