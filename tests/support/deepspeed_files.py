@@ -148,7 +148,7 @@ def flat_parts(run: Run, group: int, state: str, stage: int, ranks: int) -> list
         cut = []
         for t in tensors:
             each = math.ceil(t.numel() / ranks)
-            cut.append(torch.cat([t, t.new_zeros(each * ranks - t.numel())]).split(each))
+            cut.append(torch.cat([t, t.new_zeros(each * ranks - t.numel())]).tensor_split(ranks))  # fmt: skip
         return [torch.cat([parts[rank] for parts in cut]) for rank in range(ranks)]
     flat = torch.cat(tensors)
     padded = torch.cat([flat, flat.new_zeros(-flat.numel() % (2 * ranks))])

@@ -180,8 +180,21 @@ class ZeroReader {
         for (const auto& [state, payload] : held_[i][rank])
           take(state, payload, layouts_[i][rank].fragments);
       }
+      take_empty(i);
     }
     return fine();
+  }
+
+  /// No rank of stages 1 and 2 names a slice of a parameter without elements: it has the states of
+  /// its group.
+  void take_empty(size_t group) {
+    for (const auto& [name, shape] : states_.groups[group]) {
+      if (volume(shape) != 0) continue;
+      for (const auto& [state, payload] : held_[group][0]) {
+        auto& slices = params_[name].slices[state];
+        if (slices.empty()) slices.push_back({payload, 0, 0, 0});
+      }
+    }
   }
 
   /// Last, since an error of one parameter says more.
