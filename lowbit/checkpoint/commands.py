@@ -85,7 +85,7 @@ def verify(
 def convert(
     source: Path, target: Path, *, to: str = "", container: str = "", state_format: str = "",
     block: int = 0, keep: bool = False, full_precision: Sequence[str] = (), weights: str = "", seed: int = 0,
-    model: Path = "", from_dialect: str = "", optimizer: str = "", lossy: bool = False, include: Sequence[str] = (),
+    model: Path = "", from_dialect: str = "", optimizer: str = "", group: Sequence[str] = (), lossy: bool = False, include: Sequence[str] = (),
     exclude: Sequence[str] = (), dry_run: bool = False, world_size: int | None = None, mesh: Mapping[int, int] | None = None,
     part: tuple[int, int] | None = None, force: bool = False, manifest: bool = True, threads: int = 1, memory_limit: int = 64 << 20,
     progress: Progress | bool | None = None, storage_options: StorageOptions = None,
@@ -108,6 +108,7 @@ def convert(
         model: a checkpoint with the weights, if the source lacks its parameters' names or shapes; "" by default.
         from_dialect: the dialect of the source, if it is ambiguous; "" by default: it is recognized.
         optimizer: the path of the optimizer to convert, such as "optimizers.0", if the source has several; the others stay as they are.
+        group: "N=PATTERN", whose parameters are in group N of Megatron-Core's common.pt, by globs on names; empty by default.
         lossy: drop what the target cannot store, with a warning; False by default.
         world_size: number of ranks of a directory; by default as many as the source has.
         mesh: instead, parts along each tensor dimension, as for `reshard`.
@@ -144,7 +145,7 @@ def convert(
     ):
         options = _options(
             to=to, container=container, state_format=state_format, block=block, keep=bool(keep), full_precision=_names(full_precision),
-            weights=weights, seed=seed, optimizer=optimizer, lossy=bool(lossy), include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run),
+            weights=weights, seed=seed, optimizer=optimizer, members=_names(group), lossy=bool(lossy), include=_names(include), exclude=_names(exclude), dry_run=bool(dry_run),
             **{"from": from_dialect}, **_writing(world_size, {} if world_size is None and mesh is None else mesh, part, force, manifest, threads, memory_limit),
             **to_write.options,
         )  # fmt: skip

@@ -134,6 +134,7 @@ class Model:
         params: all parameters, in the order of the groups.
         groups: the parameter groups.
         warnings: oddities that do no harm.
+        refusal: why no optimizer of lowbit goes on from it; "" where one does.
     """
 
     dialect: str
@@ -143,3 +144,4 @@ class Model:
     params: tuple[Param, ...]
     groups: tuple[Group, ...]
     warnings: tuple[str, ...]
+    refusal: str = ""

@@ -147,11 +147,14 @@ def _model_of(checkpoint: Checkpoint, optimizer: str | None) -> Model:
             f"{checkpoint.path} holds no optimizer under {optimizer!r}; those that it holds: {names}"
         )
     try:
-        return checkpoint.model
+        model = checkpoint.model
     except CheckpointError as error:
         if error.file:  # damaged
             raise
         raise ValueError(str(error)) from error
+    if model.refusal:
+        raise ValueError(f"{checkpoint.path}: {model.refusal}")
+    return model
 
 
 def _states_and_settings(

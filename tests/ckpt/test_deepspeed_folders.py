@@ -85,6 +85,22 @@ def test_any_number_of_ranks(tmp_path, stage, ranks):
     check_same(converted(write_zero(tmp_path / "step", of, stage, ranks, "bf16_")), of)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_parameter_without_elements(tmp_path, stage, ranks):
+    """No rank of stages 1 and 2 names a slice of it."""
+    torch.manual_seed(3)
+    of = Run([{"none": torch.zeros(0, 7), "a": torch.randn(33, 17)}, {"b": torch.randn(5), "e": torch.zeros(0)}])  # fmt: skip
+    folder = write_zero(tmp_path / "step", of, stage, ranks)
+    run("verify", folder)
+    check_same(converted(folder), of)
+    run("convert", folder, tmp_path / "universal", "--container", "universal")
+    assert "the same, by meaning" in run("diff", folder, tmp_path / "universal").stdout
+    live = lowbit.AdamW([(name, nn.Parameter(torch.zeros_like(p))) for name, p in of.params.items()])  # fmt: skip
+    lowbit.load_optimizer(live, folder)
+    assert all(state["step"] == 3 for state in live.state.values())
+
+
 def one_group(**more):
     """More parameters than ranks, of different lengths."""
     sizes = {"a": (33, 17), "b": (5,), "c": (1,), "d": (64, 3), "e": (), "f": (19,)}

@@ -184,6 +184,88 @@ def test_what_cannot_be_known_is_refused(tmp_path):
     assert not out.exists()
 
 
+def test_groups_that_the_user_says(tmp_path):
+    """Weight decay of a part of the parameters, as Megatron has it of most runs: kept for each of them."""
+    source = write(tmp_path / "m", tensors(), {"param_groups": groups(weight_decay=0.0)})
+    out = tmp_path / "out.pt"
+    error = converted(source, out, code=3)
+    assert "whose parameters are in which of groups 0, 1" in error and "--group N=PATTERN" in error
+    made = converted(source, out, "--group", "1=*.bias")["optimizer"]
+    weights = sorted(set(SHAPES) - {"fc1.bias"})
+    want = [(0.1, 1.0, weights), (0.0, 0.0, ["fc1.bias"])]
+    assert [(g["weight_decay"], g["wd_mult"], sorted(g["params"])) for g in made["param_groups"]] == want  # fmt: skip
+    assert all(g["lr_mult"] == 1 and g["max_lr"] == 0.01 for g in made["param_groups"])
+    made = converted(source, out, "--group", "0=*.weight", to="lowbit")["optimizer"]
+    assert [(g["weight_decay"], sorted(g["params"])) for g in made["param_groups"]] == [(w, p) for w, _, p in want]  # fmt: skip
+    report = lowbit.checkpoint.convert(source, out, to="torch", group=["1=*.bias"], force=True)
+    assert not [text for text in report["warnings"] if "wd_mult" in text]
+    # The next step is that of torch's AdamW with these groups.
+    named = {name: nn.Parameter(numbers(name, "param")) for name in SHAPES}
+    split = [{"params": [named[n] for n in of], "weight_decay": w} for w, _, of in want]
+    opt = torch.optim.AdamW(split, lr=0.01, betas=(0.9, 0.95))
+    saved = torch.load(out, weights_only=True)["optimizer"]
+    order = [n for _, _, of in want for n in of]
+    for group, mine in zip(saved["param_groups"], opt.state_dict()["param_groups"], strict=True):
+        group["params"] = mine["params"]
+    saved["state"] = {i: saved["state"][n] for i, n in enumerate(order)}
+    opt.load_state_dict(saved)
+    low = lowbit.AdamW([{"params": [(n, nn.Parameter(numbers(n, "param"))) for n in of], "weight_decay": 9.0} for _, _, of in want], lr=0.01, state_format="float32")  # fmt: skip
+    lowbit.load_optimizer(low, out)
+    for name, p in named.items():
+        p.grad = numbers(name, "exp_avg") * 0.1
+    opt.step()
+    assert [g["weight_decay"] for g in low.param_groups] == [0.1, 0.0]
+    for group in low.param_groups:
+        for name, p in zip(group["param_names"], group["params"], strict=True):
+            p.grad = named[name].grad.clone()
+    low.step()
+    for group in low.param_groups:
+        for name, p in zip(group["param_names"], group["params"], strict=True):
+            torch.testing.assert_close(p, named[name], rtol=1e-6, atol=1e-7)
+
+
+def test_groups_of_several_optimizers_and_of_other_steps(tmp_path):
+    """Groups are numbered over all optimizers, as they are in common.pt."""
+    first, second = ["embedding.weight", "fc1.weight"], ["fc1.bias"]
+    content = tensors(prefix="chained_0.", of=first) | tensors(prefix="chained_1.", of=second)
+    said = {0: {"param_groups": groups(lr=0.5, step=4)}, 1: {"param_groups": {0: {**groups()[0], "step": 7}}}}  # fmt: skip
+    source = write(tmp_path / "m", content, said)
+    assert "--group N=PATTERN" in converted(source, tmp_path / "out.pt", code=3)
+    made = converted(source, tmp_path / "out.pt", "--group", "1=embedding*")["optimizer"]
+    assert [(g["lr"], g["params"]) for g in made["param_groups"]] == [(0.01, ["fc1.weight"]), (0.5, ["embedding.weight"]), (0.01, second)]  # fmt: skip
+    assert [float(made["state"][n]["step"]) for n in (*first, *second)] == [4, 3, 7]
+
+
+def test_groups_that_cannot_be(tmp_path):
+    source = write(tmp_path / "m", tensors(), {"param_groups": groups(weight_decay=0.0)})
+    three = {**groups(weight_decay=0.0), 2: {**groups()[0], "weight_decay": 0.2}}
+    more = write(tmp_path / "more", tensors(), {"param_groups": three})
+    out = tmp_path / "out.pt"
+    for given, of, text in (
+        ("*.bias", source, "say N=PATTERN"),
+        ("1=", source, "say N=PATTERN"),
+        ("2=*.bias", source, "names a group that is not there: common.pt has 0, 1"),
+        ("1=*.beta", source, "fits no parameter"),
+        ("2=*.bias", more, "more than one of them has no pattern"),
+    ):
+        assert text in converted(of, out, "--group", given, code=2)
+    both = ("--group", "1=*.bias", "--group", "0=*")
+    assert "fc1.bias: --group puts it into groups 0 and 1" in converted(source, out, *both, code=2)
+    converted(source, out, "--group", "1=*.bias")
+    error = run("convert", out, tmp_path / "x.pt", "--to", "lowbit", "--group", "1=*.bias", code=2).stderr  # fmt: skip
+    assert "has no optimizer of Megatron-Core" in error
+    assert "say to what" in run("convert", out, tmp_path / "x.pt", "--group", "1=a", code=2).stderr
+
+
+def test_settings_of_megatron_alone_hinder_nothing(tmp_path):
+    """wd_mult is in weight_decay already: where only it differs, it is left out by name."""
+    source = write(tmp_path / "m", tensors(), {"param_groups": groups()})
+    done = run("convert", source, tmp_path / "out.pt", "--to", "torch")
+    assert "wd_mult differs between the groups (1.0, 0.0)" in done.stdout + done.stderr
+    (group,) = torch.load(tmp_path / "out.pt", weights_only=True)["optimizer"]["param_groups"]
+    assert group["max_lr"] == 0.01 and "wd_mult" not in group
+
+
 def test_a_target_without_common_pt_is_not_written(tmp_path):
     """Steps and settings are in common.pt alone: with the optimizer's tensors it is refused, of weights a warning says it."""
     source = write(tmp_path / "m", tensors(), {"param_groups": groups()})

@@ -150,6 +150,30 @@ def test_parameters_that_were_dealt_out_anew_keep_their_numbers(tmp_path):
     assert found == pytest.approx(losses["2 one group"], rel=1e-6)
 
 
+def test_a_dynamic_loss_scale_goes_on(tmp_path):
+    """As the engine saved it, over a folder of lowbit's; a new engine begins with another one."""
+    need(
+        "frameworks",
+        importlib.util.find_spec("deepspeed") is not None,
+        "deepspeed is not installed",
+    )
+    cases = ["1 dynamic", "2 dynamic", "3 dynamic"]
+    losses = check(launch(tmp_path, "save", 3, cases))
+    for case in cases:
+        low = tmp_path / case / "low.pt"
+        run("convert", tmp_path / case / "step", low, "--to", "lowbit", "--state-format", "float32")
+        kept = torch.load(low, weights_only=True)["deepspeed"]["loss_scaler"]
+        assert (kept["cur_scale"], kept["cur_iter"]) == (512.0, 3)
+        run("convert", low, low.with_name("by_the_tool"), "--container", "universal")
+        make_universal(tmp_path / case / "step", tmp_path / case / "by_the_package")
+        run("convert", tmp_path / case / "by_the_package", tmp_path / case / "again.pt")
+        again = torch.load(tmp_path / case / "again.pt", weights_only=True)["deepspeed"]
+        assert again["loss_scaler"] == kept
+    for case, (new, saved, loaded, on) in check(launch(tmp_path, "scale", 2, cases)).items():
+        assert loaded == saved != new, case
+        assert on == pytest.approx(losses[case], rel=5e-3), case
+
+
 def test_deepspeed_goes_on_with_a_run_of_lowbit_in_8_bits(tmp_path):
     """What it saves at once again has the numbers that lowbit's codes stand for."""
     need(

@@ -1,6 +1,6 @@
 """What a rank does in test_deepspeed_checkpoints.py of tests/frameworks: DeepSpeed's own saves, and what it resumes from.
 
-torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER save|resume|client|quantized|goes_on|from_lowbit CASE...
+torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER save|resume|client|quantized|goes_on|scale|from_lowbit CASE...
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from torch.distributed.tensor import DTensor
 import lowbit
 import lowbit.integrations.deepspeed
 
+# It doubles after two steps.
+DYNAMIC = {"enabled": True, "loss_scale": 0, "initial_scale_power": 8, "loss_scale_window": 2}
 # Case: (ZeRO's stage and options, dtype of the model, further configuration).
 CASES = {
     "1": ({"stage": 1}, torch.float32, {}),
@@ -32,6 +34,9 @@ CASES = {
     "3": ({"stage": 3, "sub_group_size": 400}, torch.float32, {}),
     "3 bf16": ({"stage": 3}, torch.bfloat16, {}),
     "3 fp16": ({"stage": 3}, torch.float16, {"fp16": {"enabled": True, "loss_scale": 128}}),
+    "1 dynamic": ({"stage": 1}, torch.float16, {"fp16": DYNAMIC}),
+    "2 dynamic": ({"stage": 2}, torch.float16, {"fp16": DYNAMIC}),
+    "3 dynamic": ({"stage": 3}, torch.float16, {"fp16": DYNAMIC}),
     "2 one group": ({"stage": 2}, torch.float32, {}),
     "2 dealt out": ({"stage": 2, "round_robin_gradients": True}, torch.float32, {}),
 }
@@ -112,6 +117,22 @@ def resume(case: str, folder: pathlib.Path) -> list[list[float]]:
         assert path is not None and engine.global_steps == 3 and client["mine"] == 5
         found.append(train(engine, range(3, 6)))
     return found
+
+
+def scale(case: str, folder: pathlib.Path) -> list:
+    """The dynamic loss scale of a new engine, as it was saved, and as the engine has it from lowbit-ckpt's folder; and the losses from there."""
+
+    def shown(scaler) -> dict:
+        return {key: str(value) for key, value in sorted(vars(scaler).items())}
+
+    (first, *_) = sorted((folder / case / "step").glob("*_optim_states.pt"))
+    saved = torch.load(first, weights_only=False)["optimizer_state_dict"]["loss_scaler"]
+    engine = engine_of(case, 1, True)
+    new = shown(engine.optimizer.loss_scaler)
+    path, _ = engine.load_checkpoint(str(folder / case), tag="by_the_tool")
+    assert path is not None
+    loaded = shown(engine.optimizer.loss_scaler)
+    return [new, shown(saved), loaded, train(engine, range(3, 6))]
 
 
 def goes_on(case: str, folder: pathlib.Path) -> list[float]:
@@ -213,6 +234,7 @@ WORK = {
     "client": client,
     "quantized": quantized,
     "goes_on": goes_on,
+    "scale": scale,
     "from_lowbit": from_lowbit,
 }
 

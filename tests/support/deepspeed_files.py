@@ -33,18 +33,32 @@ class fragment_address:
         self.numel, self.start = numel, start
 
 
-CLASSES = {"deepspeed.runtime.zero.config": ZeroStageEnum, "deepspeed.runtime.fp16.loss_scaler": LossScaler,
-           "deepspeed.utils.tensor_fragment": fragment_address}  # fmt: skip
+class DynamicLossScaler:
+    def __init__(self) -> None:
+        self.cur_scale, self.cur_iter, self.last_overflow_iter, self.scale_factor = (
+            4096.0,
+            41,
+            17,
+            2.0,
+        )
+        self.scale_window, self.min_scale, self.delayed_shift, self.cur_hysteresis = 500, 1, 2, 1
+        self.consecutive_hysteresis, self.raise_error_at_min_scale, self.dynamic = False, True, True
+        self.dtype = torch.float16
+
+
+CLASSES = {ZeroStageEnum: "deepspeed.runtime.zero.config", LossScaler: "deepspeed.runtime.fp16.loss_scaler",
+           DynamicLossScaler: "deepspeed.runtime.fp16.loss_scaler", fragment_address: "deepspeed.utils.tensor_fragment"}  # fmt: skip
 
 
 @contextlib.contextmanager
 def named_as_deepspeed():
     """Pickles name the package's modules."""
-    parents = {name.rsplit(".", n)[0] for name in CLASSES for n in range(1, name.count(".") + 1)}
-    before = {name: sys.modules.get(name) for name in [*CLASSES, *parents]}
+    modules = set(CLASSES.values())
+    parents = {name.rsplit(".", n)[0] for name in modules for n in range(1, name.count(".") + 1)}
+    before = {name: sys.modules.get(name) for name in [*modules, *parents]}
     for name in before:
         sys.modules[name] = types.ModuleType(name)
-    for name, cls in CLASSES.items():
+    for cls, name in CLASSES.items():
         setattr(sys.modules[name], cls.__name__, cls)
         cls.__module__ = name
     try:
@@ -67,6 +81,7 @@ class Run:
     step: int = 3
     dtype: torch.dtype = torch.float32
     round_robin: bool = False  # round_robin_gradients of stages 1 and 2
+    loss_scaler: Any = field(default_factory=LossScaler)
     padded_to: int = 1  # elements; parameter_alignment of stages 1 and 2
 
     def __post_init__(self) -> None:
@@ -133,7 +148,7 @@ def flat_parts(run: Run, group: int, state: str, stage: int, ranks: int) -> list
         cut = []
         for t in tensors:
             each = math.ceil(t.numel() / ranks)
-            cut.append(torch.cat([t, t.new_zeros(each * ranks - t.numel())]).split(each))
+            cut.append(torch.cat([t, t.new_zeros(each * ranks - t.numel())]).tensor_split(ranks))  # fmt: skip
         return [torch.cat([parts[rank] for parts in cut]) for rank in range(ranks)]
     flat = torch.cat(tensors)
     padded = torch.cat([flat, flat.new_zeros(-flat.numel() % (2 * ranks))])
@@ -172,8 +187,8 @@ def optimizer_states(run: Run, stage: int, ranks: int, rank: int) -> dict[str, A
         groups.append({**run.settings(i), "params": [i]})
     base = {"state": state, "param_groups": groups}
     common = {
-        "loss_scaler": LossScaler(),
-        "dynamic_loss_scale": False,
+        "loss_scaler": run.loss_scaler,
+        "dynamic_loss_scale": run.loss_scaler.dynamic,
         "overflow": False,
         "zero_stage": ZeroStageEnum(stage),
     }

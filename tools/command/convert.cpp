@@ -108,6 +108,13 @@ void add_state(CLI::App& command, ConvertOptions& options) {
           "others stay as they are")
       ->type_name("PATH");
   command
+      .add_option("--group", options.members,
+                  "Parameters whose names match PATTERN are in group N of Megatron-Core's "
+                  "common.pt, such as '1=*.bias'; may be repeated")
+      ->type_name("N=PATTERN")
+      ->option_text("N=PATTERN")
+      ->allow_extra_args(false);
+  command
       .add_option("--state-format", options.wanted.state_format,
                   "The format of TARGET's state: 8bit, 7bit ... 2bit, fp8, log8, factored4, "
                   "bfloat16, float32, ... or "

@@ -54,6 +54,8 @@ class Unfolder {
       default:
         if (p_.opaque && p_.is(id, Kind::kObject) && p_.global(id)->name == "fragment_address")
           return fragment(id);
+        if (p_.opaque && p_.is(id, Kind::kObject) && p_.global(id)->name == "DynamicLossScaler")
+          return scaler(id, depth);
         if (p_.opaque && p_.global(id) != nullptr) return opaque(id, name_of(*p_.global(id)));
         return bad(what_ + ": holds an object, which is no plain value");
     }
@@ -74,6 +76,15 @@ class Unfolder {
     const NodeId numel = p_.find(state, "numel"), start = p_.find(state, "start");
     if (p_.is(numel, Kind::kInt) && p_.is(start, Kind::kInt))
       out.items = {Value::number(p_.integer(numel)), Value::number(p_.integer(start))};
+    return out;
+  }
+  /// DeepSpeed's: opaque too, with its attributes where all are plain.
+  Result<Value> scaler(NodeId id, int depth) {
+    Value out = opaque(id, name_of(*p_.global(id)));
+    const NodeId state = p_.item(id, 2);
+    if (out.integer != Value::kObject || !p_.is(state, Kind::kDict)) return out;
+    ASSIGN_OR_RETURN(attributes, dict(state, depth + 1));
+    if (!attributes.is_opaque()) out.items.push_back(std::move(attributes));
     return out;
   }
   Status spend(NodeId text) { return budget_.spend_text(p_.text(text).size(), what_); }

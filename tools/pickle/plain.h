@@ -35,13 +35,15 @@ struct Value {
     kBytearray,  // text
     kLong,       // text: an integer of more than 64 bits, little-endian in two's complement
     kOpaque,     // text: the class of an object that is not looked at, "argparse.Namespace";
-                 // items, of DeepSpeed's fragment_address alone: numel and start;
+                 // items, of DeepSpeed's fragment_address: numel and start; of its
+                 // DynamicLossScaler: a dict of its attributes;
                  // of an array of numpy: what it consists of; integer: kTensor, ... below
   };
   static constexpr int kMaxDepth = 100;
   /// What `integer` says of a kOpaque: a tensor that is not read (text is its kind), an array of
-  /// numpy that can be written again, an object that holds tensors, in its attributes too.
-  enum Opaque : uint8_t { kObject, kTensor, kArray, kHolder };
+  /// numpy that can be written again, an object that holds tensors, in its attributes too, and one
+  /// that a writer made of a dict of attributes, which no reader gives.
+  enum Opaque : uint8_t { kObject, kTensor, kArray, kHolder, kMade };
   /// The text of a kDict that is a yacs CfgNode.
   static constexpr const char* kConfiguration = "yacs.config CfgNode";
   /// The text of a kDict that is a Counter.

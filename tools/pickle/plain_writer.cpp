@@ -131,6 +131,13 @@ void write_value(PickleWriter& to, const Value& v) {
       return;
     case Value::Kind::kOpaque:  // writers refuse any other before
       if (v.integer == Value::kArray) return write_array(to, v);
+      if (v.integer == Value::kMade) {
+        const size_t dot = v.text.rfind('.');
+        to.global(v.text.substr(0, dot), v.text.substr(dot + 1)).object().put();
+        write_value(to, v.items[0]);
+        to.build();
+        return;
+      }
       to.none();
       return;
     case Value::Kind::kGlobal: {

@@ -55,8 +55,9 @@ struct ConvertOptions {
   std::string weights;    // "": as they are; "bfloat16_stochastic", ...: rounds float32 weights
   uint64_t seed = 0;      // of that rounding
   std::string optimizer;  // where its state dict lies, if there are several: "optimizers.0"
-  std::string model;      // a checkpoint with the weights, where shapes or names are needed
-  WriteOptions write;     // mesh.parts empty: as many ranks as the source has
+  std::vector<std::string> members;  // "N=PATTERN": whose parameters are in Megatron's group N
+  std::string model;   // a checkpoint with the weights, where shapes or names are needed
+  WriteOptions write;  // mesh.parts empty: as many ranks as the source has
 };
 /// Values of `from`, of `to`, which takes dialects that can be written, and of `container`.
 std::vector<std::string> dialect_names();

@@ -124,6 +124,9 @@ Status check_options(const ConvertOptions& options, const Dialect* from, const D
         "--state-format, --block and --full-precision say how the target of --to keeps its state");
   if (!options.optimizer.empty())
     return usage("--optimizer says which optimizer --to converts; say to what");
+  if (!options.members.empty())
+    return usage(
+        "--group says what is in the groups of the optimizer that --to converts; say to what");
   if (from != nullptr || options.wanted.lossy)
     return usage("--from and --lossy are about the way to another optimizer; say which with --to");
   return fine();
@@ -198,6 +201,11 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return bad(printable(at.source) +
                ": its optimizer was never stepped, so there is no state to convert: build the new "
                "optimizer and begin");
+  if (!at.model.refusal.empty()) return bad(printable(at.source) + ": " + at.model.refusal);
+  if (!at.model.only_for.empty() && at.model.only_for != at.to->name)
+    return bad(printable(at.source) + ": its optimizer is " + at.from->name + "' " +
+               at.model.algorithm + ", and of the optimizers here only that of " +
+               at.model.only_for + " takes the same step: convert --to " + at.model.only_for);
   at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
   for (size_t g = 0; g < at.model.groups.size(); ++g) {
     for (const std::string& key : settings_without_value(at.model.algorithm, at.model.groups[g]))
@@ -233,13 +241,18 @@ Status translate(Conversion& at, const Wanted& wanted) {
 }
 
 /// Opens the source.
-Status open_source(Conversion& at, const Selection& selection, const std::string& optimizer) {
+Status open_source(Conversion& at, const ConvertOptions& options) {
+  const Selection& selection = options.select;
   ASSIGN_OR_RETURN(whole, open_checkpoint(at.source));
   RETURN_IF_ERROR(check_no_zero_rank(whole, at.source));
   if (at.to != nullptr) RETURN_IF_ERROR(check_megatron_rank(at.source, at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
   at.document = std::make_shared<Document>(select(std::move(whole), selection));
-  if (!optimizer.empty()) at.document->optimizer = optimizer;
+  if (!options.optimizer.empty()) at.document->optimizer = options.optimizer;
+  at.document->members = options.members;
+  if (!options.members.empty() && !is_megatron(*at.document))
+    return usage("--group says what Megatron-Core does not save, and " + printable(at.source) +
+                 " has no optimizer of Megatron-Core");
   if (at.document->leaves.empty())
     return usage("nothing of " + printable(at.source) + " is selected");
   RETURN_IF_ERROR(check_no_rank_part(*at.document, at.source));
@@ -420,7 +433,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
       return usage("a Universal Checkpoint holds torch's float32 state alone: leave --to out");
     at.to = to = find_dialect("torch");
   }
-  RETURN_IF_ERROR(open_source(at, options.select, options.optimizer));
+  RETURN_IF_ERROR(open_source(at, options));
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
   const bool directory = kind == ContainerKind::kDcp;
   RETURN_IF_ERROR(check_parts(options, target, directory));

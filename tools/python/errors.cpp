@@ -23,6 +23,7 @@ constexpr Word kWords[] = {
     {"force", "force=True"},
     {"from", "from_dialect="},
     {"full-precision", "full_precision="},
+    {"group", "group="},
     {"health", "health=True"},
     {"include", "include="},
     {"keep", "keep=True"},

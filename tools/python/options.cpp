@@ -144,6 +144,7 @@ ConvertOptions convert_options(const std::string& json) {
   fields.take("to", out.to);
   fields.take("from", out.from);
   fields.take("optimizer", out.optimizer);
+  fields.take("members", out.members);
   fields.take("container", out.container);
   fields.take(out.wanted);
   fields.take(out.select);

@@ -52,7 +52,7 @@ class Reader {
   /// Of the bytes that `read_into` has read so far, those from mapped pages.
   Object mapped() const { return count(mapped_); }
 
-  /// {"dialect", "algorithm", "flattened", "warnings", "params", "groups"}; see
+  /// {"dialect", "algorithm", "flattened", "warnings", "refusal", "params", "groups"}; see
   /// lowbit/checkpoint/checkpoint.py.
   Object model();
   /// Values [first, first + count) of a state, float32.

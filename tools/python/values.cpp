@@ -156,6 +156,7 @@ Object to_python(const Model& model) {
   out.set("root", to_python(model.root));
   out.set("flattened", boolean(model.flattened));
   out.set("warnings", std::move(warnings).done());
+  out.set("refusal", text(printable(model.refusal)));
   out.set("params", std::move(params).done());
   out.set("groups", std::move(groups).done());
   return std::move(out).done();

@@ -15,7 +15,7 @@ Object to_python(const Path& path);
 Object to_python(const Shape& shape);
 /// A plain value: dtypes and devices are text, torch.Size is a tuple.
 Object to_python(const Value& value);
-/// {"dialect", "algorithm", "root", "flattened", "warnings", "params", "groups"}; see
+/// {"dialect", "algorithm", "root", "flattened", "warnings", "refusal", "params", "groups"}; see
 /// lowbit/checkpoint/checkpoint.py.
 Object to_python(const Model& model);
 

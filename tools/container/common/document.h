@@ -62,6 +62,9 @@ struct Document {
   std::optional<std::string> optimizer = {};
   /// common.pt, where Megatron-Core has put one beside a DCP directory: what is no tensor.
   std::shared_ptr<const Document> common = {};
+  /// Whose parameters are in which group, where the user said it and common.pt does not:
+  /// "N=PATTERN", the number of a group and names in it.
+  std::vector<std::string> members = {};
   /// Further checkpoints that its sources read: the original of one that a dialect made.
   std::vector<std::shared_ptr<const Manifest>> others = {};
   /// The leaf with a flat name; null if there is none.

@@ -120,6 +120,8 @@ const Allowlist& tree_globals() {
     r.push_back({"numpy", "ndarray", nullptr});
     // Where a rank's slice of a parameter lies, in the files of DeepSpeed's ZeRO.
     r.push_back({"deepspeed.utils.tensor_fragment", "fragment_address", nullptr, true});
+    // The scale of the loss in runs in float16.
+    r.push_back({"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler", nullptr, true});
     // Methods of objects; the first releases of Python 3.11 pickle an enum's member so too.
     r.push_back({"builtins", "getattr", "cs"});
     r.push_back({"__builtin__", "getattr", "cs"});

@@ -172,6 +172,33 @@ Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file) {
   });
 }
 
+Status add_loss_scaler(Parts& parts, Manifest& manifest, const PartFile& file) {
+  for (const Path& at : {Path{"optimizer_state_dict"}, Path{}}) {
+    const Value* scaler = file.value(below(at, "loss_scaler"));
+    const Value* dynamic = file.value(below(at, "dynamic_loss_scale"));
+    if (dynamic == nullptr || !is_set(dynamic)) continue;
+    const bool known = scaler != nullptr && scaler->is(Value::Kind::kOpaque) &&
+                       scaler->text == kLossScaler && scaler->items.size() == 1;
+    const bool plain = known && std::none_of(scaler->items[0].items.begin(),
+                                             scaler->items[0].items.end(), [](const Value& v) {
+                                               return v.is_dict() || v.is(Value::Kind::kList);
+                                             });
+    if (!plain) {
+      manifest.warnings.push_back(
+          "the dynamic loss scale is kept in an object of DeepSpeed that is not the usual one (" +
+          (scaler == nullptr ? "none" : printable(scaler->text)) + "), and is not read");
+      return fine();
+    }
+    const std::vector<Value>& all = scaler->items[0].items;
+    for (size_t i = 0; i + 1 < all.size(); i += 2) {
+      if (all[i].is(Value::Kind::kText))
+        RETURN_IF_ERROR(parts.add(manifest, {"deepspeed", "loss_scaler", all[i].text}, all[i + 1]));
+    }
+    return fine();
+  }
+  return fine();
+}
+
 Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, const Path& groups,
                         const std::vector<FlatGroup>& flat, const PartFile& model) {
   std::set<int64_t> taken, numbers;

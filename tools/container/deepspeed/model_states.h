@@ -37,6 +37,11 @@ Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states);
 /// `deepspeed`.
 Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file);
 
+/// The class of the dynamic loss scale of runs in float16.
+inline constexpr const char* kLossScaler = "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler";
+/// Its attributes as plain values, under `deepspeed.loss_scaler`; nothing where the scale is fixed.
+Status add_loss_scaler(Parts& parts, Manifest& manifest, const PartFile& file);
+
 /// The parameter groups of an optimizer's state dict, under `optim`: settings as they are, and the
 /// names of the parameters in each of the flat vectors that a group numbers. DeepSpeed's own Adam
 /// does not keep `decoupled_weight_decay`: the configuration in `model` tells it.

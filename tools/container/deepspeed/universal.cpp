@@ -40,7 +40,8 @@ class UniversalReader {
     RETURN_IF_ERROR(add_param_groups(parts_, manifest_, *common_,
                                      common_->has_below(nested) ? nested : Path{"param_groups"},
                                      states_.groups, *models_[0]));
-    return add_rest(parts_, manifest_, *models_[0]);
+    RETURN_IF_ERROR(add_rest(parts_, manifest_, *models_[0]));
+    return add_loss_scaler(parts_, manifest_, *common_);
   }
 
   Manifest manifest_;

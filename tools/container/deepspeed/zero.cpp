@@ -43,7 +43,7 @@ class ZeroReader {
                                      states_.groups, *model_));
     RETURN_IF_ERROR(add_rest(parts_, manifest_, *model_));
     tell();
-    return fine();
+    return add_loss_scaler(parts_, manifest_, *first_);
   }
 
   Manifest manifest_;
@@ -180,8 +180,21 @@ class ZeroReader {
         for (const auto& [state, payload] : held_[i][rank])
           take(state, payload, layouts_[i][rank].fragments);
       }
+      take_empty(i);
     }
     return fine();
+  }
+
+  /// No rank of stages 1 and 2 names a slice of a parameter without elements: it has the states of
+  /// its group.
+  void take_empty(size_t group) {
+    for (const auto& [name, shape] : states_.groups[group]) {
+      if (volume(shape) != 0) continue;
+      for (const auto& [state, payload] : held_[group][0]) {
+        auto& slices = params_[name].slices[state];
+        if (slices.empty()) slices.push_back({payload, 0, 0, 0});
+      }
+    }
   }
 
   /// Last, since an error of one parameter says more.
@@ -279,10 +292,6 @@ class ZeroReader {
             : stage3_ ? ", ZeRO stage 3"
                       : ", ZeRO stage 1 or 2";
     manifest_.facts.push_back(text + ", " + std::to_string(files_.size()) + " ranks");
-    const Value* scaled = first_->value({"optimizer_state_dict", "dynamic_loss_scale"});
-    if (scaled != nullptr && scaled->is(Value::Kind::kBool) && scaled->integer != 0)
-      manifest_.warnings.push_back(
-          "the dynamic loss scale is kept in an object of DeepSpeed, and is not read");
   }
 
   Parts& parts_;

@@ -19,12 +19,14 @@ extern const Dialect kMoonlight;
 extern const Dialect kDion;
 extern const Dialect kFusedAdam;
 extern const Dialect kMegatron;
+extern const Dialect kTransformers;
 
 namespace {
 
 constexpr const Dialect* kDialects[] = {
-    &kTorchDialect,  &kBitsandbytes, &kTorchao,   &kLowbitDialect, &kFlashOptim, &kLpmm,
-    &kAdafactor8bit, &kMuon,         &kMoonlight, &kDion,          &kFusedAdam,  &kMegatron,
+    &kTorchDialect, &kBitsandbytes,  &kTorchao,      &kLowbitDialect, &kFlashOptim,
+    &kLpmm,         &kAdafactor8bit, &kMuon,         &kMoonlight,     &kDion,
+    &kFusedAdam,    &kMegatron,      &kTransformers,
 };
 
 std::string names(const std::vector<const Dialect*>& dialects) {

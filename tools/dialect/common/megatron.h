@@ -26,6 +26,7 @@ struct MegatronView {
   Document document;              // of the optimizer's leaves alone
   std::vector<const Leaf*> rest;  // all others of the original
   std::string undecided;  // a sentence on settings that cannot be known; empty where all are
+  std::vector<std::string> warnings = {};
 };
 Result<MegatronView> megatron_view(const Document& document);
 

@@ -7,7 +7,7 @@
 
 #include "dialect/common/document_leaves.h"
 #include "dialect/common/megatron.h"
-#include "dialect/common/numbers.h"
+#include "dialect/common/megatron_groups.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -15,13 +15,6 @@ namespace {
 
 constexpr std::string_view kState = "optimizer.state.", kBuckets = "optimizer.distributed.",
                            kChained = "chained_";
-
-/// What Megatron keeps in a group for itself.
-constexpr std::string_view kOwnSettings[] = {"params",          "step",        "is_expert_parallel",
-                                             "default_config",  "wd_mult",     "lr_mult",
-                                             "is_decoupled_lr", "max_lr",      "min_lr",
-                                             "pre_wd_mult",     "pre_lr_mult", "start_wd",
-                                             "end_wd"};
 
 /// The name of a state's tensor, taken apart.
 struct StateName {
@@ -60,91 +53,21 @@ bool is_bucket(const Leaf& leaf) {
          chain_of(leaf.path[0].name).second.starts_with(kBuckets);
 }
 
-/// What common.pt says of one optimizer: each setting with its value in each group, and steps.
-struct Settled {
-  std::map<std::string, std::vector<Value>> settings;
-  std::vector<std::string> order;
-  std::vector<double> steps;
-  std::set<std::string> groups;
-};
-
-/// By the optimizer's number; "" where there is one.
-Result<std::map<std::string, Settled>> settled_of(const Document& common) {
-  std::map<std::string, Settled> out;
-  for (const Leaf& leaf : common.leaves) {
-    const Path& path = leaf.path;
-    if (path.size() < 3 || path[0].text() != "optimizer") continue;
-    const auto groups = std::find_if(path.begin(), path.end(),
-                                     [](const Key& k) { return k.text() == "param_groups"; });
-    const bool common_step = path.back().text() == "common_step";
-    if (!common_step && path.end() - groups < 3) continue;
-    const std::string first = path[1].text();
-    const bool chained = first.find_first_not_of("0123456789") == std::string::npos;
-    Settled& at = out[chained ? first : ""];
-    if (leaf.kind == Leaf::Kind::kOpaque || leaf.kind == Leaf::Kind::kSubclass ||
-        (leaf.kind == Leaf::Kind::kTensor && volume(leaf.shape) != 1))
-      continue;
-    ASSIGN_OR_RETURN(value, number_of(leaf));
-    const std::string key = common_step ? "step" : flat_name(Path(groups + 2, path.end()));
-    if (key == "step") {
-      ASSIGN_OR_RETURN(step, real_of(value, "common.pt: " + printable(leaf.name())));
-      at.steps.push_back(step);
-    }
-    if (common_step) continue;
-    at.groups.insert((groups + 1)->text());
-    auto& values = at.settings[key];
-    if (values.empty()) at.order.push_back(key);
-    values.push_back(std::move(value));
+/// A group as torch lays it out, and the steps of its parameters.
+void add_group(DecidedGroup group, int64_t number, std::vector<Leaf>& leaves) {
+  const Path path{"optimizer", "param_groups", Key(Key::Kind::kIndex, number)};
+  const auto add = [&](const std::string& key, Value value) {
+    Path at = path;
+    at.emplace_back(key);
+    leaves.push_back(value_leaf(std::move(at), std::move(value)));
+  };
+  Value list = Value::list({});
+  for (const std::string& name : group.params) {
+    list.items.push_back(Value::words(name));
+    leaves.push_back(value_leaf({"optimizer", "state", name, "step"}, Value::floating(group.step)));
   }
-  return out;
-}
-
-/// The step that all groups of an optimizer agree on.
-Result<double> step_of(const Settled& settled) {
-  if (settled.steps.empty())
-    return bad("common.pt does not say how many steps the optimizer has made");
-  for (const double step : settled.steps) {
-    if (step != settled.steps[0])
-      return bad(
-          "the groups have made different numbers of steps, and Megatron-Core does not save "
-          "whose parameters are in which group");
-  }
-  return settled.steps[0];
-}
-
-std::string shown(const Value& v) {
-  if (v.is(Value::Kind::kInt) || v.is(Value::Kind::kBool)) return std::to_string(v.integer);
-  if (!v.is(Value::Kind::kFloat)) return "another value";
-  std::string text = std::to_string(v.real);
-  text.erase(text.find_last_not_of('0') + 1);
-  return text.ends_with('.') ? text + '0' : text;
-}
-
-/// Adds the settings that all groups of one optimizer agree on, and names the others.
-void add_settings(const Settled& settled, int64_t group, std::vector<Leaf>& leaves,
-                  std::string& undecided) {
-  for (const std::string& key : settled.order) {
-    if (std::find(std::begin(kOwnSettings), std::end(kOwnSettings), key) != std::end(kOwnSettings))
-      continue;
-    const std::vector<Value>& values = settled.settings.at(key);
-    const bool agreed =
-        values.size() == settled.groups.size() &&
-        std::all_of(values.begin(), values.end(), [&](const Value& v) { return v == values[0]; });
-    if (agreed) {
-      Path path{"optimizer", "param_groups", Key(Key::Kind::kIndex, group)};
-      path.emplace_back(key);
-      leaves.push_back(value_leaf(std::move(path), values[0]));
-      continue;
-    }
-    undecided += (undecided.empty() ? "" : "; ") + printable(key);
-    if (values.size() != settled.groups.size()) {
-      undecided += " is not in all groups";
-      continue;
-    }
-    std::string all;
-    for (const Value& value : values) all += (all.empty() ? "" : ", ") + shown(value);
-    undecided += " differs between the groups (" + all + ")";
-  }
+  for (auto& [key, value] : group.settings) add(key, std::move(value));
+  add("params", std::move(list));
 }
 
 Error buckets(const Leaf& leaf) {
@@ -236,7 +159,7 @@ Result<MegatronView> megatron_view(const Document& document) {
     return bad(
         "its optimizer is Megatron-Core's, whose steps and settings are in common.pt, which "
         "is not there");
-  ASSIGN_OR_RETURN(settled, settled_of(*document.common));
+  ASSIGN_OR_RETURN(settled, megatron_groups(*document.common));
   std::map<std::string, std::vector<std::string>> params;  // of each optimizer, in order
   std::set<std::pair<std::string, std::string>> seen;
   std::set<std::string> names;
@@ -265,21 +188,13 @@ Result<MegatronView> megatron_view(const Document& document) {
     out.document.leaves.push_back(std::move(made));
   }
   RETURN_IF_ERROR(same.check());
+  RETURN_IF_ERROR(check_members(settled, {names.begin(), names.end()}, document.members));
   int64_t group = 0;
   for (const auto& [chain, names_of_chain] : params) {
-    const Settled& settings = settled.at(chain);
-    ASSIGN_OR_RETURN(step, step_of(settings));
-    Value list = Value::list({});
-    for (const std::string& name : names_of_chain) {
-      list.items.push_back(Value::words(name));
-      Value count{.kind = Value::Kind::kFloat};
-      count.real = step;
-      out.document.leaves.push_back(
-          value_leaf({"optimizer", "state", name, "step"}, std::move(count)));
-    }
-    add_settings(settings, group, out.document.leaves, out.undecided);
-    out.document.leaves.push_back(value_leaf(
-        {"optimizer", "param_groups", Key(Key::Kind::kIndex, group++), "params"}, std::move(list)));
+    ASSIGN_OR_RETURN(groups, decided_groups(settled.at(chain), names_of_chain, document.members,
+                                            out.undecided, out.warnings));
+    for (DecidedGroup& decided : groups)
+      add_group(std::move(decided), group++, out.document.leaves);
   }
   out.document.manifest = document.manifest;
   return out;

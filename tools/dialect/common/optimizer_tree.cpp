@@ -336,6 +336,7 @@ Result<OptimizerTree> optimizer_tree_of(const Document& document) {
   out.root = roots[0].path;
   if (is_megatron(document)) {
     ASSIGN_OR_RETURN(view, megatron_view(document));
+    out.warnings = std::move(view.warnings);
     if (!view.undecided.empty()) out.unresolved.push_back(view.undecided);
     out.view = std::make_shared<const Document>(std::move(view.document));
     RETURN_IF_ERROR(Finder(*out.view, out).run());

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include "container/deepspeed/model_states.h"
 #include "dialect/common/document_leaves.h"
 #include "dialect/common/floats.h"
 #include "dialect/common/numbers.h"
@@ -53,6 +54,7 @@ class Universal {
         scalar_leaf({"optimizer_state_dict", "state", Key(Key::Kind::kNumber, 0), "step"},
                     static_cast<float>(*step_)));
     add_groups({"optimizer_state_dict", "param_groups"}, common.document);
+    add_loss_scaler(common.document);
     files_.push_back(std::move(common));
     add_models();
     return std::move(files_);
@@ -127,6 +129,35 @@ class Universal {
     files_.push_back(std::move(file));
   }
 
+  /// The dynamic loss scale, as the object that DeepSpeed keeps it in.
+  void add_loss_scaler(Document& to) {
+    Value attributes{.kind = Value::Kind::kDict};
+    for (const Leaf* leaf : tree_.rest) {
+      const Path& path = leaf->path;
+      if (path.size() == 3 && path[0].text() == "deepspeed" && path[1].text() == "loss_scaler" &&
+          leaf->kind == Leaf::Kind::kValue)
+        attributes.set(path[2].text(), leaf->value);
+    }
+    if (attributes.items.empty()) return;
+    std::string missing;
+    for (const char* name :
+         {"cur_scale", "dynamic", "cur_iter", "last_overflow_iter", "scale_factor", "scale_window",
+          "min_scale", "delayed_shift", "cur_hysteresis", "consecutive_hysteresis",
+          "raise_error_at_min_scale", "dtype"}) {
+      if (attributes.find(name) == nullptr)
+        missing += (missing.empty() ? "" : ", ") + std::string(name);
+    }
+    if (!missing.empty()) {
+      warnings_.push_back("deepspeed.loss_scaler is left out: it lacks " + missing +
+                          ", which DeepSpeed " + kVersion + " needs");
+      return;
+    }
+    Value scaler{.kind = Value::Kind::kOpaque, .integer = Value::kMade, .text = kLossScaler};
+    scaler.items.push_back(std::move(attributes));
+    to.leaves.push_back(value_leaf({"loss_scaler"}, std::move(scaler)));
+    to.leaves.push_back(value_leaf({"dynamic_loss_scale"}, Value::boolean(true)));
+  }
+
   void add_groups(const Path& at, Document& to) const {
     for (size_t g = 0; g < tree_.groups.size(); ++g) {
       Path group = at;
@@ -198,7 +229,7 @@ class Universal {
       const bool beside = path.size() == parent.size() + 1 &&
                           std::equal(parent.begin(), parent.end(), path.begin());
       if (path.size() > 1 && path[0].text() == "deepspeed" && leaf->kind != Leaf::Kind::kSubclass) {
-        if (path[1].text() != "ds_version")
+        if (path[1].text() != "ds_version" && path[1].text() != "loss_scaler")
           model.leaves.push_back(moved(*leaf, Path(path.begin() + 1, path.end())));
       } else if (tensor && beside) {
         const std::string name = path.back().text();
