@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import storage_worker
-from test_storage import _holds, save
+from storage_files import holds, save
 
 WORKER = pathlib.Path(storage_worker.__file__)
 
@@ -30,8 +30,8 @@ def test_the_others_raise_and_the_last_checkpoint_is_whole(tmp_path, way, ranks,
         if rank != who:
             error, seconds = json.loads(out) if out else ("", 0)
             assert error and seconds < 60, (rank, error, seconds, err[-2000:])
-    assert _holds(path, 0)
+    assert holds(path, 0)
     left = {name for name in os.listdir(tmp_path) if "partial" in name}
     assert left <= {".run.partial-saving"}
     save(storage_worker.state(0, 2), path)  # which removes it
-    assert _holds(path, 2) and not [name for name in os.listdir(tmp_path) if "partial" in name]
+    assert holds(path, 2) and not [name for name in os.listdir(tmp_path) if "partial" in name]

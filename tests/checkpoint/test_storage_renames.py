@@ -10,7 +10,7 @@ import pytest
 import storage_worker
 import torch.distributed.checkpoint as dcp
 from require import need
-from test_storage import _holds, save
+from storage_files import holds, save
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def without_exchange(tmp_path_factory):
         }
         """)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
-    program = "import sys, storage_worker, test_storage; test_storage.save(storage_worker.state(0, int(sys.argv[2])), sys.argv[1])"
+    program = "import sys, storage_files, storage_worker; storage_files.save(storage_worker.state(0, int(sys.argv[2])), sys.argv[1])"
 
     def once(path, seed, kill=""):
         ended = subprocess.run(
@@ -59,18 +59,18 @@ def test_a_kill_without_an_exchange_of_folders_stops_no_later_save(tmp_path, wit
     path, old = tmp_path / "run", ".run.partial-saving.old"
     without_exchange(path, 0)
     without_exchange(path, 1, "removal")  # of the old checkpoint
-    assert sorted(os.listdir(tmp_path)) == [old, "run"] and _holds(path, 1)
+    assert sorted(os.listdir(tmp_path)) == [old, "run"] and holds(path, 1)
     without_exchange(path, 2)
-    assert os.listdir(tmp_path) == ["run"] and _holds(path, 2)
+    assert os.listdir(tmp_path) == ["run"] and holds(path, 2)
     without_exchange(path, 3, "second rename")  # nothing has the name
     assert sorted(os.listdir(tmp_path)) == [".run.partial-saving", old]
-    assert _holds(tmp_path / old, 2)
+    assert holds(tmp_path / old, 2)
     with pytest.raises(dcp.api.CheckpointException, match="exists"):
         save(storage_worker.state(0, 4), path, overwrite=False)
-    assert os.listdir(tmp_path) == ["run"] and _holds(path, 2)
+    assert os.listdir(tmp_path) == ["run"] and holds(path, 2)
     without_exchange(path, 3, "second rename")
     without_exchange(path, 4)
-    assert os.listdir(tmp_path) == ["run"] and _holds(path, 4)
+    assert os.listdir(tmp_path) == ["run"] and holds(path, 4)
 
 
 def test_what_is_left_of_an_old_checkpoint_is_not_put_back(tmp_path, without_exchange):
@@ -79,4 +79,4 @@ def test_what_is_left_of_an_old_checkpoint_is_not_put_back(tmp_path, without_exc
     without_exchange(path, 1, "removal")
     shutil.rmtree(path)
     save(storage_worker.state(0, 2), path, overwrite=False)
-    assert _holds(path, 2)
+    assert holds(path, 2)

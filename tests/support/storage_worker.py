@@ -1,4 +1,4 @@
-"""What a rank does in test_storage.py: saves and loads with lowbit.checkpoint.Writer and Reader, or torch's."""
+"""What a rank does in test_storage*.py: saves and loads with lowbit.checkpoint.Writer and Reader, or torch's."""
 
 from __future__ import annotations
 
