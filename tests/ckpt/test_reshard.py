@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from ckpt_folders import assert_torch_reads, inspect, same, saved
 from file_systems import mounted
+from peer_files import TOOL, need_tool, run
 from require import need
-from test_ckpt import assert_torch_reads, inspect, run, same, saved
 
-TOOL = shutil.which("lowbit-ckpt") or ""
-need("ckpt", bool(TOOL), "lowbit-ckpt is not on PATH", module=True)
+need_tool()
 
 
 def metadata(path: Path):
