@@ -38,7 +38,7 @@ LONG = (
 # What `make check` leaves out: those, and files that start many processes or take more than five seconds of a core.
 SLOW = (
     *LONGEST,
-    "test_archives", "test_ckpt", "test_ckpt_broken", "test_convert", "test_convert_adafactor8bit", "test_convert_bitsandbytes", "test_convert_flashoptim", "test_convert_lpmm",
+    "test_archives", "test_ckpt", "test_ckpt_broken", "test_convert", "test_convert_adafactor8bit", "test_convert_adafactor8bit_rank", "test_convert_bitsandbytes", "test_convert_flashoptim", "test_convert_lpmm",
     "test_convert_lowbit", "test_convert_weights", "test_cuda", "test_cuda_matrices", "test_cuda_memory", "test_cross_tile_scales", "test_fsdp1", "test_hostile", "test_kinds", "test_migrate", "test_operator_leak", "test_presence", "test_state_memory", "test_threads", "test_torch_cases", "test_zero_redundancy", "test_compile_sharded",
     "test_friendly", "test_globs", "test_hostile_folders", "test_object_stores", "test_object_stores_s3", "test_opaque", "test_opaque_folders", "test_opaque_numpy", "test_float64", "test_verify_lowbit", "test_muon", "test_muon_grid", "test_muon_options", "test_muon_sharding",
     "test_ckpt_misuse", "test_docs", "test_help", "test_param", "test_help_and_pages", "test_estimate", "test_flat_slices",
