@@ -5,11 +5,10 @@ import pathlib
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 
+import forked
 import pytest
 import storage_worker
 import torch
@@ -17,8 +16,6 @@ import torch.distributed.checkpoint as dcp
 from storage_files import holds, load, save
 
 from lowbit import checkpoint
-
-WORKER = pathlib.Path(storage_worker.__file__)
 
 
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_changes_nothing(pool, tmp_path):
@@ -41,22 +38,20 @@ def killed_saves(folder, moments, ranks=2):
     """
     path = pathlib.Path(folder) / "run"
     for number, (who, seconds) in enumerate(moments):
-        command = [sys.executable, str(WORKER), "until_killed", f"{folder}/store{number}", str(path)]  # fmt: skip
-        started = [
-            subprocess.Popen([*command, str(rank), str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            for rank in range(ranks)
-        ]  # fmt: skip
+        store = f"{folder}/store{number}"
+        started = [forked.start(storage_worker.until_killed, store, path, rank, ranks) for rank in range(ranks)]  # fmt: skip
+        printed = started[0][1]
         # A save has ended: from here on each moment is one of a save.
-        assert started[0].stdout.readline().strip() == "0"
+        assert printed.readline().strip() == "0"
         time.sleep(seconds)
         for rank in range(ranks) if who == "all" else [who]:
-            started[rank].send_signal(signal.SIGKILL)
+            started[rank][0].kill()
         time.sleep(0.05)
-        for process in started:
+        for process, _ in started:
             process.kill()
-        said = started[0].stdout.read().split()
-        for process in started:
-            process.wait()
+        said = printed.read().split()
+        for process, _ in started:
+            process.join()
         yield int(said[-1]) if said else 0, path
 
 

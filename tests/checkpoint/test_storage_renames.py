@@ -1,5 +1,6 @@
 """Writer on file systems that cannot exchange two folders in one step, such as NFS, and kills between its steps."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,9 +14,12 @@ from require import need
 from storage_files import holds, save
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def without_exchange(tmp_path_factory):
-    """Saves once in a process, on a file system without renameat2's flags (NFS); killed at its n-th call of a function, if any."""
+    """Saves once in a process, on a file system without renameat2's flags (NFS); killed at its n-th call of a function, if any.
+
+    The processes are forked from one that has imported torch.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     need("cc", bool(compiler), "no C compiler")
     folder = tmp_path_factory.mktemp("shim")
@@ -43,16 +47,28 @@ def without_exchange(tmp_path_factory):
         }
         """)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
-    program = "import sys, storage_files, storage_worker; storage_files.save(storage_worker.state(0, int(sys.argv[2])), sys.argv[1])"
+    program = """if True:
+        import json, os, storage_files, storage_worker, sys
+        for line in sys.stdin:
+            path, seed, kill = json.loads(line)
+            if (saving := os.fork()) == 0:
+                os.environ["KILL_AT"] = kill
+                try:
+                    storage_files.save(storage_worker.state(0, seed), path)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            print(os.waitstatus_to_exitcode(os.waitpid(saving, 0)[1]), flush=True)"""
+    environment = {"LD_PRELOAD": str(folder / "shim.so"), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    ) as forking:  # fmt: skip
 
-    def once(path, seed, kill=""):
-        ended = subprocess.run(
-            [sys.executable, "-c", program, path, str(seed)], check=False, capture_output=True, text=True,
-            env={**os.environ, "LD_PRELOAD": str(folder / "shim.so"), "KILL_AT": kill, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-        assert ended.returncode == (-signal.SIGKILL if kill else 0), ended.stderr[-2000:]
+        def once(path, seed, kill=""):
+            print(json.dumps([str(path), seed, kill]), file=forking.stdin, flush=True)
+            assert int(forking.stdout.readline()) == (-signal.SIGKILL if kill else 0)
 
-    return once
+        yield once
 
 
 def test_a_kill_without_an_exchange_of_folders_stops_no_later_save(tmp_path, without_exchange):

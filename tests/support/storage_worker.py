@@ -77,6 +77,15 @@ def load(kind, path, dim, seed=0, **options):
     return wrong(loaded, seed), getattr(source, "bytes_read", None)
 
 
+def refusal(path, dim):
+    """What a load of a damaged checkpoint says to this rank."""
+    try:
+        load("lowbit", path, dim)
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        return str(error)
+    return "no error"
+
+
 def there_and_back(url, options, dim, other):
     """Saved by cuts along one dimension to a store, and loaded by cuts along another; what is wrong, and the bytes that were read and received."""
     written = checkpoint.Writer(url, storage_options=options)
