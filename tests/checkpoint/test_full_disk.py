@@ -3,12 +3,12 @@
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import full_disk_worker as worker
 import pytest
+from file_systems import mounted
 from require import need
 
 WORKER = pathlib.Path(worker.__file__)
@@ -45,18 +45,15 @@ def test_all_ranks_are_told_and_nothing_is_published(told, number):
 
 def test_a_file_system_that_is_really_full(tmp_path):
     """Of 4 MiB, in memory, and rank 1 has 16 MiB to save."""
-    (tmp_path / "disk").mkdir()
-    mount = "mount -t tmpfs -o size=4m none disk"
-    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    there = shutil.which("unshare") is not None
-    mounts = there and subprocess.run([*alone, mount], cwd=tmp_path).returncode == 0
-    need("mount", mounts, "no file system can be mounted in a namespace of its own")
-    rank = f'"{sys.executable}" "{WORKER.with_name("real_full_disk_worker.py")}" "$PWD/disk"'
-    both = f"{rank} 1 2 >1.json & {rank} 0 2 >0.json; wait"
-    done = subprocess.run([*alone, f"{mount} && {both}"], cwd=tmp_path, capture_output=True, text=True, timeout=600)  # fmt: skip
-    for file in ("0.json", "1.json"):
-        text = (tmp_path / file).read_text()
-        assert text, done.stderr
+    program = WORKER.with_name("real_full_disk_worker.py")
+    with mounted(tmp_path / "disk", "tmpfs", "4m") as disk:
+        started = [
+            subprocess.Popen([*disk.enter, sys.executable, program, tmp_path / "disk", str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]  # fmt: skip
+        ended = [process.communicate(timeout=600) for process in started]
+    for text, error in ended:
+        assert text, error
         first, second, used, old, left, third, new = json.loads(text)
         assert (first, third) == ("no error", "no error")
         assert "CheckpointException" in second and "the disk is full while" in second

@@ -12,7 +12,7 @@ import storage_worker
 import torch
 import torch.distributed.checkpoint as dcp
 from require import need
-from test_storage import _holds, save
+from storage_files import holds, save
 
 from lowbit import checkpoint
 
@@ -82,7 +82,7 @@ def test_a_save_keeps_checkpoints_and_files_in_its_folder(run):
     put(f"{run}/hf/config.json", b"{}")
     for seed in (1, 2):
         save(storage_worker.state(0, seed), run)
-        assert _holds(run, seed) and _holds(f"{run}/optim", 5)
+        assert holds(run, seed) and holds(f"{run}/optim", 5)
         assert get(f"{run}/meta.pt") == b"of Lightning" and get(f"{run}/hf/config.json") == b"{}"
         assert checkpoint.verify(run)["ok"] and checkpoint.inspect(run)["tensors"]
 
@@ -90,10 +90,10 @@ def test_a_save_keeps_checkpoints_and_files_in_its_folder(run):
 def test_a_first_save_into_a_folder_that_the_trainer_made(run):
     put(f"{run}/config.json", b"{}")
     save(storage_worker.state(0), run, overwrite=False)
-    assert _holds(run, 0) and get(f"{run}/config.json") == b"{}" and checkpoint.verify(run)["ok"]
+    assert holds(run, 0) and get(f"{run}/config.json") == b"{}" and checkpoint.verify(run)["ok"]
     with pytest.raises(dcp.api.CheckpointException, match="exists; overwrite=True replaces it"):
         save(storage_worker.state(0, 1), run, overwrite=False)
-    assert _holds(run, 0)
+    assert holds(run, 0)
 
 
 def test_torch_reads_what_was_published_between_other_files(tmp_path):
@@ -101,7 +101,7 @@ def test_torch_reads_what_was_published_between_other_files(tmp_path):
     with_others(path)
     for seed in (0, 1, 2):
         save(storage_worker.state(0, seed), path)
-        assert others_are_there(path) and _holds(path, seed)
+        assert others_are_there(path) and holds(path, seed)
         assert own(path) == [".metadata", f"__0_{seed}.distcp", "lowbit.json"]
     state = storage_worker.state(0, 7)
     dcp.load(state, checkpoint_id=path, no_dist=True)
@@ -120,7 +120,7 @@ def test_what_is_of_the_checkpoint_goes(tmp_path):
         (path / name).write_bytes(b"old")
     save(storage_worker.state(0, 2), path)
     assert sorted(os.listdir(path)) == [".metadata", "__0_8.distcp", "config.json", "lowbit.json"]
-    assert _holds(path, 2) and checkpoint.verify(path)["ok"]
+    assert holds(path, 2) and checkpoint.verify(path)["ok"]
 
 
 def test_ranks_save_together_between_other_files(pool, tmp_path):
@@ -151,18 +151,18 @@ def test_force_keeps_what_is_not_the_checkpoint_s(tmp_path, command):
     if command == "convert --part":
         with pytest.raises(checkpoint.CheckpointError, match="leave out force=True"):
             checkpoint.reshard(tmp_path / "a", tmp_path / "b", world_size=3, part=(0, 2), force=True)  # fmt: skip
-        assert _holds(tmp_path / "b", 1) and others_are_there(tmp_path / "b")
+        assert holds(tmp_path / "b", 1) and others_are_there(tmp_path / "b")
         return
     with pytest.raises(checkpoint.CheckpointError, match="exists; force=True replaces it"):
         again(tmp_path / "a", tmp_path / "b")
     for number in (1, 2):
         again(tmp_path / "a", tmp_path / "b", force=True, dry_run=True)
         again(tmp_path / "a", tmp_path / "b", force=True)
-        assert others_are_there(tmp_path / "b") and _holds(tmp_path / "b", 0)
+        assert others_are_there(tmp_path / "b") and holds(tmp_path / "b", 0)
         assert own(tmp_path / "b") == [".metadata", *(f"__{r}_{number}.distcp" for r in range(3)), "lowbit.json"]  # fmt: skip
         assert checkpoint.verify(tmp_path / "b")["ok"]
     again(tmp_path / "a", tmp_path / "b", force=True, manifest=False)
-    assert "lowbit.json" not in own(tmp_path / "b") and _holds(tmp_path / "b", 0)
+    assert "lowbit.json" not in own(tmp_path / "b") and holds(tmp_path / "b", 0)
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
@@ -287,13 +287,13 @@ def killed_at(tmp_path_factory):
         """)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
     program = (
-        "import os, sys, storage_worker, test_storage\n"
-        "test_storage.save(storage_worker.state(0, 9), sys.argv[1] + '-warm')\n"
+        "import os, storage_files, storage_worker, sys\n"
+        "storage_files.save(storage_worker.state(0, 9), sys.argv[1] + '-warm')\n"
         "for number in range(1, 100):\n"
         "    if os.fork() == 0:\n"
         "        os.environ['KILL_AT'] = str(number)\n"
         "        try:\n"
-        "            test_storage.save(storage_worker.state(0, number), sys.argv[1])\n"
+        "            storage_files.save(storage_worker.state(0, number), sys.argv[1])\n"
         "            os._exit(0)\n"
         "        finally:\n"
         "            os._exit(1)\n"
@@ -325,14 +325,14 @@ def test_a_kill_between_any_two_steps_leaves_one_checkpoint_and_all_other_files(
     path = tmp_path / "run"
     with_others(path)
     save(storage_worker.state(0), path)
-    holds, steps = 0, 0
+    last, steps = 0, 0
     for number, killed in killed_at(path, **more):
         steps += killed
         assert others_are_there(path)
         assert checkpoint.verify(path)["ok"]
-        assert _holds(path, number) or (killed and _holds(path, holds))
-        holds = number if _holds(path, number) else holds
-        save(storage_worker.state(0, holds), path)
+        assert holds(path, number) or (killed and holds(path, last))
+        last = number if holds(path, number) else last
+        save(storage_worker.state(0, last), path)
         assert own(path)[0] == ".metadata" and len(own(path)) == 3
-    assert holds == number and steps >= 4
+    assert last == number and steps >= 4
     assert sorted(os.listdir(tmp_path)) == ["run", "run-warm"]

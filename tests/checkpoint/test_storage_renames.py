@@ -1,5 +1,6 @@
 """Writer on file systems that cannot exchange two folders in one step, such as NFS, and kills between its steps."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,12 +11,15 @@ import pytest
 import storage_worker
 import torch.distributed.checkpoint as dcp
 from require import need
-from test_storage import _holds, save
+from storage_files import holds, save
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def without_exchange(tmp_path_factory):
-    """Saves once in a process, on a file system without renameat2's flags (NFS); killed at its n-th call of a function, if any."""
+    """Saves once in a process, on a file system without renameat2's flags (NFS); killed at its n-th call of a function, if any.
+
+    The processes are forked from one that has imported torch.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     need("cc", bool(compiler), "no C compiler")
     folder = tmp_path_factory.mktemp("shim")
@@ -43,34 +47,46 @@ def without_exchange(tmp_path_factory):
         }
         """)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
-    program = "import sys, storage_worker, test_storage; test_storage.save(storage_worker.state(0, int(sys.argv[2])), sys.argv[1])"
+    program = """if True:
+        import json, os, storage_files, storage_worker, sys
+        for line in sys.stdin:
+            path, seed, kill = json.loads(line)
+            if (saving := os.fork()) == 0:
+                os.environ["KILL_AT"] = kill
+                try:
+                    storage_files.save(storage_worker.state(0, seed), path)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            print(os.waitstatus_to_exitcode(os.waitpid(saving, 0)[1]), flush=True)"""
+    environment = {"LD_PRELOAD": str(folder / "shim.so"), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    ) as forking:  # fmt: skip
 
-    def once(path, seed, kill=""):
-        ended = subprocess.run(
-            [sys.executable, "-c", program, path, str(seed)], check=False, capture_output=True, text=True,
-            env={**os.environ, "LD_PRELOAD": str(folder / "shim.so"), "KILL_AT": kill, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-        assert ended.returncode == (-signal.SIGKILL if kill else 0), ended.stderr[-2000:]
+        def once(path, seed, kill=""):
+            print(json.dumps([str(path), seed, kill]), file=forking.stdin, flush=True)
+            assert int(forking.stdout.readline()) == (-signal.SIGKILL if kill else 0)
 
-    return once
+        yield once
 
 
 def test_a_kill_without_an_exchange_of_folders_stops_no_later_save(tmp_path, without_exchange):
     path, old = tmp_path / "run", ".run.partial-saving.old"
     without_exchange(path, 0)
     without_exchange(path, 1, "removal")  # of the old checkpoint
-    assert sorted(os.listdir(tmp_path)) == [old, "run"] and _holds(path, 1)
+    assert sorted(os.listdir(tmp_path)) == [old, "run"] and holds(path, 1)
     without_exchange(path, 2)
-    assert os.listdir(tmp_path) == ["run"] and _holds(path, 2)
+    assert os.listdir(tmp_path) == ["run"] and holds(path, 2)
     without_exchange(path, 3, "second rename")  # nothing has the name
     assert sorted(os.listdir(tmp_path)) == [".run.partial-saving", old]
-    assert _holds(tmp_path / old, 2)
+    assert holds(tmp_path / old, 2)
     with pytest.raises(dcp.api.CheckpointException, match="exists"):
         save(storage_worker.state(0, 4), path, overwrite=False)
-    assert os.listdir(tmp_path) == ["run"] and _holds(path, 2)
+    assert os.listdir(tmp_path) == ["run"] and holds(path, 2)
     without_exchange(path, 3, "second rename")
     without_exchange(path, 4)
-    assert os.listdir(tmp_path) == ["run"] and _holds(path, 4)
+    assert os.listdir(tmp_path) == ["run"] and holds(path, 4)
 
 
 def test_what_is_left_of_an_old_checkpoint_is_not_put_back(tmp_path, without_exchange):
@@ -79,4 +95,4 @@ def test_what_is_left_of_an_old_checkpoint_is_not_put_back(tmp_path, without_exc
     without_exchange(path, 1, "removal")
     shutil.rmtree(path)
     save(storage_worker.state(0, 2), path, overwrite=False)
-    assert _holds(path, 2)
+    assert holds(path, 2)

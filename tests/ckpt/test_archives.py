@@ -1,97 +1,22 @@
-"""Checkpoints of one file: torch.save (zip and legacy) and safetensors, read, written and copied between containers."""
+"""Checkpoints of one file: torch.save (zip and legacy), read, written and copied between containers."""
 
 import collections
 import io
 import json
-import math
 import os
 import pickle
 import pickletools
-import shutil
 import struct
-import subprocess
 import tarfile
 import zipfile
 
 import pytest
 import torch
-from require import need
-from safetensors.torch import load_file, save_file
+from archives import DTYPES, bits, copy, inspect, same
+from peer_files import need_tool, run
+from safetensors.torch import load_file
 
-TOOL = shutil.which("lowbit-ckpt") or ""
-need(
-    "ckpt",
-    bool(TOOL),
-    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
-    module=True,
-)
-
-
-def run(*arguments, code=0):
-    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == code, f"{arguments}: exit {done.returncode}, {done.stderr}"
-    return done
-
-
-def inspect(path, code=0):
-    done = run(TOOL, "inspect", path, "--json", "--digest", code=code)
-    return json.loads(done.stdout) if code == 0 else done.stderr
-
-
-def copy(source, target, code=0):
-    """The same checkpoint in another container."""
-    return run(TOOL, "convert", source, target, code=code)
-
-
-def same(a, b, where="root"):
-    """Equal in types, order, values and bits."""
-    if isinstance(a, torch.Tensor):
-        assert type(a) is type(b) or {type(a), type(b)} <= {torch.Tensor, torch.nn.Parameter}, where
-        if (
-            hasattr(a, "dequantize")
-            and type(a) is not torch.Tensor
-            and type(a) is not torch.nn.Parameter
-        ):
-            assert a.dtype == b.dtype and a.shape == b.shape, where
-            names, meta = a.__tensor_flatten__()
-            assert (names, str(meta)) == (
-                b.__tensor_flatten__()[0],
-                str(b.__tensor_flatten__()[1]),
-            ), where
-            for name in names:
-                same(getattr(a, name), getattr(b, name), f"{where}.{name}")
-            return
-        assert a.dtype == b.dtype and a.shape == b.shape, where
-        x, y = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-        assert torch.equal(x, y), where
-    elif isinstance(a, dict):
-        assert type(a) is type(b), (where, type(a), type(b))
-        assert [(type(k), k) for k in a] == [(type(k), k) for k in b], where
-        for k in a:
-            same(a[k], b[k], f"{where}.{k}")
-        assert getattr(a, "_metadata", None) == getattr(b, "_metadata", None), where
-    elif isinstance(a, (list, tuple)) and type(a) in (list, tuple):
-        assert type(a) is type(b) and len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            same(x, y, f"{where}.{i}")
-    elif isinstance(a, float):
-        assert struct.pack("<d", a) == struct.pack("<d", b), where
-    else:
-        assert type(a) is type(b) and a == b, (where, a, b)
-
-
-DTYPES = [
-    getattr(torch, name)
-    for name in ["float64", "float32", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
-]  # fmt: skip
-
-
-def bits(dtype, *shape, seed=0):
-    """A tensor of any dtype; every bit pattern may come, NaN among them."""
-    size = torch.empty(0, dtype=dtype).element_size()
-    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (math.prod(shape) * size,), dtype=torch.uint8,
-                        generator=torch.Generator().manual_seed(seed))  # fmt: skip
-    return raw.view(dtype).reshape(shape)
+need_tool()
 
 
 def tree(complex128=True):
@@ -239,98 +164,6 @@ def test_subclasses_of_torchao(tmp_path):
         same(given, torch.load(tmp_path / f"{name}.3.pt", weights_only=True))
 
 
-def test_safetensors_of_others(tmp_path):
-    tensors = {str(d): bits(d, 3, 4) for d in DTYPES if d is not torch.complex128}
-    tensors |= {"scalar": torch.tensor(1.0), "empty": torch.empty(0, 3), "bell\x07": torch.ones(2)}
-    save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt", "who": "me\x1b"})
-    seen = inspect(tmp_path / "a.safetensors")
-    assert len(seen["tensors"]) == len(tensors) and any("who = me\\x1b" in f for f in seen["facts"])
-    copy(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    back = load_file(tmp_path / "b.safetensors")
-    assert back.keys() == tensors.keys()
-    for name, t in tensors.items():
-        same(t, back[name], name)
-    with open(tmp_path / "b.safetensors", "rb") as f:
-        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-    assert "lowbit" not in header["__metadata__"]  # a plain dict of tensors needs none
-    torch.save({"a": bits(torch.complex128, 2)}, tmp_path / "c.pt")
-    assert "complex128" in copy(tmp_path / "c.pt", tmp_path / "c.safetensors", code=3).stderr
-    assert not (tmp_path / "c.safetensors").exists()
-
-
-def header(text, data=b"", length=None):
-    raw = text if isinstance(text, bytes) else json.dumps(text).encode()
-    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
-
-
-ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-BROKEN = {
-    "hole": header({"a": ONE, "b": {**ONE, "data_offsets": [12, 20]}}, b"\0" * 20),
-    "overlap": header({"a": ONE, "b": {**ONE, "data_offsets": [4, 12]}}, b"\0" * 12),
-    "same range": header({"a": ONE, "b": ONE}, b"\0" * 8),
-    "trailing": header({"a": ONE}, b"\0" * 9),
-    "short": header({"a": ONE}, b"\0" * 7),
-    "long header": header({"a": ONE}, b"\0" * 8, length=5000),
-    "huge header": header({"a": ONE}, b"\0" * 8, length=2**40),
-    "negative": header({"a": {**ONE, "shape": [-2]}}, b"\0" * 8),
-    "float": header(b'{"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}', b"\0" * 8),
-    "exponent": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8e0]}}', b"\0" * 8),
-    "minus zero": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-0,8]}}', b"\0" * 8),
-    "three offsets": header({"a": {**ONE, "data_offsets": [0, 8, 8]}}, b"\0" * 8),
-    "dtype": header({"a": {**ONE, "dtype": "F31"}}, b"\0" * 8),
-    "six bits": header({"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}, b"\0" * 3),
-    "overflow": header({"a": {**ONE, "shape": [2**62, 2**62]}}, b"\0" * 8),
-    "huge beside zero": header({"a": {**ONE, "shape": [0, 2**63, 2**63], "data_offsets": [0, 0]}}),
-    "half a byte": header({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}}, b"\0" * 2),
-    "metadata": header({"__metadata__": {"a": 1}, "a": ONE}, b"\0" * 8),
-    "utf-8": header(b'{"\xff":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
-    "surrogate": header(b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
-    "deep": header(b'{"a":' * 5000 + b"1" + b"}" * 5000),
-    "mark": header(b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
-    "zeros": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}\0\0', b"\0" * 8),
-    "twice": header(b'{"a":%s,"a":%s}' % ((json.dumps(ONE).encode(),) * 2), b"\0" * 8),
-    "dtype twice": header(b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
-    "two metadata": header(b'{"__metadata__":{},"__metadata__":{}}'),
-    "list": header(b"[]"),
-    "convention": header({"__metadata__": {"lowbit": "[]"}, "a": ONE}, b"\0" * 8),
-    "later convention": header({"__metadata__": {"lowbit": '{"version":2,"leaves":[],"holders":[]}'}}),
-    "unplaced": header({"__metadata__": {"lowbit": '{"version":1,"leaves":[],"holders":[]}'}, "a": ONE}, b"\0" * 8),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_safetensors(tmp_path, name):
-    (tmp_path / "a.safetensors").write_bytes(BROKEN[name])
-    assert inspect(tmp_path / "a.safetensors", code=3).startswith("lowbit-ckpt: ")
-
-
-def test_odd_safetensors_are_read(tmp_path):
-    odd = header(b' {"":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":[1]},"../b":%s} '
-                 % json.dumps({"dtype": "BOOL", "shape": [1], "data_offsets": [8, 9]}).encode(), b"\0" * 8 + b"\7")  # fmt: skip
-    (tmp_path / "a.safetensors").write_bytes(odd)
-    assert len(inspect(tmp_path / "a.safetensors")["warnings"]) == 5
-
-
-# A length of a header may begin like any other container: an old pickle (0x80, 2), a zip (PK), a tar.
-LENGTHS = [0x0080, 0x0280, 0x0580, 0x0680, 0x7F80, 0x8080, 0xFF80, 0x28002, 0x4B50, 0x14B50]
-
-
-@pytest.mark.parametrize("length", LENGTHS, ids=hex)
-def test_a_header_of_any_length(tmp_path, length):
-    text = json.dumps({"a": ONE}).encode()
-    (tmp_path / "a.safetensors").write_bytes(header(text.ljust(length), b"\0" * 8))
-    assert [t["name"] for t in inspect(tmp_path / "a.safetensors")["tensors"]] == ["a"]
-    (tmp_path / "b.safetensors").write_bytes(header(text.ljust(length), b"\0" * 8)[:100])
-    assert inspect(tmp_path / "b.safetensors", code=3).startswith("lowbit-ckpt: ")
-
-
-def test_a_header_that_reads_like_a_tar(tmp_path):
-    text = json.dumps({"a" * (257 - 8 - 2) + "ustar": ONE}).encode()
-    (tmp_path / "a.safetensors").write_bytes(header(text, b"\0" * 8))
-    assert (tmp_path / "a.safetensors").read_bytes()[257:262] == b"ustar"
-    assert len(inspect(tmp_path / "a.safetensors")["tensors"]) == 1
-
-
 def test_what_weights_only_takes(tmp_path):
     """Values that torch.load(weights_only=True) reads come back as they were, from every container that keeps values."""
     given = {
@@ -351,11 +184,11 @@ def test_what_weights_only_takes(tmp_path):
     for legacy in (False, True):
         torch.save(given, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
         assert any("2 tensors are expanded" in w for w in inspect(tmp_path / "a.pt")["warnings"])
-        run(TOOL, "verify", tmp_path / "a.pt")
+        run("verify", tmp_path / "a.pt")
         for name in ("b.pt", "b.safetensors", "b"):
             options = ("--container", "dcp") if name == "b" else ()
-            run(TOOL, "convert", tmp_path / "a.pt", tmp_path / name, "--force", *options)
-            run(TOOL, "convert", tmp_path / name, tmp_path / "c.pt", "--force")
+            run("convert", tmp_path / "a.pt", tmp_path / name, "--force", *options)
+            run("convert", tmp_path / name, tmp_path / "c.pt", "--force")
             back = torch.load(tmp_path / "c.pt", weights_only=True)
             for key in given:
                 same(given[key], back[key], key)

@@ -20,11 +20,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from ckpt_folders import assert_torch_reads, inspect, same, saved
+from file_systems import mounted
+from peer_files import TOOL, need_tool, run
 from require import need
-from test_ckpt import assert_torch_reads, inspect, run, same, saved
 
-TOOL = shutil.which("lowbit-ckpt") or ""
-need("ckpt", bool(TOOL), "lowbit-ckpt is not on PATH", module=True)
+need_tool()
 
 
 def metadata(path: Path):
@@ -325,9 +326,8 @@ def test_killed_at_any_moment(tmp_path):
     assert {f.name: f.read_bytes() for f in (tmp_path / "a").iterdir()} == before
 
 
-def test_a_full_disk_is_one_clear_error(tmp_path):
+def test_a_limit_of_files_is_one_clear_error(tmp_path):
     big(tmp_path / "a", 8)
-    # Of a file: what a quota or a full disk gives is another error at the same place.
     limit = 1 << 20
 
     def limited() -> None:
@@ -339,19 +339,17 @@ def test_a_full_disk_is_one_clear_error(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1 and "largest file" in done.stderr and done.stderr.count("\n") == 1
     assert os.listdir(tmp_path) == ["a"]
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], capture_output=True
-    ).returncode:
-        return  # not root, or no mounts here: the limit above stands for it
-    try:
-        error = run("reshard", tmp_path / "a", disk / "b", "--world-size", 2, code=1).stderr
-        assert "disk is full" in error and error.count("\n") == 1
-        assert f"{disk / 'b'}" in error and ".partial" not in error
-        assert os.listdir(disk) == []
-    finally:
-        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path):
+    big(tmp_path / "a", 8)
+    target = tmp_path / "disk" / "b"
+    with mounted(tmp_path / "disk", "tmpfs", "4m") as disk:
+        done = subprocess.run([*disk.enter, TOOL, "reshard", tmp_path / "a", target, "--world-size", "2"], capture_output=True, text=True, timeout=600)  # fmt: skip
+        assert done.returncode == 1 and "disk is full" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert str(target) in done.stderr and ".partial" not in done.stderr
+        assert os.listdir(disk.seen) == []
 
 
 def test_only_checkpoints_are_replaced_and_never_the_source(tmp_path):

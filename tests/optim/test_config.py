@@ -1,4 +1,4 @@
-"""What people write to choose how state is kept: presets, overrides by name, lpmm's files, and settings that contradict each other."""
+"""What people write to choose how state is kept: presets, and overrides by name."""
 
 import inspect
 import io
@@ -6,8 +6,8 @@ import io
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from configured import OPTIMIZERS, PRESETS, formats, model, train
 from groups import params_for
-from paths import GOLDEN
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -16,53 +16,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import lowbit
-from lowbit import ops, sharding
+from lowbit import ops
 from lowbit.config import presets
 from lowbit.state import layout
-
-LPMM = GOLDEN / "lpmm"
-PRESETS = {entry["name"]: entry for entry in lowbit.catalog()["presets"]}
-OPTIMIZERS = [
-    cls
-    for name in lowbit.__all__
-    if isinstance(cls := getattr(lowbit, name), type)
-    and issubclass(cls, lowbit.LowbitOptimizer)
-    and cls is not lowbit.LowbitOptimizer
-]
-
-
-def model(dtype=torch.float32):
-    torch.manual_seed(0)
-    return nn.ModuleDict(
-        {
-            "tokens": nn.Embedding(100, 64),
-            "body": nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 40)),
-            "head": nn.Linear(64, 100, bias=False),
-        }
-    ).to(dtype)
-
-
-def train(net, opt, steps=2):
-    if hasattr(opt, "train"):  # Schedule-Free begins in eval mode
-        opt.train()
-    for step in range(steps):
-        generator = torch.Generator().manual_seed(step)
-        for p in net.parameters():
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-        opt.step()
-
-
-def formats(opt):
-    """The name of each parameter -> the formats of its states."""
-    return {
-        name: [slot.format for slot in lay.slots] + (["factored"] if lay.factors else [])
-        for name, (_, _, lay) in zip(
-            (name for group in opt.param_groups for name in group["param_names"]),
-            opt.laid_out(),
-            strict=True,
-        )
-    }
-
 
 # Presets
 
@@ -269,103 +225,6 @@ def test_distributed_checkpoints_keep_state_of_overridden_formats(tmp_path, flat
     assert again.param_groups[0]["overrides"] == overrides
 
 
-# lpmm's configurations
-
-
-def lpmm(bits=4, block=128, scale="rank1"):
-    first = lowbit.scaled(f"dynamic{bits}", block=block, min_numel=4097)
-    block = block if scale == "block" else None
-    second = lowbit.scaled(f"power1_{bits}_unsigned", scale=scale, block=block, min_numel=4097)
-    return {"exp_avg": first, "exp_avg_sq": second}
-
-
-needs4 = pytest.mark.skipif("4bit" not in PRESETS, reason="no formats of 4 bits")
-
-
-@needs4
-@pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("default", {}), ("2nd_moment_group_128", {"scale": "block"}), ("default_5b", {"bits": 5}), ("default_6b", {"bits": 6}),
-        ("default_7b", {"bits": 7}),
-    ],
-)  # fmt: skip
-def test_lpmm_files(name, expected):
-    read = lowbit.qconfig(LPMM / f"{name}.yml")
-    assert read == lpmm(**expected)
-    net = model()
-    opt = lowbit.AdamW(net.named_parameters(), state_format=read)
-    train(net, opt)
-    assert formats(opt)["body.0.weight"] == [read["exp_avg"]["format"], read["exp_avg_sq"]["format"]]  # fmt: skip
-
-
-@needs4
-def test_lpmm_files_that_differ_otherwise():
-    rank1 = lpmm()["exp_avg_sq"]
-    assert lowbit.qconfig(LPMM / "1st_moment_group_2048.yml") == {
-        **lpmm(block=2048),
-        "exp_avg_sq": rank1,
-    }
-    only = lowbit.qconfig(LPMM / "2nd_moment_only_default.yml")
-    assert only == {"exp_avg": lowbit.scaled("float32"), "exp_avg_sq": rank1}
-    eight = lowbit.qconfig(LPMM / "default_8b.yml")
-    assert (eight["exp_avg"]["format"], eight["exp_avg"]["block"]) == ("dynamic8", 128)
-    with pytest.raises(ValueError, match=r"M\.GROUP_SIZE is 4096"):
-        lowbit.qconfig(LPMM / "1st_moment_group_4096.yml")
-
-
-@needs4
-def test_lpmm_keys(tmp_path):
-    group = lpmm(scale="block")
-    assert lowbit.qconfig({}) == group  # what lpmm itself does without a file
-    assert lowbit.qconfig({"M": {"BITS": 8}}, second=None) == {
-        "exp_avg": {**group["exp_avg"], "format": "dynamic8"}
-    }
-    assert list(lowbit.qconfig({}, first="momentum_buffer", second=None)) == ["momentum_buffer"]
-    keys = {"SCALE_TYPE": {"DEFAULT": "dim0"}, "QUANT_TYPE": {"DEFAULT": "power-2"}, "ROUND_TYPE": "real-sr", "THRESHOLD": 10}  # fmt: skip
-    assert lowbit.qconfig({"QUANT": {"SQM": keys}})["exp_avg_sq"] == lowbit.scaled(
-        "power2_4_unsigned", scale="row", rounding="stochastic", min_numel=11
-    )
-    (tmp_path / "base.yml").write_text("QUANT: {M: {BITS: 5, ROUND_TYPE: sr}}\n")
-    (tmp_path / "child.yml").write_text("BASE: [base.yml]\nQUANT: {M: {BITS: 6}}\n")
-    spec = lowbit.qconfig(str(tmp_path / "child.yml"))["exp_avg"]
-    assert (spec["format"], spec["rounding"]) == ("dynamic6", "stochastic")
-
-
-@needs4
-def test_lpmms_threshold_is_strict():
-    weights = [
-        ("at", nn.Parameter(torch.ones(64, 64))),
-        ("above", nn.Parameter(torch.ones(64, 65))),
-    ]
-    assert [kept[0] for kept in formats(lowbit.AdamW(weights)).values()] == ["dynamic8", "dynamic8"]
-    opt = lowbit.AdamW(weights, state_format=lowbit.qconfig({}))
-    assert [kept[0] for kept in formats(opt).values()] == ["float32", "dynamic4"]
-    opt = lowbit.AdamW(weights, state_format=lowbit.qconfig({"M": {"THRESHOLD": 4095}}))
-    assert formats(opt)["at"] == ["dynamic4", "float32"]
-    opt = lowbit.AdamW(weights, state_format=lowbit.qconfig({}), min_numel=0)
-    assert formats(opt)["at"] == ["dynamic4", "power1_4_unsigned"]
-
-
-@pytest.mark.parametrize(
-    "config, words",
-    [
-        ({"M": {"QUANT_TYPE": {"DEFAULT": "float-point"}}}, "M.QUANT_TYPE is 'float-point'"),
-        ({"SQM": {"QUANT_TYPE": {"DEFAULT": "power-3"}}}, "SQM.QUANT_TYPE is 'power-3'"),
-        ({"SQM": {"SCALE_TYPE": {"DEFAULT": "dim01"}}}, "SQM.SCALE_TYPE is 'dim01'"),
-        ({"SQM": {"SCALE_TYPE": {"DEFAULT": "rank1", "DEFAULT_ONLY": False}}}, "SQM.SCALE_TYPE.DEFAULT_ONLY is False"),
-        ({"M": {"ROUND_TYPE": "up"}}, "M.ROUND_TYPE is 'up'"), ({"M": {"BITS": 9}}, "M.BITS is 9"), ({"M": {"BITS": 1}}, "M.BITS is 1"),
-        ({"M": {"GROUP_SIZE": 100}}, "M.GROUP_SIZE is 100"), ({"M": {"SIGNED": False}}, "M.SIGNED is False"),
-        ({"M": {"ENABLE": "yes"}}, "M.ENABLE is 'yes'"), ({"M": {"THRESHOLD": -1}}, "M.THRESHOLD is -1"),
-        ({"M": {"BITTS": 4}}, "M.BITTS is 4"), ({"P": {"ENABLE": True}}, "P.ENABLE is True"),
-        ({"M": {"ROUND_TYPE": ["up"]}}, "M.ROUND_TYPE is"), ({"SQMM": {"BITS": 8}}, "'SQMM' is no section.* M, SQM"),
-    ],
-)  # fmt: skip
-def test_lpmm_settings_that_cannot_be_expressed(config, words):
-    with pytest.raises(ValueError, match=words):
-        lowbit.qconfig({"QUANT": config})
-
-
 def test_override_quantize_enable(monkeypatch):
     net = model()
     opt = lowbit.AdamW(net.named_parameters(), full_precision=["head.*"])
@@ -403,95 +262,3 @@ def test_override_quantize_enable(monkeypatch):
     fresh.override_quantize_enable(net["body"][1], "weight", False)  # without names
     assert "exp_avg" in fresh.state[net["body"][1].weight]
     assert "exp_avg_dynamic8" in fresh.state[net["head"].weight]
-
-
-# Settings that make no sense together
-
-
-def of_other_dtypes():
-    """Every parameter format for parameters of a dtype that it does not store."""
-    for entry in lowbit.catalog()["param"]:
-        for dtype in sorted({other["dtype"] for other in lowbit.catalog()["param"]}):
-            if entry["dtype"] != dtype:
-                yield entry["name"], dtype
-
-
-S = lowbit.scaled
-SENSELESS = [
-    # (what is wrong, optimizer and options, words of the reason)
-    ("stochastic rounding of float32", lambda: S("float32", rounding="stochastic"), "not rounded"),
-    ("scales of float32", lambda: S("float32", scale="row"), "no scales"),
-    ("blocks of bfloat16", lambda: S("bfloat16", block=64), "no scales"),
-    ("no scale", lambda: S("dynamic8", scale="none"), "needs a scale"),
-    ("a block of rows", lambda: S("dynamic8", scale="row", block=64), "leave block out"),
-    ("an odd block", lambda: S("dynamic8", block=100), "power of two"),
-    ("an unknown scale", lambda: S("dynamic8", scale="diagonal"), "scale must be one of"),
-    ("an unknown rounding", lambda: S("dynamic8", rounding="up"), "rounding one of"),
-    ("a threshold below 0", lambda: S("dynamic8", min_numel=-1), "min_numel"),
-    ("an unknown option", {"state_format": {"exp_avg": {"format": "dynamic8", "blok": 64}}}, "blok"),
-    ("neither preset nor format", {"state_format": {"exp_avg": 8}}, "is no state format"),
-    ("unsigned for signed", {"state_format": "dynamic8_unsigned"}, "negative values"),
-    ("factored for signed", {"state_format": "factored"}, "negative values"),
-    ("factored for signed by name", {"state_format": {"exp_avg": "factored"}}, "negative values"),
-    ("factored in blocks", {"state_format": {"exp_avg_sq": {"format": "factored", "block": 64}}}, "leave the rest out"),
-    ("factored under amsgrad", {"state_format": "factored8", "amsgrad": True}, "cannot keep exp_avg_sq and max_exp_avg_sq factored"),
-    ("a state that is not kept", {"state_format": {"max_exp_avg_sq": "8bit"}}, "max_exp_avg_sq"),
-    ("wide and factored", {"state_format": "factored8", "full_precision": True}, "leave one of the two out"),
-    ("wide and factored in a group", {"group": {"state_format": "factored8", "full_precision": True}}, "parameter group has full_precision=True and factored"),
-    ("wide and factored in an override", {"overrides": {"*": {"state_format": "factored8", "full_precision": True}}}, r"overrides\['\*'\] has full_precision=True and factored"),
-    ("an override of nothing", {"overrides": lowbit.override("bod.*", full_precision=True)}, r"overrides\['bod.\*'\] matches the name of no parameter"),
-    ("an unknown option of an override", {"overrides": {"body.*": {"lr": 1.0}}}, r"overrides\['body.\*'\] has \['lr'\]"),
-    ("the same, built", lambda: lowbit.override("x", state="8bit"), "state_format, param_format"),
-    ("patterns for wide in an override", {"overrides": {"body.*": {"full_precision": ["body.*"]}}}, "True or False"),
-    ("overrides without patterns", {"overrides": ["body.*"]}, "must map name patterns"),
-    ("an override without options", {"overrides": {"body.*": "8bit"}}, "must map a name pattern"),
-    ("an unknown format in an override", {"overrides": {"body.*": {"state_format": "9bit"}}}, "named '9bit'"),
-    ("a threshold that is no number", {"min_numel": 1.5}, "min_numel"),
-    ("an unknown parameter format", {"param_format": "nope"}, "no parameter format"),
-    ("a parameter format of another dtype in an override", {"overrides": {"head.*": {"param_format": "bfloat16"}}}, "'head.weight' is float32"),
-]  # fmt: skip
-SENSELESS += [
-    (f"{name} of {dtype}", {"param_format": name, "dtype": dtype}, f"is {dtype}, which param_format='{name}' does not store")
-    for name, dtype in of_other_dtypes()
-]  # fmt: skip
-SENSELESS += [
-    (f"{entry['name']} with cross-tile scales", lambda name=entry["name"]: S(name, scale="tensor"), "only have scale='block'")
-    for entry in lowbit.catalog()["state"]
-    if entry["scaled"] and not entry["cross_tile"]
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("options, words", [row[1:] for row in SENSELESS], ids=[row[0] for row in SENSELESS])  # fmt: skip
-def test_settings_that_make_no_sense(options, words):
-    if callable(options):
-        with pytest.raises(ValueError, match=words):
-            options()
-        return
-    options = dict(options)
-    net = model(getattr(torch, options.pop("dtype", "float32")))
-    params = net.named_parameters()
-    if "group" in options:
-        params = [{"params": params, **options.pop("group")}]
-    with pytest.raises(ValueError, match=words):
-        lowbit.AdamW(params, **options)
-
-
-def test_factored_state_where_a_rule_has_no_factored_variant():
-    net = model()
-    for wide in ((), ["*"]):  # whether or not there is a parameter that it would be done for
-        with pytest.raises(ValueError, match="lamb cannot keep exp_avg_sq factored"):
-            lowbit.LAMB(net.named_parameters(), state_format="factored8", full_precision=wide)
-    # A group may be wide in an optimizer that factors others, and a rule with nothing to factor takes the preset.
-    lowbit.AdamW(lowbit.param_groups(net), state_format="factored8")
-    lowbit.LARS(net.named_parameters(), state_format="factored8")
-
-
-def test_measured_scales_that_shards_cannot_agree_on(monkeypatch):
-    """At construction, not at the first step."""
-    group = object()
-    part = sharding.Part((64, 96), (32, 96), (0, 0), ((0, group),))
-    monkeypatch.setattr(layout.sharding, "part", lambda p, what: part)
-    monkeypatch.setattr("lowbit.state.quantize.sharding.reduce_over", lambda wanted: None)
-    specs = {"exp_avg": S("dynamic8", scale="tensor"), "exp_avg_sq": S("dynamic8", scale="row")}
-    with pytest.raises(ValueError, match="scale='tensor'"):
-        lowbit.AdamW([nn.Parameter(torch.ones(32, 96))], state_format=specs)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from configured import OPTIMIZERS
 from groups import begin, params_for
-from test_config import OPTIMIZERS
 from torch import nn
 
 import lowbit

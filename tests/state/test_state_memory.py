@@ -11,8 +11,8 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from configured import OPTIMIZERS, model, train
 from groups import params_for
-from test_config import OPTIMIZERS, model, train
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import (

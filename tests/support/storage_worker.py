@@ -1,4 +1,4 @@
-"""What a rank does in test_storage.py: saves and loads with lowbit.checkpoint.Writer and Reader, or torch's."""
+"""What a rank does in test_storage*.py: saves and loads with lowbit.checkpoint.Writer and Reader, or torch's."""
 
 from __future__ import annotations
 
@@ -75,6 +75,15 @@ def load(kind, path, dim, seed=0, **options):
     loaded, source = state(dim, seed + 5), reader(kind, path, **options)
     dcp.load(loaded, storage_reader=source)
     return wrong(loaded, seed), getattr(source, "bytes_read", None)
+
+
+def refusal(path, dim):
+    """What a load of a damaged checkpoint says to this rank."""
+    try:
+        load("lowbit", path, dim)
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        return str(error)
+    return "no error"
 
 
 def there_and_back(url, options, dim, other):
