@@ -13,8 +13,8 @@ from lowbit.checkpoint.contents import Codes, Model, Param, State, Tensor
 from lowbit.checkpoint.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from lowbit.checkpoint.storage_reader import Reader
-    from lowbit.checkpoint.storage_writer import Writer
+    from lowbit.checkpoint.storage.reader import Reader
+    from lowbit.checkpoint.storage.writer import Writer
 
 __all__ = [
     "Checkpoint",
@@ -37,11 +37,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # With them comes torch.distributed.checkpoint, which most programs do without.
     if name == "Writer":
-        from lowbit.checkpoint.storage_writer import Writer
+        from lowbit.checkpoint.storage.writer import Writer
 
         return Writer
     if name == "Reader":
-        from lowbit.checkpoint.storage_reader import Reader
+        from lowbit.checkpoint.storage.reader import Reader
 
         return Reader
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.object_store import (
@@ -23,10 +23,6 @@ from lowbit.checkpoint.object_store import (
     local_path,
 )
 from lowbit.checkpoint.paths import Path, bytes_of
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import MetadataIndex
 
 INDEX, DIGESTS = ".metadata", "lowbit.json"
 DATA = re.compile(r"__\d+_(\d+)\.distcp")
@@ -149,29 +145,6 @@ class Upload:
             raise
         digests = os.path.join(local, DIGESTS)
         self.publish(data, _content(os.path.join(local, INDEX)), _content(digests) if os.path.exists(digests) else None)  # fmt: skip
-
-
-class StoreFolder:
-    """A save to a URL, as its coordinator has it: what PartialFolder is on a disk.
-
-    What a save left that failed or was killed, the next one to the URL removes: nobody can tell it from the files of one that runs.
-    """
-
-    def __init__(self, url: str, overwrite: bool, storage_options: StorageOptions) -> None:
-        self.upload = Upload(url, storage_options)
-        self.upload.check(overwrite, True, "overwrite=True replaces it", fill=True)
-
-    def places(
-        self, written: dict[MetadataIndex, _StorageInfo]
-    ) -> dict[MetadataIndex, _StorageInfo]:
-        """As they are: each rank asked the store for names that are free."""
-        return written
-
-    def publish(self, data: Mapping[str, int], index: bytes, digests: bytes) -> None:
-        self.upload.publish(data, index, digests)
-
-    def drop(self) -> None:
-        """Nothing to do: without `.metadata` it is no checkpoint, and an older one is whole."""
 
 
 def is_folder(target: Path, container: str) -> bool | None:

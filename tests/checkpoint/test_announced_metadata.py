@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from lowbit.checkpoint.announced_metadata import Received, announce
+from lowbit.checkpoint.storage.announced_metadata import Received, announce
 
 
 def metadata():

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from lowbit.checkpoint.errors import CheckpointError
-from lowbit.checkpoint.group_names import check_group_names, group_names
+from lowbit.checkpoint.storage.group_names import check_group_names, group_names
 
 FIRST, SECOND = ["first.weight", "first.bias"], ["second.weight", "second.bias"]
 

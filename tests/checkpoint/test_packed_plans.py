@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from lowbit.checkpoint import packed_plans
-from lowbit.checkpoint.packed_plans import Items, numbered, packed, results, returned, sent
-from lowbit.checkpoint.written import Written
+from lowbit.checkpoint.storage import packed_plans
+from lowbit.checkpoint.storage.packed_plans import Items, numbered, packed, results, returned, sent
+from lowbit.checkpoint.storage.written import Written
 
 
 def size(*n):
@@ -77,7 +77,7 @@ def across(items, rank=1, change=lambda items: items, to=1):
     mine = sent(items, rank)
     there = pickle.dumps(mine)
     key, mine.key = mine.key, "of another process"
-    from lowbit.checkpoint import packed_plans
+    from lowbit.checkpoint.storage import packed_plans
 
     kept = packed_plans._SENT.pop(key)
     came = pickle.loads(there)

@@ -72,7 +72,7 @@ def test_killed_saves_leave_the_last_checkpoint_whole(tmp_path):
 
 
 def test_two_saves_to_one_name_do_not_mix(tmp_path):
-    from lowbit.checkpoint.partial_folder import PartialFolder
+    from lowbit.checkpoint.storage.partial_folder import PartialFolder
 
     begun, tried = threading.Event(), threading.Event()
 
@@ -95,7 +95,7 @@ def test_two_saves_to_one_name_do_not_mix(tmp_path):
 
 def test_a_save_goes_on_after_one_that_failed(tmp_path, monkeypatch):
     """Its error, and with it the old writer, are still in somebody's hands."""
-    from lowbit.checkpoint.storage_writer import Writer
+    from lowbit.checkpoint.storage.writer import Writer
 
     with monkeypatch.context() as patched:
         patched.setattr(Writer, "finish", lambda *_, **__: 1 / 0)
@@ -151,7 +151,7 @@ def test_nothing_outside_is_touched(tmp_path):
 
 
 def test_a_folder_that_another_save_took_is_left_to_it(tmp_path):
-    from lowbit.checkpoint.partial_folder import PartialFolder
+    from lowbit.checkpoint.storage.partial_folder import PartialFolder
 
     first = PartialFolder(str(tmp_path / "run"), True)
     shutil.rmtree(first.temporary)  # as one does that found it before it had an owner
@@ -164,7 +164,7 @@ def test_a_folder_that_another_save_took_is_left_to_it(tmp_path):
 
 
 def test_a_fork_removes_nothing(tmp_path):
-    from lowbit.checkpoint.partial_folder import PartialFolder
+    from lowbit.checkpoint.storage.partial_folder import PartialFolder
 
     folder = PartialFolder(str(tmp_path / "run"), True)
     child = os.fork()
@@ -179,7 +179,7 @@ def test_a_fork_removes_nothing(tmp_path):
 
 def test_a_fork_does_not_keep_the_lock(tmp_path):
     """A worker of a data loader that outlives the program that saves."""
-    from lowbit.checkpoint.partial_folder import OWNER, PartialFolder
+    from lowbit.checkpoint.storage.partial_folder import OWNER, PartialFolder
 
     here, there = os.pipe()
     told, tell = os.pipe()

@@ -32,10 +32,10 @@ def test_it_ends_with_all_bytes(tmp_path, monkeypatch):
     dcp.load(got, storage_reader=reader, no_dist=True)
     assert rising(told, TOTAL) and torch.equal(got["a"], STATE["a"])
     # In several batches, of tensors that are copied on their way.
-    from lowbit.checkpoint import storage_reader, storage_writer
+    from lowbit.checkpoint import storage
 
-    monkeypatch.setattr(storage_writer, "COPIED", 1000)
-    monkeypatch.setattr(storage_reader, "COPIED", 1000)
+    monkeypatch.setattr(storage.writer, "COPIED", 1000)
+    monkeypatch.setattr(storage.reader, "COPIED", 1000)
     told.clear()
     many = {f"w{i}": torch.ones(30, 20).t() for i in range(9)}
     save(tmp_path / "many", many, progress=lambda *bytes: told.append(bytes))

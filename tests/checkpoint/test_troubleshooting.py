@@ -14,9 +14,9 @@ from require import need
 
 import lowbit
 from lowbit import checkpoint
-from lowbit.checkpoint.group_names import check_group_names
 from lowbit.checkpoint.object_store import Opened
-from lowbit.checkpoint.partial_folder import PartialFolder
+from lowbit.checkpoint.storage.group_names import check_group_names
+from lowbit.checkpoint.storage.partial_folder import PartialFolder
 
 
 def stepped(*groups):

@@ -101,9 +101,9 @@ def test_async_saves_keep_one_pinned_copy(tmp_path, one_rank, sharded):
 
 def test_more_than_one_batch_of_copies(tmp_path, monkeypatch):
     """Tensors of a GPU are copied to the host some at a time."""
-    from lowbit.checkpoint import storage_writer
+    from lowbit.checkpoint.storage import writer
 
-    monkeypatch.setattr(storage_writer, "COPIED", 1 << 16)
+    monkeypatch.setattr(writer, "COPIED", 1 << 16)
     want = {f"{i}": torch.rand(100, 100, device="cuda") for i in range(20)}
     dcp.save(want, storage_writer=checkpoint.Writer(tmp_path / "run"), no_dist=True)
     got = {name: torch.zeros_like(t) for name, t in want.items()}

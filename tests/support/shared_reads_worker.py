@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from lowbit import checkpoint
-from lowbit.checkpoint import shared_reads
+from lowbit.checkpoint.storage import shared_reads
 
 SHAPES = [(64, 512), (33, 70), (5000,), (3,), (), (128, 256), (0, 4), (7, 1000)]
 

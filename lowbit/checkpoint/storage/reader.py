@@ -26,10 +26,10 @@ from torch.futures import Future
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.native import native
 from lowbit.checkpoint.object_store import Opened, StorageOptions
-from lowbit.checkpoint.packed_plans import returned, sent
 from lowbit.checkpoint.paths import Path
 from lowbit.checkpoint.progress import Progress, Shown, Steps
-from lowbit.checkpoint.shared_reads import (
+from lowbit.checkpoint.storage.packed_plans import returned, sent
+from lowbit.checkpoint.storage.shared_reads import (
     Box,
     Piece,
     Round,
@@ -40,7 +40,7 @@ from lowbit.checkpoint.shared_reads import (
     share,
     size_of,
 )
-from lowbit.checkpoint.storage import Storage, named
+from lowbit.checkpoint.storage.storage import Storage, named
 
 COPIED = 256 << 20  # bytes that are read at a time for tensors which cannot be read into
 

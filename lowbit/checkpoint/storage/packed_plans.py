@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from lowbit.checkpoint.written import Written
+from lowbit.checkpoint.storage.written import Written
 
 # What rows hold of torch's classes. With others, of another version, items are pickled as they are.
 _FIELDS = {

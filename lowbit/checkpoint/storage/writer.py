@@ -25,16 +25,16 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from lowbit.checkpoint.announced_metadata import announce
 from lowbit.checkpoint.errors import CheckpointError
-from lowbit.checkpoint.group_names import check_group_names, group_names
 from lowbit.checkpoint.native import native
 from lowbit.checkpoint.object_store import StorageOptions, is_url
-from lowbit.checkpoint.packed_plans import numbered, results, sent
-from lowbit.checkpoint.partial_folder import PartialFolder, partial_path
 from lowbit.checkpoint.paths import Path, bytes_of
 from lowbit.checkpoint.progress import Progress, Shown, Steps
-from lowbit.checkpoint.state_tensors import (
+from lowbit.checkpoint.storage.announced_metadata import announce
+from lowbit.checkpoint.storage.group_names import check_group_names, group_names
+from lowbit.checkpoint.storage.packed_plans import numbered, results, sent
+from lowbit.checkpoint.storage.partial_folder import PartialFolder, partial_path
+from lowbit.checkpoint.storage.state_tensors import (
     DTYPES,
     OtherLayout,
     check_dense,
@@ -44,9 +44,10 @@ from lowbit.checkpoint.state_tensors import (
     unread,
     with_own_memory,
 )
-from lowbit.checkpoint.storage import Storage, named
-from lowbit.checkpoint.upload import StoreFolder, Upload
-from lowbit.checkpoint.written import Written, digests
+from lowbit.checkpoint.storage.storage import Storage, named
+from lowbit.checkpoint.storage.store_folder import StoreFolder
+from lowbit.checkpoint.storage.written import Written, digests
+from lowbit.checkpoint.upload import Upload
 
 COPIED = 256 << 20  # bytes of tensors on other devices that are copied to the host at a time
 OPAQUE = "Writer(opaque=True) saves it for torch's reader alone, which unpickles it"
