@@ -213,7 +213,8 @@ def written(
                 raise
             # Only an I/O error is about the local copy.
             text = f"{url} is written to TMPDIR first: {error.text}" if error.code == 1 else error.text.replace(local, url)  # fmt: skip
-            raise CheckpointError(text, *error.args[1:]) from error
+            file = error.file if error.code == 1 else error.file.replace(local, url)
+            raise CheckpointError(text, error.code, file, *error.args[3:]) from error
         if dry_run:
             return
         upload.check(force, os.path.isdir(local))

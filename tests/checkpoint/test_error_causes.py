@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 
 from lowbit import checkpoint
 from lowbit.checkpoint import CheckpointError
@@ -73,6 +74,21 @@ def test_a_file_of_torch_save(tmp_path, harm):
     harm(source)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.convert(source, tmp_path / "model.safetensors")
+    assert caught.value.cause == "damaged"
+
+
+def test_a_file_of_safetensors_that_is_cut_off(tmp_path):
+    save_file({"w": VALUES}, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="cut off") as caught:
+        checkpoint.inspect(tmp_path / "model.safetensors")
+    assert caught.value.cause == "damaged"
+
+
+def test_metadata_that_is_cut_off(folder):
+    cut(folder / ".metadata")
+    with pytest.raises(CheckpointError, match=r"\.metadata") as caught:
+        checkpoint.inspect(folder)
     assert caught.value.cause == "damaged"
 
 

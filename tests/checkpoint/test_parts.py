@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import megatron_files
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -278,6 +279,15 @@ def test_parts_of_different_conversions_do_not_mix(trained):
         with pytest.raises(checkpoint.CheckpointError, match=r"another plan|fits no parameter"):
             checkpoint.convert(trained, "out", part=(1, 2), **{**options, **change})
     assert checkpoint.convert(trained, "out", part=(1, 2), **options)["published"]
+
+
+def test_parts_of_different_groups_do_not_mix(tmp_path):
+    """Whose weight decay is whose changes no name and no shape."""
+    source = megatron_files.write(tmp_path / "m", megatron_files.tensors(), {"param_groups": megatron_files.groups(weight_decay=0.0, step=4)})  # fmt: skip
+    options = {"container": "dcp", "to": "torch"}
+    checkpoint.convert(source, tmp_path / "out", part=(0, 2), group=["1=*.bias"], **options)
+    with pytest.raises(checkpoint.CheckpointError, match="another plan"):
+        checkpoint.convert(source, tmp_path / "out", part=(1, 2), group=["1=embedding*"], **options)
 
 
 def test_what_cannot_be_converted_in_parts_is_refused(trained):

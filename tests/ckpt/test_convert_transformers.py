@@ -40,6 +40,16 @@ def test_a_relative_step_has_its_bound_whatever_a_schedule_left(tmp_path):
     assert torch.load(tmp_path / "b.pt", weights_only=True)["param_groups"][0]["lr"] == 1e-2
 
 
+def test_a_parameter_without_state_has_its_warm_up_before_it(tmp_path):
+    made = content(warmup_init=True, relative_step=True, lr=None)
+    made["param_groups"][0]["params"] = [0, 1, 2]
+    for state in made["state"].values():
+        state["step"] = 20_000
+    torch.save(made, tmp_path / "a.pt")
+    done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit")
+    assert "parameter 2 has made no step, and warmup_init is True" in done.stderr
+
+
 @pytest.mark.parametrize(
     "state, text",
     [

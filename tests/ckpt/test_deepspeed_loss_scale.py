@@ -17,8 +17,8 @@ need_tool()
 KINDS = ["zero 1", "zero 2", "zero 3", "universal 1", "universal 3"]
 
 
-def write(kind, folder, scaler):
-    of = small_run(dtype=torch.float16, loss_scaler=scaler)
+def write(kind, folder, scaler, **more):
+    of = small_run(dtype=torch.float16, loss_scaler=scaler, **more)
     kind, stage = kind.split()
     return (write_zero if kind == "zero" else write_universal)(folder, of, int(stage), ranks=2)
 
@@ -33,10 +33,10 @@ def test_it_is_kept_by_name(tmp_path, kind):
     want = vars(DynamicLossScaler())
     folder = write(kind, tmp_path / "step", DynamicLossScaler())
     run("verify", folder)
-    assert "deepspeed.loss_scaler.cur_scale = 4096" in run("inspect", folder).stdout
+    assert "deepspeed.optimizer.loss_scaler.cur_scale = 4096" in run("inspect", folder).stdout
     for to in ((), ("--to", "lowbit"), ("--to", "torch")):
         made, said = converted(folder, tmp_path / "out.pt", "--force", *to)
-        assert made["deepspeed"]["loss_scaler"] == want and "loss scale" not in said
+        assert made["deepspeed"]["optimizer"]["loss_scaler"] == want and "loss scale" not in said
 
 
 @pytest.mark.parametrize("way", [(), ("--to", "lowbit", "--state-format", "float32"), ("dcp",)])
@@ -61,7 +61,7 @@ def test_a_universal_checkpoint_has_the_object_again(tmp_path, kind, way):
 
 def test_a_fixed_scale_is_the_configuration_s(tmp_path):
     made, said = converted(write("zero 2", tmp_path / "step", LossScaler()), tmp_path / "out.pt")
-    assert "loss_scaler" not in made["deepspeed"] and "loss scale" not in said
+    assert "optimizer" not in made["deepspeed"] and "loss scale" not in said
 
 
 def test_what_is_not_the_usual_one_is_named(tmp_path):
@@ -70,13 +70,39 @@ def test_what_is_not_the_usual_one_is_named(tmp_path):
     folder = write("zero 2", tmp_path / "step", odd)
     made, said = converted(folder, tmp_path / "out.pt")
     assert "the dynamic loss scale is kept in an object" in said and "DynamicLossScaler" in said
-    assert "loss_scaler" not in made["deepspeed"]
+    assert "optimizer" not in made["deepspeed"]
     run("convert", folder, tmp_path / "universal", "--container", "universal")
 
 
 def test_a_part_of_it_is_not_written(tmp_path):
     folder = write("zero 2", tmp_path / "step", DynamicLossScaler())
     done = run("convert", folder, tmp_path / "u", "--container", "universal", "--exclude", "*.cur_hysteresis")  # fmt: skip
-    assert "deepspeed.loss_scaler is left out: it lacks cur_hysteresis" in done.stdout + done.stderr
+    assert (
+        "deepspeed.optimizer.loss_scaler is left out: it lacks cur_hysteresis"
+        in done.stdout + done.stderr
+    )
     made = torch.load(tmp_path / "u" / "zero" / "optimizer_state.pt", weights_only=True)
     assert "loss_scaler" not in made
+
+
+@pytest.mark.parametrize(
+    "mine", [1.5, {"cur_scale": 8, "of": torch.ones(2)}], ids=["number", "dict"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_scaler_of_the_user_stays_beside_it(tmp_path, kind, mine):
+    """In the client state of engine.save_checkpoint, which has any names."""
+    more = {"client_state": {"mine": 5, "loss_scaler": mine}}
+    source = write(kind, tmp_path / "step", DynamicLossScaler(), **more)
+    run("convert", source, tmp_path / "low.pt", "--to", "lowbit", "--state-format", "float32")
+    run("convert", tmp_path / "low.pt", tmp_path / "universal", "--container", "universal")
+    made = torch.load(tmp_path / "universal" / "mp_rank_00_model_states.pt", weights_only=True)
+    if isinstance(mine, dict):
+        assert made["loss_scaler"]["cur_scale"] == 8 and made["loss_scaler"]["of"].tolist() == [
+            1,
+            1,
+        ]
+    else:
+        assert made["loss_scaler"] == mine
+    with named_as_deepspeed():
+        kept = torch.load(tmp_path / "universal" / "zero" / "optimizer_state.pt", weights_only=False)  # fmt: skip
+    assert vars(kept["loss_scaler"]) == vars(DynamicLossScaler())

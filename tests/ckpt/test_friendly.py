@@ -125,9 +125,10 @@ def test_a_cut_off_header_is_no_magic_number(tmp_path, length):
 
 def test_a_pointer_of_git_lfs(tmp_path):
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
-    (tmp_path / "a.safetensors").write_text(text)
-    error = run("inspect", tmp_path / "a.safetensors", code=3).stderr
-    assert "pointer of Git LFS" in error and "git lfs pull" in error
+    for name in ("a.safetensors", "a.pt", "model.onnx", "flax_model.msgpack"):
+        (tmp_path / name).write_text(text)
+        error = run("inspect", tmp_path / name, code=3).stderr
+        assert "pointer of Git LFS" in error and "git lfs pull" in error
 
 
 def test_folders_of_others(tmp_path):

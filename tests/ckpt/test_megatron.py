@@ -234,6 +234,20 @@ def test_groups_of_several_optimizers_and_of_other_steps(tmp_path):
     made = converted(source, tmp_path / "out.pt", "--group", "1=embedding*")["optimizer"]
     assert [(g["lr"], g["params"]) for g in made["param_groups"]] == [(0.01, ["fc1.weight"]), (0.5, ["embedding.weight"]), (0.01, second)]  # fmt: skip
     assert [float(made["state"][n]["step"]) for n in (*first, *second)] == [4, 3, 7]
+    # Group 1 is of the first optimizer, which has no bias.
+    error = converted(source, tmp_path / "out.pt", "--group", "1=*.bias", "--force", code=2)
+    assert "fits no parameter of that group's optimizer, chained_0" in error
+
+
+def test_two_counts_of_steps_are_refused(tmp_path):
+    said = {"param_groups": groups(), "state": {"common_step": 9}}
+    source = write(tmp_path / "m", tensors(), said)
+    error = converted(source, tmp_path / "out.pt", code=3)
+    assert "counts 3.0 steps of an optimizer, and 9.0 as its common_step" in error
+    same = write(tmp_path / "same", tensors(), {**said, "state": {"common_step": 3}})
+    assert (
+        float(converted(same, tmp_path / "out.pt")["optimizer"]["state"]["fc1.bias"]["step"]) == 3
+    )
 
 
 def test_groups_that_cannot_be(tmp_path):
@@ -242,8 +256,8 @@ def test_groups_that_cannot_be(tmp_path):
     more = write(tmp_path / "more", tensors(), {"param_groups": three})
     out = tmp_path / "out.pt"
     for given, of, text in (
-        ("*.bias", source, "say N=PATTERN"),
-        ("1=", source, "say N=PATTERN"),
+        ("*.bias", source, "takes N=PATTERN"),
+        ("1=", source, "takes N=PATTERN"),
         ("2=*.bias", source, "names a group that is not there: common.pt has 0, 1"),
         ("1=*.beta", source, "fits no parameter"),
         ("2=*.bias", more, "more than one of them has no pattern"),

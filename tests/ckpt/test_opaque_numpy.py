@@ -75,9 +75,14 @@ def test_numbers_of_numpy(tmp_path, numpy_save):
         assert all(type(back[name]) is kind for name, kind in kinds.items())
 
 
-def test_text_of_numpy_that_is_no_text_stays_opaque(tmp_path):
-    np_str = Called(np._core.multiarray.scalar, (np.dtype("U1"), b"\x00\xd8\x00\x00"))
-    torch.save({"surrogate": np_str, "w": torch.ones(2)}, tmp_path / "a.pt")
+@pytest.mark.parametrize(
+    "dtype, content",
+    [("U1", b"\x00\xd8\x00\x00"), ("U3", b"a\0\0\0b"), ("U1", b"a\0\0\0b\0\0\0"), ("S3", b"abcd"), ("S2", b"a")],
+    ids=["a surrogate", "cut", "too long", "bytes too long", "bytes cut"],
+)  # fmt: skip
+def test_text_of_numpy_that_is_no_text_stays_opaque(tmp_path, dtype, content):
+    np_str = Called(np._core.multiarray.scalar, (np.dtype(dtype), content))
+    torch.save({"text": np_str, "w": torch.ones(2)}, tmp_path / "a.pt")
     assert "opaque" in run("inspect", tmp_path / "a.pt").stdout
 
 

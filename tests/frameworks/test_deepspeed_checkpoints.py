@@ -162,13 +162,13 @@ def test_a_dynamic_loss_scale_goes_on(tmp_path):
     for case in cases:
         low = tmp_path / case / "low.pt"
         run("convert", tmp_path / case / "step", low, "--to", "lowbit", "--state-format", "float32")
-        kept = torch.load(low, weights_only=True)["deepspeed"]["loss_scaler"]
+        kept = torch.load(low, weights_only=True)["deepspeed"]["optimizer"]["loss_scaler"]
         assert (kept["cur_scale"], kept["cur_iter"]) == (512.0, 3)
         run("convert", low, low.with_name("by_the_tool"), "--container", "universal")
         make_universal(tmp_path / case / "step", tmp_path / case / "by_the_package")
         run("convert", tmp_path / case / "by_the_package", tmp_path / case / "again.pt")
         again = torch.load(tmp_path / case / "again.pt", weights_only=True)["deepspeed"]
-        assert again["loss_scaler"] == kept
+        assert again["optimizer"]["loss_scaler"] == kept
     for case, (new, saved, loaded, on) in check(launch(tmp_path, "scale", 2, cases)).items():
         assert loaded == saved != new, case
         assert on == pytest.approx(losses[case], rel=5e-3), case

@@ -82,6 +82,7 @@ class Run:
     dtype: torch.dtype = torch.float32
     round_robin: bool = False  # round_robin_gradients of stages 1 and 2
     loss_scaler: Any = field(default_factory=LossScaler)
+    client_state: dict[str, Any] = field(default_factory=lambda: {"mine": 5})
     padded_to: int = 1  # elements; parameter_alignment of stages 1 and 2
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ def model_states(run: Run, stage: int, ranks: int, rank: int = 0) -> dict[str, A
         "lr_scheduler": None, "data_sampler": None, "random_ltd": None, "skipped_steps": 0, "global_steps": run.step,
         "global_samples": 24, "dp_world_size": ranks, "mp_world_size": 1,
         "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
-        "ds_config": {"zero_optimization": {"stage": stage}}, "ds_version": "0.19.8", "mine": 5,
+        "ds_config": {"zero_optimization": {"stage": stage}}, "ds_version": "0.19.8", **run.client_state,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <charconv>
+#include <cmath>
 
 #include "command/command.h"
 #include "command/options.h"
@@ -68,7 +69,8 @@ void add_diff(CLI::App& app, std::function<Status()>& chosen) {
         double number = 0;
         const char* end = text.data() + text.size();
         const auto read = std::from_chars(text.data(), end, number);
-        const bool fits = read.ec == std::errc() && read.ptr == end && number >= 0;
+        const bool fits =
+            read.ec == std::errc() && read.ptr == end && number >= 0 && std::isfinite(number);
         return fits ? "" : "takes a number from 0 on, such as 0.02, not '" + printable(text) + "'";
       });
   add_selection(*command, given->options.select);

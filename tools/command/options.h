@@ -41,8 +41,8 @@ void print_part(const Json& report);
 struct ReportArguments {
   bool json = false, quiet = false;
   void add(CLI::App& command);
-  /// Prints the report for machines, or its warnings, which --quiet does not hide: they say what is lost. Returns
-  /// whether a summary follows.
+  /// Prints the report for machines, or its warnings, which --quiet does not hide: they say what is
+  /// lost. Returns whether a summary follows.
   bool print(const Json& report) const;
 };
 

@@ -39,7 +39,7 @@ class LocalFile : public File {
           ::pread(fd_, to, std::min<uint64_t>(bytes, 1u << 30), static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return failed(name() + ": cannot read: " + reason());
-      if (got == 0) return bad(name() + ": became shorter while it was read");
+      if (got == 0) return damaged(name() + ": became shorter while it was read");
       to += got;
       offset += static_cast<uint64_t>(got);
       bytes -= static_cast<uint64_t>(got);

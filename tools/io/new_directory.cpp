@@ -84,12 +84,11 @@ Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
     return usage(shown + " exists and is not a folder; choose another name for the folder");
   if (exists) {
     ASSIGN_OR_RETURN(there, folder_content(path));
-    // Where --force does not replace it, nothing says that it does.
-    if (kind != Kind::kSave) RETURN_IF_ERROR(check_others(there, kind, shown));
-    if (!replace && kind != Kind::kSave) return usage(shown + " exists; --force replaces it");
-    if (!replace && (there.dcp || there.universal))
+    if (kind == Kind::kSave && !replace && (there.dcp || there.universal))
       return usage(shown + " exists; overwrite=True replaces it");
+    // First, for --force is no advice where it replaces nothing.
     RETURN_IF_ERROR(check_others(there, kind, shown));
+    if (kind != Kind::kSave && !replace) return usage(shown + " exists; --force replaces it");
   }
   if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
     return failed("cannot write " + shown + ": there is no folder " + printable(parent));

@@ -23,6 +23,12 @@ struct Error {
   std::string file = {}, item = {}, tensor = {};
   Cause cause = Cause::kOther;
 
+  /// The same error with a text before its own.
+  Error after(const std::string& before) const {
+    Error out = *this;
+    out.text = before + text;
+    return out;
+  }
   /// The same error with the place added; what is known already stays.
   Error at(std::string tensor_name, std::string file_name = {}, std::string item_name = {}) const {
     Error out = *this;

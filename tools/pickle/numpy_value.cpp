@@ -1,6 +1,7 @@
 #include "pickle/numpy_value.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 
@@ -121,7 +122,12 @@ void write_array(PickleWriter& to, const Value& v) {
 Value numpy_text(const std::string& code, const std::string& bytes) {
   // It is padded with zeros to the length that the code says, and numpy drops them all.
   const size_t unit = code[0] == 'U' ? 4 : 1;
-  size_t length = bytes.size() / unit * unit;
+  size_t length = bytes.size();
+  uint64_t said = 0;
+  const char* code_end = code.data() + code.size();
+  const auto [end, error] = std::from_chars(code.data() + 1, code_end, said);
+  if (error != std::errc() || end != code_end || length % unit != 0 || length / unit != said)
+    return Value::none();
   while (length > 0 && bytes.substr(length - unit, unit) == std::string(unit, '\0')) length -= unit;
   if (unit == 1) return Value{.kind = Value::Kind::kBytes, .text = bytes.substr(0, length)};
   const auto text = utf8_of(std::string_view(bytes).substr(0, length));

@@ -29,9 +29,11 @@ void write_array(PickleWriter& to, const Value& value);
 
 /// The dtype of a code: "float64" of "f8"; "" where it is no plain number.
 std::string numpy_dtype(const std::string& code);
-/// A text of numpy ("U3") or bytes of numpy ("S3") as Python's; none where it is no text.
+/// A text of numpy ("U3") or bytes of numpy ("S3") as Python's; none where it is no text, or not of
+/// that length.
 Value numpy_text(const std::string& code, const std::string& bytes);
-/// A number of a dtype ("float64", "bool", "complex64") as Python's; none where the bytes are of another one.
+/// A number of a dtype ("float64", "bool", "complex64") as Python's; none where the bytes are of
+/// another one.
 Value numpy_number(const std::string& dtype, const std::string& bytes);
 /// A value with its arrays of no dimensions, such as np.array(0.1), as the numbers that they hold. It
 /// is for settings, which optimizers compute with; elsewhere such an array stays one.

@@ -368,7 +368,7 @@ void Value::set(std::string_view key, Value value) {
 
 Status PickleBudget::spend_text(uint64_t bytes, const std::string& what) {
   if (bytes > text)
-    return bad(
+    return too_large(
         what +
         ": its names and texts unfold to too many bytes, because it refers to long ones many "
         "times; save them once");

@@ -26,14 +26,14 @@ class PickleReader {
 
   Result<Pickle> read() {
     if (bytes_.size() > limits_.bytes)
-      return no("has more than " + std::to_string(limits_.bytes) + " bytes");
+      return too_large(no("has more than " + std::to_string(limits_.bytes) + " bytes").text);
     while (true) {
       uint64_t op;
-      if (!number(1, op)) return no("ends before its STOP");
+      if (!number(1, op)) return cut("ends before its STOP");
       if (op == '.') break;
       if (Status s = step(static_cast<uint8_t>(op)); !s.ok()) return s.error();
       if (out_.nodes.size() > limits_.nodes || out_.pool.size() > 4 * limits_.nodes)
-        return no("has more than " + std::to_string(limits_.nodes) + " values");
+        return too_large(no("has more than " + std::to_string(limits_.nodes) + " values").text);
       if (stack_.size() > limits_.stack || marks_.size() > limits_.stack)
         return no("nests or stacks too deep");
     }
@@ -48,7 +48,7 @@ class PickleReader {
   Error no(const std::string& why) const {
     return bad(what_ + ": the pickle " + why + " (at byte " + std::to_string(at_) + ")");
   }
-  Error cut() const { return no("ends inside a value"); }
+  Error cut(const std::string& why = "ends inside a value") const { return damaged(no(why).text); }
   Error empty() const { return no("takes more from the stack than there is"); }
 
   bool number(size_t width, uint64_t& n) {
@@ -167,7 +167,7 @@ class PickleReader {
   Status count_added(size_t n) {
     added_ += n;
     if (added_ > limits_.nodes)
-      return no("has more than " + std::to_string(limits_.nodes) + " values");
+      return too_large(no("has more than " + std::to_string(limits_.nodes) + " values").text);
     return fine();
   }
   /// A dict of the pairs that Python 2 hands to an OrderedDict, or Python 3 to a Counter.
@@ -223,7 +223,7 @@ class PickleReader {
       return push(Kind::kDict);
     }
     if (rule.module.starts_with("numpy") && rule.name == "scalar")
-      note("the types of numpy's numbers and texts, which become Python's,");
+      note("the types of numpy's numbers, texts and bytes, which become Python's,");
     if (kind == Kind::kObject && rule.name == "CfgNode")
       return push(Kind::kDict, Pickle::kConfiguration);
     const uint64_t start = out_.pool.size();
@@ -303,7 +303,7 @@ class PickleReader {
       case 0x95:  // FRAME
         return number(8, n) && n <= bytes_.size() - at_
                    ? fine()
-                   : Status(no("has a frame longer than the rest"));
+                   : Status(cut("has a frame longer than the rest"));
       case '(':
         marks_.push_back(stack_.size());
         return fine();

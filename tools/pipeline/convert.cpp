@@ -122,6 +122,7 @@ Status check_options(const ConvertOptions& options, const Dialect* from, const D
       !options.wanted.full_precision.empty())
     return usage(
         "--state-format, --block and --full-precision say how the target of --to keeps its state");
+  if (options.container == container_name(ContainerKind::kUniversal)) return fine();  // torch's
   if (!options.optimizer.empty())
     return usage("--optimizer says which optimizer --to converts; say to what");
   if (!options.members.empty())
@@ -180,8 +181,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
   OptimizerTree tree;
   if (at.from == nullptr) {
     auto found = recognize(*at.document);
-    if (!found.ok())
-      return Error{found.error().code, printable(at.source) + ": " + found.error().text};
+    if (!found.ok()) return found.error().after(printable(at.source) + ": ");
     at.from = found.value().dialect;
     tree = std::move(found.value().tree);
   } else {
@@ -191,7 +191,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
   ASSIGN_OR_RETURN(read, at.from->read(at.document, tree));
   at.model = std::move(read);
   if (const Status read_some = check_any_read(tree, at.model); !read_some.ok())
-    return bad(printable(at.source) + ": " + read_some.error().text);
+    return read_some.error().after(printable(at.source) + ": ");
   RETURN_IF_ERROR(check_order(at.model));
   RETURN_IF_ERROR(check_full_precision(at.model, wanted.full_precision));
   const bool stepped =
@@ -221,10 +221,10 @@ Status translate(Conversion& at, const Wanted& wanted) {
   const RoundingErrors rounded = measure_float64(at.model);
   auto written = at.to->write(at.model, wanted, at.changes);
   if (!written.ok()) {
-    Error error = written.error();
-    if (error.code == Exit::kBadInput && !error.text.starts_with(printable(at.source)))
-      error.text = printable(at.source) + ": " + error.text;
-    return error;
+    const Error& error = written.error();
+    const bool named =
+        error.code != Exit::kBadInput || error.text.starts_with(printable(at.source));
+    return named ? error : error.after(printable(at.source) + ": ");
   }
   Document made = std::move(written.value());
   for (std::string& line : state_left_out(tree, at.model, made))
@@ -273,7 +273,7 @@ Status make_target(Conversion& at, const ConvertOptions& options) {
   if (!options.weights.empty() || (at.to != nullptr && is_megatron(*at.document))) {
     auto full = with_masters(*at.document, at.changes);
     if (!full.ok() && full.error().code == Exit::kBadInput)
-      return bad(printable(at.source) + ": " + full.error().text);
+      return full.error().after(printable(at.source) + ": ");
     if (!full.ok()) return full.error();
     *at.document = std::move(full.value());
   }
@@ -342,8 +342,7 @@ Result<WriteReport> write_universal(Conversion& at, const std::string& target,
                                     const WriteOptions& options, bool dry_run) {
   at.out.model = at.document->model;
   auto files = universal_files(at.out, at.warnings);
-  if (!files.ok())
-    return Error{files.error().code, printable(at.source) + ": " + files.error().text};
+  if (!files.ok()) return files.error().after(printable(at.source) + ": ");
   RETURN_IF_ERROR(check_target(ContainerKind::kUniversal, at.out, target, options));
   return dry_run ? plan_files(files.value()) : write_files(files.value(), at.out, target, options);
 }
@@ -386,7 +385,8 @@ std::string part_plan(const ConvertOptions& options, const Dialect* from) {
               wanted.full_precision,
               options.weights,
               options.seed,
-              options.optimizer}
+              options.optimizer,
+              options.members}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -76,14 +76,14 @@ Result<Manifest> read_file(const std::string& path) {
     return read_safetensors(path);  // which tells what is cut off
   if (head.starts_with("PK") && !is_other_zip(path)) return read_torch_zip(path);
   if (head.starts_with(kLegacyMagic)) return read_torch_legacy(path);
+  if (head.starts_with("version https://git-lfs"))
+    return bad(what + ": is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it");
   RETURN_IF_ERROR(check_other_file(path, head));
   if (is_old_pickle(head) ||
       (head.starts_with("\x80") && head.size() > 1 && static_cast<uint8_t>(head[1]) <= 5))
     return bad(what +
                ": is a pickle, but not of torch.save, and may hold anything; load it where it was "
                "written, and save its state dicts with torch.save");
-  if (head.starts_with("version https://git-lfs"))
-    return bad(what + ": is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it");
   if (safetensors == Safetensors::kCutOff) return read_safetensors(path);  // which says so
   return bad(what + ": is neither a file of torch.save nor of safetensors (it starts with '" +
              printable(head.substr(0, 8)) + "')");

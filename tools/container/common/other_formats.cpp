@@ -50,14 +50,14 @@ constexpr FolderKind kFolders[] = {
     {"*.orbax-checkpoint-tmp*", nullptr, "holds a save of Orbax (JAX) that did not finish",
      "restore an earlier one with Orbax and save the arrays as safetensors "
      "(safetensors.flax.save_file)"},
-    {"checkpoint", "params.*", "is a checkpoint of an older Orbax (JAX)",
-     "restore it with Orbax and save the arrays as safetensors (safetensors.flax.save_file)"},
-    {"checkpoint", "target.*", "is a checkpoint of T5X (JAX)",
-     "restore it with T5X and save the arrays as safetensors (safetensors.flax.save_file)"},
     {"checkpoint", "*.index", "is a checkpoint of TensorFlow",
      "load it with TensorFlow and save the variables as safetensors (safetensors.tensorflow)"},
     {"*.index", "*.data-[0-9]*-of-[0-9]*", "is a checkpoint of TensorFlow",
      "load it with TensorFlow and save the variables as safetensors (safetensors.tensorflow)"},
+    {"checkpoint", "params.*", "is a checkpoint of an older Orbax (JAX)",
+     "restore it with Orbax and save the arrays as safetensors (safetensors.flax.save_file)"},
+    {"checkpoint", "target.*", "is a checkpoint of T5X (JAX)",
+     "restore it with T5X and save the arrays as safetensors (safetensors.flax.save_file)"},
     {"saved_model.pb", "variables", "is a SavedModel of TensorFlow",
      "load it with TensorFlow and save the variables as safetensors (safetensors.tensorflow)"},
     {"model_world_size_*_rank_*.pt", nullptr,
@@ -171,6 +171,8 @@ bool is_msgpack(std::string_view head) {
   return std::all_of(key.begin(), key.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
+std::string last_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
 bool has(const std::vector<std::string>& names, const char* pattern) {
   return std::any_of(names.begin(), names.end(),
                      [&](const std::string& name) { return glob_matches(pattern, name); });
@@ -201,13 +203,13 @@ Status check_other_files(const std::string& folder, const std::vector<std::strin
 
 bool is_other_zip(const std::string& path) {
   return std::any_of(std::begin(kFiles), std::end(kFiles), [&](const FileKind& kind) {
-    return kind.begins == "PK" && glob_matches(kind.name, path);
+    return kind.begins == "PK" && glob_matches(kind.name, last_name(path));
   });
 }
 
 Status check_other_file(const std::string& path, std::string_view head) {
   for (const FileKind& kind : kFiles) {
-    if (head.starts_with(kind.begins) && (!kind.named || glob_matches(kind.name, path)))
+    if (head.starts_with(kind.begins) && (!kind.named || glob_matches(kind.name, last_name(path))))
       return bad(printable(path) + ": " + kind.is + "; " + kind.advice);
   }
   if (is_msgpack(head))

@@ -61,7 +61,7 @@ Result<DirectoryEntry> directory_entry(Bytes& b, const std::string& what) {
   e.name = b.text(name);
   const std::string extras = b.text(extra);
   b.text(comment);
-  if (b.cut) return bad(what + ": the zip directory ends inside an entry");
+  if (b.cut) return damaged(what + ": the zip directory ends inside an entry");
   Bytes x{extras};
   while (x.at < extras.size()) {
     const uint64_t id = x.take(2), length = x.take(2);
@@ -89,7 +89,7 @@ struct Directory64 {
 
 Result<Directory64> find_directory(const File& file, uint64_t base, uint64_t length,
                                    const std::string& what) {
-  if (length < 22) return bad(what + ": is too short for a zip");
+  if (length < 22) return damaged(what + ": is too short for a zip");
   const uint64_t tail_size = std::min<uint64_t>(length, 22 + 20 + 56);
   std::string tail(tail_size, '\0');
   RETURN_IF_ERROR(file.read(base + length - tail_size, tail.data(), tail_size));

@@ -192,7 +192,8 @@ Status add_loss_scaler(Parts& parts, Manifest& manifest, const PartFile& file) {
     const std::vector<Value>& all = scaler->items[0].items;
     for (size_t i = 0; i + 1 < all.size(); i += 2) {
       if (all[i].is(Value::Kind::kText))
-        RETURN_IF_ERROR(parts.add(manifest, {"deepspeed", "loss_scaler", all[i].text}, all[i + 1]));
+        RETURN_IF_ERROR(parts.add(manifest, {"deepspeed", "optimizer", "loss_scaler", all[i].text},
+                                  all[i + 1]));
     }
     return fine();
   }

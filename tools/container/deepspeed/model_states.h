@@ -39,7 +39,8 @@ Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file);
 
 /// The class of the dynamic loss scale of runs in float16.
 inline constexpr const char* kLossScaler = "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler";
-/// Its attributes as plain values, under `deepspeed.loss_scaler`; nothing where the scale is fixed.
+/// Its attributes as plain values, under `deepspeed.optimizer.loss_scaler`, where nothing of the
+/// user's can lie; nothing where the scale is fixed.
 Status add_loss_scaler(Parts& parts, Manifest& manifest, const PartFile& file);
 
 /// The parameter groups of an optimizer's state dict, under `optim`: settings as they are, and the

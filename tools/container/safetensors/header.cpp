@@ -45,9 +45,10 @@ Result<SafetensorsEntry> entry(const std::string& name, const Value& given, uint
   }
   ASSIGN_OR_RETURN(begin, natural(place->items[0], what));
   ASSIGN_OR_RETURN(end, natural(place->items[1], what));
-  if (begin > end || end > room)
-    return bad(what + ": lies at [" + std::to_string(begin) + ", " + std::to_string(end) + "] of " +
-               std::to_string(room) + " bytes");
+  const std::string lies = what + ": lies at [" + std::to_string(begin) + ", " +
+                           std::to_string(end) + "] of " + std::to_string(room) + " bytes";
+  if (begin > end) return bad(lies);
+  if (end > room) return damaged(lies + "; the file is cut off");
   if (end - begin != count * static_cast<uint64_t>(out.dtype->bytes))
     return bad(what + ": has " + std::to_string(end - begin) + " bytes, its shape " +
                shape_text(out.shape) + " of " + out.dtype->name + " wants " +

@@ -113,6 +113,11 @@ Result<DecidedGroup> agreed(const std::vector<MegatronGroup>& groups, std::strin
   return out;
 }
 
+Error two_counts(double one, double other) {
+  return bad("common.pt counts " + shown(Value::floating(one)) + " steps of an optimizer, and " +
+             shown(Value::floating(other)) + " as its common_step: which of them holds?");
+}
+
 }  // namespace
 
 Result<std::map<std::string, std::vector<MegatronGroup>>> megatron_groups(const Document& common) {
@@ -137,7 +142,8 @@ Result<std::map<std::string, std::vector<MegatronGroup>>> megatron_groups(const 
     ASSIGN_OR_RETURN(value, number_of(leaf));
     if (common_step) {
       ASSIGN_OR_RETURN(step, real_of(value, "common.pt: " + printable(leaf.name())));
-      common_steps[chain] = step;
+      if (!common_steps.try_emplace(chain, step).second && common_steps[chain] != step)
+        return two_counts(common_steps[chain], step);
       continue;
     }
     const auto [place, fresh] = places.try_emplace({chain, (list + 1)->text()}, groups.size());
@@ -154,7 +160,8 @@ Result<std::map<std::string, std::vector<MegatronGroup>>> megatron_groups(const 
   }
   for (const auto& [chain, step] : common_steps) {
     for (MegatronGroup& group : out[chain]) {
-      if (!group.step) group.step = step;
+      if (group.step && *group.step != step) return two_counts(*group.step, step);
+      group.step = step;
     }
     if (out[chain].empty()) out[chain].push_back({number++, {}, step});
   }
@@ -210,25 +217,33 @@ Result<std::vector<DecidedGroup>> decided_groups(const std::vector<MegatronGroup
 }
 
 Status check_members(const std::map<std::string, std::vector<MegatronGroup>>& groups,
-                     const std::vector<std::string>& names, const std::vector<std::string>& said) {
+                     const std::map<std::string, std::vector<std::string>>& params,
+                     const std::vector<std::string>& said) {
   for (const std::string& text : said) {
-    const std::string what = "--group '" + printable(text) + "' ";
     const auto member = member_of(text);
     if (!member)
-      return Error{Exit::kUsage, what +
-                                     "is none: say N=PATTERN, the number of a group of "
-                                     "common.pt and the names in it, such as '1=*.bias'"};
+      return usage(
+          "--group takes N=PATTERN, the number of a group of common.pt and the names in it, such "
+          "as '1=*.bias', not '" +
+          printable(text) + "'");
+    const std::string what = "--group '" + printable(text) + "' ";
     std::string all;
-    bool there = false;
-    for (const auto& [chain, of_chain] : groups) {
+    const std::string* chain = nullptr;
+    for (const auto& [name, of_chain] : groups) {
       all += (all.empty() ? "" : ", ") + numbers_of(of_chain);
-      for (const MegatronGroup& group : of_chain) there = there || group.number == member->group;
+      for (const MegatronGroup& group : of_chain)
+        if (group.number == member->group) chain = &name;
     }
-    if (!there)
-      return Error{Exit::kUsage, what + "names a group that is not there: common.pt has " + all};
-    if (std::none_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return name_fits(name, {member->pattern}); }))
-      return Error{Exit::kUsage, what + "fits no parameter"};
+    if (chain == nullptr)
+      return usage(what + "names a group that is not there: common.pt has " + all);
+    const auto names = params.find(*chain);
+    const bool fits =
+        names != params.end() &&
+        std::any_of(names->second.begin(), names->second.end(),
+                    [&](const std::string& name) { return name_fits(name, {member->pattern}); });
+    if (!fits)
+      return usage(what + "fits no parameter" +
+                   (groups.size() > 1 ? " of that group's optimizer, chained_" + *chain : ""));
   }
   return fine();
 }

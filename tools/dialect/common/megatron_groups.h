@@ -35,8 +35,10 @@ Result<std::vector<DecidedGroup>> decided_groups(const std::vector<MegatronGroup
                                                  std::string& undecided,
                                                  std::vector<std::string>& warnings);
 
-/// An error of usage where a pair is none, its group is not there, or its pattern matches no name.
+/// An error of usage where one of `said` is no "N=PATTERN", its group is not there, or its pattern
+/// matches none of the names in that group's optimizer. `params`: the names, by optimizer.
 Status check_members(const std::map<std::string, std::vector<MegatronGroup>>& groups,
-                     const std::vector<std::string>& names, const std::vector<std::string>& said);
+                     const std::map<std::string, std::vector<std::string>>& params,
+                     const std::vector<std::string>& said);
 
 }  // namespace lowbit::ckpt

@@ -188,7 +188,7 @@ Result<MegatronView> megatron_view(const Document& document) {
     out.document.leaves.push_back(std::move(made));
   }
   RETURN_IF_ERROR(same.check());
-  RETURN_IF_ERROR(check_members(settled, {names.begin(), names.end()}, document.members));
+  RETURN_IF_ERROR(check_members(settled, params, document.members));
   int64_t group = 0;
   for (const auto& [chain, names_of_chain] : params) {
     ASSIGN_OR_RETURN(groups, decided_groups(settled.at(chain), names_of_chain, document.members,

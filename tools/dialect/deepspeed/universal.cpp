@@ -134,9 +134,11 @@ class Universal {
     Value attributes{.kind = Value::Kind::kDict};
     for (const Leaf* leaf : tree_.rest) {
       const Path& path = leaf->path;
-      if (path.size() == 3 && path[0].text() == "deepspeed" && path[1].text() == "loss_scaler" &&
-          leaf->kind == Leaf::Kind::kValue)
-        attributes.set(path[2].text(), leaf->value);
+      if (path.size() != 4 || path[0].text() != "deepspeed" || path[1].text() != "optimizer" ||
+          path[2].text() != "loss_scaler" || leaf->kind != Leaf::Kind::kValue)
+        continue;
+      attributes.set(path[3].text(), leaf->value);
+      used_.insert(leaf);
     }
     if (attributes.items.empty()) return;
     std::string missing;
@@ -148,7 +150,7 @@ class Universal {
         missing += (missing.empty() ? "" : ", ") + std::string(name);
     }
     if (!missing.empty()) {
-      warnings_.push_back("deepspeed.loss_scaler is left out: it lacks " + missing +
+      warnings_.push_back("deepspeed.optimizer.loss_scaler is left out: it lacks " + missing +
                           ", which DeepSpeed " + kVersion + " needs");
       return;
     }
@@ -228,8 +230,9 @@ class Universal {
       const bool tensor = leaf->kind == Leaf::Kind::kTensor && leaf->source != nullptr;
       const bool beside = path.size() == parent.size() + 1 &&
                           std::equal(parent.begin(), parent.end(), path.begin());
-      if (path.size() > 1 && path[0].text() == "deepspeed" && leaf->kind != Leaf::Kind::kSubclass) {
-        if (path[1].text() != "ds_version" && path[1].text() != "loss_scaler")
+      if (path.size() > 1 && path[0].text() == "deepspeed" && path[1].text() != "optimizer" &&
+          leaf->kind != Leaf::Kind::kSubclass) {
+        if (path[1].text() != "ds_version")
           model.leaves.push_back(moved(*leaf, Path(path.begin() + 1, path.end())));
       } else if (tensor && beside) {
         const std::string name = path.back().text();

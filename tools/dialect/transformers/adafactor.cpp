@@ -78,7 +78,8 @@ Status read_param(const Entry& entry, Param& param) {
 }
 
 /// Why lowbit.Adafactor does not step as a group did; "" where it does.
-Result<std::string> refusal(const Model& model, const Group& group) {
+Result<std::string> refusal(const Model& model, const Group& group,
+                            std::vector<std::string>& warnings) {
   const Value* beta1 = setting(group, "beta1");
   const bool mean = std::any_of(group.params.begin(), group.params.end(), [&](size_t i) {
     const auto& states = model.params[i].states;
@@ -99,7 +100,12 @@ Result<std::string> refusal(const Model& model, const Group& group) {
   for (const size_t i : group.params) {
     const Param& p = model.params[i];
     const Value* said = number_in(p, "step");
-    if (p.states.empty() || said == nullptr) continue;
+    if (p.states.empty() || said == nullptr) {
+      warnings.push_back(shown(p) +
+                         " has made no step, and warmup_init is True: in lowbit.Adafactor its "
+                         "first steps are as large as later ones");
+      continue;
+    }
     ASSIGN_OR_RETURN(step, whole_of(*said, shown(p) + ": step"));
     if (step + 1 < kWarmUp)
       return "warmup_init is True and " + shown(p) + " has made " + std::to_string(step) +
@@ -136,7 +142,7 @@ Result<Model> read_transformers(std::shared_ptr<const Document> document,
   for (size_t i = 0; i < model.params.size(); ++i)
     RETURN_IF_ERROR(read_param(tree.params[i], model.params[i]));
   for (Group& group : model.groups) {
-    ASSIGN_OR_RETURN(why, refusal(model, group));
+    ASSIGN_OR_RETURN(why, refusal(model, group, model.warnings));
     if (model.refusal.empty() && !why.empty())
       model.refusal = "its Adafactor of transformers cannot go on in lowbit: " + why;
     translate(group);
