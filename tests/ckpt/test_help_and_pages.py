@@ -179,7 +179,10 @@ def test_bash_completes_commands_options_values_and_files(tmp_path, monkeypatch)
 
 def test_convert_offers_dialects_and_containers():
     assert {"torch", "lowbit"} <= complete("convert", "a", "b", "--to", "")
-    assert complete("convert", "--from", "") - complete("convert", "--to", "") == {"megatron", "transformers"}
+    assert complete("convert", "--from", "") - complete("convert", "--to", "") == {
+        "megatron",
+        "transformers",
+    }
     assert "megatron" not in run("convert", "--help")
     assert {"dcp", "torch", "safetensors"} <= complete("convert", "--container", "")
 
