@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from opaque_objects import optimizer
 from peer_files import need_tool, run
 
 need_tool()
@@ -55,15 +56,6 @@ KINDS = {
 }  # fmt: skip
 
 KEYS = {"tuple": (1, "a"), "None": None, "device": torch.device("cpu"), "float": 1.5, "bytes": b"a"}
-
-
-def optimizer():
-    torch.manual_seed(0)
-    model = torch.nn.Linear(5, 7)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model(torch.randn(3, 5)).sum().backward()
-    opt.step()
-    return model, opt
 
 
 def save(content, path, legacy=False):

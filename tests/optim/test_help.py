@@ -12,20 +12,13 @@ import sys
 import typing
 
 import pytest
+from configured import OPTIMIZERS
 from paths import ROOT
 
 import lowbit
 from lowbit.config import types
 from lowbit.config.arguments import DEFAULTS
 from lowbit.optim import docs
-
-OPTIMIZERS = [
-    cls
-    for name in lowbit.__all__
-    if isinstance(cls := getattr(lowbit, name), type)
-    and issubclass(cls, lowbit.LowbitOptimizer)
-    and cls is not lowbit.LowbitOptimizer
-]
 
 
 @pytest.mark.parametrize("cls", OPTIMIZERS)

@@ -45,16 +45,14 @@ bool is_old_pickle(std::string_view head) {
 
 /// A file of a directory of torch.distributed.checkpoint is no checkpoint by itself.
 Status check_no_part(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
-  const std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
+  const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (!is_dcp_file(name)) return fine();
-  const auto index = path_kind(folder + "/.metadata");
+  const auto index = path_kind(parent + ".metadata");
   if (!name.ends_with(".metadata") && !(index.ok() && index.value() == PathKind::kFile))
     return fine();
   return bad(printable(path) +
              ": is one file of a directory of torch.distributed.checkpoint; give the folder: " +
-             printable(folder));
+             (parent.empty() ? "." : printable(parent.substr(0, parent.size() - 1))));
 }
 
 Result<Manifest> read_file(const std::string& path) {

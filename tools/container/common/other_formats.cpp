@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "io/glob.h"
+#include "io/partial_name.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -171,7 +172,7 @@ bool is_msgpack(std::string_view head) {
   return std::all_of(key.begin(), key.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
-std::string last_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+std::string last_name(const std::string& path) { return path.substr(parent_of(path).size()); }
 
 bool has(const std::vector<std::string>& names, const char* pattern) {
   return std::any_of(names.begin(), names.end(),
