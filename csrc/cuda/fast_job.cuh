@@ -9,6 +9,17 @@ namespace lowbit::cuda {
 
 constexpr int kFastBytes = 384;  // of a FastJob in the table
 
+/// Whether the rows of a job follow one another, here and in the whole parameter, and fill tiles:
+/// rows of whole tiles, or short rows, several of them in a tile.
+LB_HD bool is_flat(const Job& job) {
+  const bool divides_tile = job.cols < kTile && (job.cols & (job.cols - 1)) == 0;
+  return job.cols == job.global_cols && (job.cols % kTile == 0 || divides_tile);
+}
+/// The tiles of a job of a fixed kernel, for the host.
+inline int64_t fast_tiles(const Job& job) {
+  return is_flat(job) ? ceil_div(job.rows * job.cols, kTile) : job.tiles();
+}
+
 /// The factored moment of a rule that has one.
 template <int kFactors>
 struct FastFactors {
@@ -53,8 +64,10 @@ struct alignas(16) FastJob : FastFactors<factors_of<U>()> {
   uint32_t stream, seed_high, key[2 * kPhiloxRounds];  // of the rounds
   FastStep<U> step;
   int shift[kStates], lanes[kStates];  // log2 of the block, and the block
-  bool flat;  // rows are whole tiles and follow one another here and in the whole parameter
+  bool flat;                           // is_flat
+  bool fetches;                        // flat, and both states begin on 16 bytes
   bool write_param;
+  uint32_t here;  // groups, where flat
   uint32_t cols, tiles_per_row, blocks_per_row[kStates];
   uint64_t global_cols;
   uint32_t tiles, first_unit;
@@ -64,6 +77,7 @@ struct alignas(16) FastJob : FastFactors<factors_of<U>()> {
                                       uint32_t first_of_units) {
     grad = job.grad, param = job.param, compensation = job.compensation;
     write_param = job.write_param;
+    flat = is_flat(job);
     stream = job.random.stream, seed_high = job.random.seed_high;
     step.set(coef);
     LB_UNROLL(1)
@@ -80,12 +94,19 @@ struct alignas(16) FastJob : FastFactors<factors_of<U>()> {
     for (int k = 0; k < U::kSlots; ++k) {
       state[k] = {static_cast<char*>(job.state[k].values), static_cast<char*>(job.state[k].scales)};
       lanes[k] = job.state[k].block / kEach;
+      // The blocks of short rows are rows.
+      if (flat && lanes[k] > static_cast<int>(cols)) lanes[k] = static_cast<int>(cols);
       shift[k] = lanes[k] > 0 ? __ffs(lanes[k]) - 1 : 0;
       blocks_per_row[k] = (cols + (1u << shift[k]) - 1) >> shift[k];
     }
-    flat = job.cols % kTile == 0 && job.cols == job.global_cols;
+    if constexpr (U::kSlots == 2) {
+      const auto bits = reinterpret_cast<uintptr_t>(state[0].values) |
+                        reinterpret_cast<uintptr_t>(state[1].values);
+      fetches = flat && bits % 16 == 0;
+    }
     this->set_factors(job);
-    tiles = static_cast<uint32_t>(job.rows) * tiles_per_row;
+    here = static_cast<uint32_t>(job.rows) * cols;
+    tiles = flat ? (here + kLanes - 1) / kLanes : static_cast<uint32_t>(job.rows) * tiles_per_row;
     first_unit = first_of_units;
   }
 };

@@ -139,15 +139,16 @@ struct RoundShape {
 };
 
 /// Adds the warp's totals to those of the job.
-__device__ __forceinline__ void flush_totals(MeasureWarp& w, int round, int lane) {
+__device__ __forceinline__ void flush_totals(const Job& job,
+                                             int64_t (&totals)[kMaxTotals][ExactSum::kWords],
+                                             int round, int lane) {
   __syncwarp();  // memory order: carrying is not an atomic addition
-  if (lane < kMaxTotals) exact_carry(w.totals[lane]);
+  if (lane < kMaxTotals) exact_carry(totals[lane]);
   __syncwarp();
   for (int k = 0; k < kMaxTotals; ++k) {
     if (lane < ExactSum::kWords) {
-      add_word(w.any.job.totals + (round * kMaxTotals + k) * ExactSum::kWords + lane,
-               w.totals[k][lane]);
-      w.totals[k][lane] = 0;
+      add_word(job.totals + (round * kMaxTotals + k) * ExactSum::kWords + lane, totals[k][lane]);
+      totals[k][lane] = 0;
     }
   }
   __syncwarp();  // memory order: additions follow a shuffle
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
   TileRange range;
   LB_UNROLL(1)
   for (int64_t i = warp_number<kAnyWarps>(thread); i < batch.tiles; i += warps<kAnyWarps>()) {
-    if (range.end != 0 && i >= range.end) flush_totals(own, shape.round, lane);
+    if (range.end != 0 && i >= range.end) flush_totals(job, own.totals, shape.round, lane);
     stage_job(batch, i, lane, w.job, range);
     const int64_t rows = rows_in_strip(job);
     TileAt tile = tile_at(job, i - range.begin);
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(kAnyWarps* kLanes, kAnyBlocks)
       for (int e = lane; e < kTile; e += kLanes) own.columns.flush(e, words + e * ExactSum::kWords);
     }
   }
-  if (range.end != 0) flush_totals(own, shape.round, lane);
+  if (range.end != 0) flush_totals(job, own.totals, shape.round, lane);
 }
 
 /// The work of one block of threads: one of many matrices, or part of the columns, then of the

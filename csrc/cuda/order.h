@@ -8,7 +8,7 @@
 
 #include "cuda/abi.h"
 #include "cuda/launch.h"
-#include "cuda/measure.cuh"
+#include "cuda/measure_fast.cuh"
 #include "cuda/step.cuh"
 
 namespace lowbit::cuda {
@@ -25,7 +25,17 @@ struct Fast {
   int rule, param, grad, state[3];  // as many states as the rule has
   bool drawn[3];                    // whether it rounds them at random
   void (*kernel)(Units);
+  void (*measure[2])(Batch, RoundShape);  // of the rule's rounds, or null
 };
+/// The kernel of a measuring round, which has the formats of those states that the round reads.
+template <class U, int kRound, class P, class G, class... S>
+constexpr auto measure_with() {
+  if constexpr ((U::reads(kRound) & kReadsState) != 0) {
+    return measure_fast<U, kRound, P, G, S...>;
+  } else {
+    return measure_fast<U, kRound, P, G>;
+  }
+}
 template <class U, class P, class G, class... S>
 constexpr Fast fast() {
   Fast f{index_of<U>(UpdateRules{}),
@@ -33,7 +43,12 @@ constexpr Fast fast() {
          index_of<G>(GradFormats{}),
          {index_of<S>(StateFormats{})...},
          {},
-         step_fast<U, P, G, S...>};
+         step_fast<U, P, G, S...>,
+         {}};
+  if constexpr (factors_of<U>() == 1) {
+    f.measure[0] = measure_with<U, 0, P, G, S...>();
+    if constexpr (rounds_of<U>() > 1) f.measure[1] = measure_with<U, 1, P, G, S...>();
+  }
   [[maybe_unused]] int k = 0;
   ((f.drawn[k] = is_drawn<U, S>(k), ++k), ...);
   return f;
@@ -96,6 +111,9 @@ const Fast kFast[] = {
     LB_FAST_FORMATS(SgdMomentum),
     LB_FAST_FORMATS(Ademamix),
     LB_FAST_FORMATS(AdafactorMomentum),
+    fast_bfloat16<AdamWFactored, Dynamic8, Dynamic8Unsigned>(),
+    fast_float32<AdamWFactored, Dynamic8, Dynamic8Unsigned>(),
+    fast_bfloat16<AdamWFactored, Dynamic4, PowerOne4Unsigned>(),
     fast_bfloat16<Adafactor, None, None>(),
     fast_float32<Adafactor, None, None>(),
     fast_bfloat16<Adam, Float32State, Float32State>(),
@@ -172,6 +190,14 @@ inline int kernel_of(const Job& job) {
     if (same) return by_eights(job) ? i : kAny;
   }
   return kAny;
+}
+
+/// The kernel that measures a job.
+inline int measure_kernel_of(const Job& job) {
+  if (factors_at(job.rule, UpdateRules{}) != 1 || job.inner_cols != job.cols || job.batches != 1)
+    return kAny;
+  const int k = kernel_of(job);
+  return k != kAny && kFast[k].measure[0] != nullptr ? k : kAny;
 }
 
 /// The rows [begin, end) of a job as a job of its own, for rules that need no more than a block.
@@ -272,6 +298,11 @@ inline uint32_t group_of(int64_t tiles, int64_t warps) {
   return group;
 }
 
+/// The tiles of a job that kernel k updates.
+inline int64_t update_tiles(const Job& job, int k) {
+  return k == kAny ? job.tiles() : fast_tiles(job);
+}
+
 inline const char* order_jobs(const CudaStep& call, Walk walk, Order& order) {
   std::vector<Order::Item> all[kFastCount + 1];
   for (int64_t i = 0; i < call.count; ++i) {
@@ -280,7 +311,7 @@ inline const char* order_jobs(const CudaStep& call, Walk walk, Order& order) {
     item.job = &job, item.step = call.steps[i], item.counts = true, item.source = i;
     order.cut |= job.cut != kNoCut;
     if (walk != Walk::kUpdate) {
-      all[kAny].push_back(item);
+      all[walk == Walk::kMeasure ? measure_kernel_of(job) : kAny].push_back(item);
       continue;
     }
     if (max_parts(job) == 1) {
@@ -304,7 +335,7 @@ inline const char* order_jobs(const CudaStep& call, Walk walk, Order& order) {
       part.tiles += walk == Walk::kMeasure ? measure_parts(job)
                     : walk == Walk::kMeasureScales
                         ? job.measured_rows(kMaxSlots) * job.tiles_per_row()
-                        : job.tiles();
+                        : update_tiles(job, k);
     }
     if (walk == Walk::kUpdate && part.tiles > 0) {
       const int warps = k == kAny ? kAnyWarps : kFastWarps;
@@ -323,11 +354,11 @@ inline const char* order_jobs(const CudaStep& call, Walk walk, Order& order) {
       item.end = end += walk == Walk::kMeasure ? measure_parts(job)
                         : walk == Walk::kMeasureScales
                             ? job.measured_rows(kMaxSlots) * job.tiles_per_row()
-                            : job.tiles();
+                            : update_tiles(job, k);
       item.matrix_end = order.matrices += finalize_parts(job);
       if (walk == Walk::kUpdate) {
         item.first_unit = part.units, item.entry = part.entry + part.units;
-        item.units = ceil_div(job.tiles(), part.group);
+        item.units = ceil_div(update_tiles(job, k), part.group);
         part.units += item.units;
       }
       order.items.push_back(item);

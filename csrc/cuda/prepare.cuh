@@ -105,7 +105,7 @@ LB_NOINLINE void set_fast(const Table& table, int i) {
 /// Increments the steps and computes the constants of each tensor, in double, one warp per job, of
 /// which the first lane computes. Later phases include the sums of earlier rounds. If found_inf is
 /// set, the table is written, for the steps to come, and nothing else.
-__global__ void __launch_bounds__(Prepare::kWarps* kLanes) prepare(LB_ARGUMENT(Prepare) call) {
+__global__ void __launch_bounds__(Prepare::kWarps* kLanes, 4) prepare(LB_ARGUMENT(Prepare) call) {
   LB_SHARED(PrepareShared, shared);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   const int i = static_cast<int>(warp_number<Prepare::kWarps>(thread));

@@ -4,7 +4,7 @@
 //   update   new states from gradients, old states and factors; the largest magnitude of each state,
 //            as bits, of which the encoders make scales; and the new parameters
 //
-// Adam, AdEMAMix and Adafactor divide by a root: they share store_adam, with another numerator,
+// Adam, AdEMAMix, Adafactor and factored AdamW divide by a root: they share store_adam, with another numerator,
 // second moment and step each. Lion and SGD need neither.
 #pragma once
 
@@ -109,6 +109,27 @@ struct FastStep<AdafactorRule<true, kMomentum>> : AdamStep<AdamW> {
     if constexpr (kMomentum) most[0] = float_bits(largest_magnitude(s[0]));
     store_adam<AdamW, P>(*this, p, numerator, v, largest_of(numerator, v), random, param,
                          compensation);
+  }
+};
+
+template <>
+struct FastStep<AdamWFactored> : AdamStep<AdamW> {
+  using U = AdamWFactored;
+
+  __device__ __forceinline__ void set(const U::Coef& c) { AdamStep<AdamW>::set(c); }
+  template <class P>
+  __device__ __forceinline__ void update(const float (&g)[kEach], float (&p)[kEach], Eights<U>& s,
+                                         const Factors8& factors, Mosts<U>& most,
+                                         const Random8& random, Pack8<typename P::Storage>& param,
+                                         CompensationPack<P>& compensation) const {
+    float v[kEach];
+    for (int e = 0; e < kEach; ++e) {
+      const float f[2] = {factors.row, factors.col[e]};
+      v[e] = U::moments(g[e], p[e], s[0][e], f, this->coef);
+    }
+    const Largest largest = largest_of(s[0], v);
+    most[0] = float_bits(largest.m);
+    store_adam<AdamW, P>(*this, p, s[0], v, largest, random, param, compensation);
   }
 };
 

@@ -24,11 +24,20 @@ namespace {
 
 const char* begin(int device) {
   static thread_local uint64_t loaded = 0;
-  return [&]<size_t... i>(std::index_sequence<i...>) {
+  const bool before = is_loaded(device, loaded);
+  const char* error = [&]<size_t... i>(std::index_sequence<i...>) {
     return begin(device, loaded, kFast[i].kernel..., step_any, prepare, count_steps, code<true>,
                  code<false>, accumulate, measure, measure_scales, old_rows, finalize_factor,
                  scales, cut_scales);
   }(std::make_index_sequence<kFastCount>{});
+  cudaFuncAttributes attributes;
+  for (int i = 0; error == nullptr && !before && i < kFastCount; ++i) {
+    for (const auto kernel : kFast[i].measure) {
+      if (kernel != nullptr && error == nullptr)
+        error = explain(cudaFuncGetAttributes(&attributes, kernel), "loading lowbit's kernels");
+    }
+  }
+  return error;
 }
 
 /// The table in a workspace, and its size in bytes.
@@ -250,15 +259,22 @@ const char* run(const CudaStep& call) {
   if (const char* error = launch_scales(call, {ScaleWork::kCombineOld})) return error;
 
   if (!updates) {
-    const Batch batch{table.jobs, table.ends, order.count(), order.parts[kAny].tiles,
-                      call.found_inf};
+    const auto batch_of = [&](const Order::Part& p) {
+      return Batch{table.jobs + p.begin, table.ends + p.begin, p.count, p.tiles, call.found_inf};
+    };
+    const Batch others = batch_of(order.parts[kAny]);
     if (call.phase >= rounds)
-      return launch_batch(call, measure_scales, kAnyWarps, "launching measure_scales", batch, 1);
+      return launch_batch(call, measure_scales, kAnyWarps, "launching measure_scales", others, 1);
     const RoundShape shape = round_at(rule, call.phase, UpdateRules{});
     if (shape.grid_factor >= 0) {
       if (const char* error = begin_sums(call, matrices, shape.grid_factor)) return error;
     }
-    return launch_batch(call, measure, kAnyWarps, "launching measure", batch, 1, shape);
+    for (int k = 0; k < kAny; ++k) {
+      if (const char* error = launch_batch(call, kFast[k].measure[call.phase], kMeasureWarps,
+                                           "launching measure", batch_of(order.parts[k]), 1, shape))
+        return error;
+    }
+    return launch_batch(call, measure, kAnyWarps, "launching measure", others, 1, shape);
   }
 
   if (const char* error =

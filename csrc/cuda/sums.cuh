@@ -37,6 +37,17 @@ __device__ __forceinline__ void add_value(float x, int64_t* words) {
   add_word(words + (t.position >> 4), t.mantissa << (t.position & 15));
 }
 
+/// The sum of all lanes' numbers.
+__device__ __forceinline__ int64_t all_lanes(int64_t sum) {
+  for (int span = 1; span < kLanes; span <<= 1) {
+    const auto bits = static_cast<uint64_t>(sum);
+    const uint32_t low = __shfl_xor_sync(kAllLanes, static_cast<uint32_t>(bits), span);
+    const uint32_t high = __shfl_xor_sync(kAllLanes, static_cast<uint32_t>(bits >> 32), span);
+    sum += static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
+  }
+  return sum;
+}
+
 /// Adds x[begin, end), at most kTile values, by all lanes. Lane i adds the values with index i mod
 /// 32.
 __device__ __forceinline__ void add_values(const float* x, int begin, int end, int64_t* words,
@@ -59,12 +70,7 @@ __device__ __forceinline__ void add_values(const float* x, int begin, int end, i
       add_value(x[i], words);
     }
   }
-  for (int span = 1; span < kLanes; span <<= 1) {
-    const auto bits = static_cast<uint64_t>(sum);
-    const uint32_t low = __shfl_xor_sync(kAllLanes, static_cast<uint32_t>(bits), span);
-    const uint32_t high = __shfl_xor_sync(kAllLanes, static_cast<uint32_t>(bits >> 32), span);
-    sum += static_cast<int64_t>(static_cast<uint64_t>(high) << 32 | low);
-  }
+  sum = all_lanes(sum);
   if (lane < 4) {
     const int64_t piece = lane < 3 ? (sum >> (16 * lane)) & 0xffff : sum >> 48;
     add_word(words + (base >> 4) + lane, piece << (base & 15));

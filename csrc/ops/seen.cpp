@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <stdexcept>
 
 namespace lowbit {
 namespace {
 
 int32_t dtype_number(const Tensor& t) {
   int32_t number = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &number));
+  // Not by a macro of torch's: its name is not the same in all of the versions that build this.
+  if (aoti_torch_get_dtype(t.get(), &number) != AOTI_TORCH_SUCCESS)
+    throw std::runtime_error("torch has no dtype for a tensor that is stepped");
   return number;
 }
 

@@ -150,6 +150,20 @@ mutate(measure.cuh "the next matrix's columns" [=[inner.matrix * (job.inner_cols
 mutate(measure.cuh "a job's totals go to the next one" [=[range.end != 0 && i >= range.end]=] [=[range.end < 0]=])
 leave_out(measure.cuh "columns of the strip before stay" [=[own.columns.forget(lane);]=])
 
+# ---- measuring with fixed formats ----
+mutate(lane_sums.cuh "a sum's place in its word is forgotten" [=[piece << (base & 15)]=] [=[piece]=])
+leave_out(lane_sums.cuh "a column's terms below the window are lost" [=[add_value(x[e], words + e * ExactSum::kWords);]=])
+mutate(measure_fast.cuh "the first row of a strip for all" [=[here && row + 1 < end]=] [=[false]=])
+mutate(measure_fast.cuh "the first columns for all" [=[factor.col_sums + col * ExactSum::kWords]=] [=[factor.col_sums]=])
+leave_out(measure_fast.cuh "the sums of columns are dropped" [=[column_sums.flush(columns);]=])
+mutate(measure_fast.cuh "a job's totals go to the next one" [=[range.end != 0 && i >= range.end]=] [=[range.end < 0]=])
+mutate(step.cu "a kernel's measured jobs begin with the first" [=[table.jobs + p.begin]=] [=[table.jobs]=])
+mutate(step.cu "a kernel's measured tiles begin with the first" [=[table.ends + p.begin]=] [=[table.ends]=])
+
+# ---- short rows, several in a tile ----
+mutate(fast_job.cuh "short rows share a block" [=[lanes[k] > static_cast<int>(cols)]=] [=[false]=])
+mutate(step.cuh "the last tile has no end" [=[e.at < w.here]=] [=[true]=])
+
 # ---- rows and blocks that are cut ----
 mutate(tile.cuh "what lies before the first element" [=[at.row * job.cols + at.col - front]=] [=[at.row * job.cols + at.col]=])
 mutate(tile.cuh "the first row is taken for whole" [=[row == 0 ? job.front : 0]=] [=[int64_t{0}]=])

@@ -292,6 +292,9 @@ std::vector<Spec> shapes(int param, int grad, int s0, int s1) {
   add(3, 4096, 0, int64_t{1} << 36);  // indices beyond 32 bits
   add(5, 512, 0, 1024, 64, 128);      // whole tiles, one after another
   add(2, 8, 0, 0), add(5, 16, 0, 80), add(3, 248, 0, 0);
+  // short rows, several in a tile, the last tile not full
+  add(37, 128, 0, 0), add(301, 16, 0, 0), add(9, 64, 0, 640, 32, 64), add(515, 8, 0, 0);
+  add(20, 128, 0, 0, 32, 256), add(3, 128, 256, 128), add(70, 32, 0, int64_t{1} << 36, 64, 128);
   add(40, 77, 0, 0), add(5, 77, 0, 3 * 77), add(40, 1, 0, 0), add(1, 1, 0, 0);
   add(0, 512, 0, 0), add(5, 0, 0, 0);  // empty shards
   add(6, 257, 0, 257 * 2), add(4, 255, 0, 0);

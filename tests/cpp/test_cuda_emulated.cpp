@@ -410,6 +410,8 @@ void test_once() {
     resolve(all);
     const Job& job = all.jobs[0];
     check(&cuda::kFast[cuda::kernel_of(job)] == &f, spec.name() + ": served by its own kernel");
+    if (f.measure[0] != nullptr)
+      check(&cuda::kFast[cuda::measure_kernel_of(job)] == &f, spec.name() + ": measured likewise");
     moved.clear();
     const auto watch = [](const void* at, int64_t bytes) {
       const std::vector<int> none(static_cast<size_t>(bytes));

@@ -224,7 +224,7 @@ void test_rule(const std::vector<double>& hyper) {
     if (round % 17 == 0) now[0] = 0.0;
     if constexpr (__is_same(U, SgdMomentum)) now[3] = round % 2;
     typename U::Coef coef = U::prepare(now.data(), t, 1.0);
-    if constexpr (factors_of<U>() > 0) {
+    if constexpr (requires { coef.minimum; }) {
       coef.step = static_cast<float>(now[0]), coef.decay = 0.999f;
       if (round % 5 == 0) coef.minimum = 0x1p-126f;
     }
@@ -385,6 +385,7 @@ int main(int argc, char** argv) {
   test_rule<Adafactor>({1e-3, -0.8, none, none, 1e-30, 1e-3, 1, 0, 0, 0, 1, none, 0});
   test_rule<AdafactorMomentum>({1e-3, -0.8, none, 0.9, 1e-30, 1e-3, 1, 0, 0, 0, 1, none, 0});
   test_rule<AdafactorMomentum>({1e-3, -0.8, 0.99, 0.9, 1e-3, 1e-3, 1, 0, 0, 0, 1, none, 1});
+  test_rule<AdamWFactored>({1e-3, 0.9, 0.95, 1e-8, 0.1});
   test_split<BFloat16Split8>();
   test_split<BFloat16Split16>();
   test_largest();

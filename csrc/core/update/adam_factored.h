@@ -46,15 +46,19 @@ struct FactoredAdam {
   }
 
   LB_HD static void update(float g, float& p, float* s, const float* f, const Coef& c) {
+    const float v = moments(g, p, s[0], f, c);
+    p = p - c.step_size * (s[0] / (__builtin_sqrtf(v) * c.inv_sqrt_bc2 + c.eps));
+  }
+  /// The first half of `update`: moves m, and decays p or adds the decay to g. Returns v.
+  LB_HD static float moments(float g, float& p, float& m, const float* f, const Coef& c) {
     g = g * c.g_scale;
     if constexpr (kDecoupled) {
       p = p * c.decay;
     } else {
       g = g + c.weight_decay * p;
     }
-    s[0] = s[0] + (g - s[0]) * c.one_minus_beta1;
-    const float v = f[0] * f[1];
-    p = p - c.step_size * (s[0] / (__builtin_sqrtf(v) * c.inv_sqrt_bc2 + c.eps));
+    m = m + (g - m) * c.one_minus_beta1;
+    return f[0] * f[1];
   }
 };
 
