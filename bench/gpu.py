@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,12 @@ ALL = 9.5 * 60  # seconds for everything, from BEGAN on
 # Tests that take seconds even under a tool that is fifty times slower, and run every kernel: short blocks, odd ends, misaligned memory, all formats.
 SMALL = "test_blocks_and_shards or test_values_at_the_edges or test_a_thousand_tensors or (test_encode_decode and 64)"
 MODULES = ("scikit_build_core", "pathspec", "pytest", "numpy", "yaml")
+
+
+def oldest_torch() -> str:
+    """The version of torch from which on lowbit works, as pyproject.toml has it."""
+    (oldest,) = re.findall(r'^ *"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    return oldest
 
 
 def refusals() -> list[str]:
@@ -62,12 +69,15 @@ def refusals() -> list[str]:
     if importlib.util.find_spec("torch") is None:
         return [
             *reasons,
-            f"{sys.executable} has no torch: lowbit needs 2.11 or later, built for CUDA",
+            f"{sys.executable} has no torch: lowbit needs {oldest_torch()} or later, built for CUDA",
         ]
     import torch
 
-    if tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
-        reasons.append(f"torch {torch.__version__} is too old: lowbit needs 2.11")
+    def numbers(version: str) -> list[int]:
+        return [int(n) for n in version.split("+")[0].split(".")[:2]]
+
+    if numbers(torch.__version__) < numbers(oldest_torch()):
+        reasons.append(f"torch {torch.__version__} is too old: lowbit needs {oldest_torch()}")
     if torch.version.cuda is None:
         reasons.append(f"torch {torch.__version__} is built without CUDA")
     elif not torch.cuda.is_available():

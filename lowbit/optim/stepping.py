@@ -14,6 +14,7 @@ from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.stateful import StatefulOptimizer
 from lowbit.step import home
 from lowbit.step.cache import StepCache
+from lowbit.step.compiled import is_left_out
 from lowbit.step.flat_shards import FlatShardReducer
 from lowbit.step.group import StepGroup
 from lowbit.step.mistakes import changed, no_values, warn_idle
@@ -69,13 +70,11 @@ class SteppingOptimizer(StatefulOptimizer):
             grad_scale: a number that divides the gradients as they are read, such as `lowbit.clip_scale` returns. It
                 applies in addition to the attribute `grad_scale` that torch's GradScaler sets. None (default) means 1.
         """
-        if torch.compiler.is_compiling() and any(
-            sharding.is_sharded(p) for group in self.param_groups for p in group["params"]
-        ):
+        if torch.compiler.is_compiling() and is_left_out(self.param_groups):
             return self._step_uncompiled(closure, grad_scale)
         return self._step(closure, grad_scale)
 
-    @torch._disable_dynamo  # which cannot follow a DTensor's local tensor through a whole step
+    @torch._disable_dynamo
     def _step_uncompiled(self, *args: Any) -> Any:
         return self._step(*args)
 

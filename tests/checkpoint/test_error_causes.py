@@ -58,12 +58,13 @@ def test_values_without_digests(folder):
 
 
 def test_a_directory_whose_file_is_cut_off(folder):
-    """Of what is wrong with the metadata torch's own load keeps the text alone."""
+    """torch's own load keeps the text of what is wrong with the metadata; before 2.13, not even that."""
     cut(folder / "__0_0.distcp")
     with pytest.raises(CheckpointError) as caught:
         checkpoint.Checkpoint(folder)
     assert caught.value.cause == "damaged"
-    with pytest.raises(dcp.api.CheckpointException, match="the file is cut off"):
+    said = "the file is cut off" if torch.__version__ >= (2, 13) else "metadata is None"
+    with pytest.raises(dcp.api.CheckpointException, match=said):
         dcp.load({"w": torch.zeros(64)}, storage_reader=checkpoint.Reader(folder))
 
 

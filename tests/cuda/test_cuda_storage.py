@@ -89,7 +89,8 @@ def test_async_saves_keep_one_pinned_copy(tmp_path, one_rank, sharded):
         saving.result()
         copies = [t.to_local() if isinstance(t, DTensor) else t for t in writer._kept["model"].values()]  # fmt: skip
         assert all(t.device.type == "cpu" for t in copies)
-        assert all(t.is_pinned() for t in copies if t.numel())
+        # torch pins no tensor without a dimension
+        assert all(t.is_pinned() for t in copies if t.numel() and t.dim())
         kept.append([t.data_ptr() for t in copies])
     assert kept[0] == kept[1] == kept[2]
     for seed in range(3):

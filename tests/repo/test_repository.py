@@ -93,3 +93,14 @@ def test_the_version_and_the_license_stand_in_every_place():
     assert f"\nversion: {version}\n" in citation and version in (ROOT / "CHANGELOG.md").read_text()
     assert 'license = "Apache-2.0"' in project and "\nlicense: Apache-2.0\n" in citation
     assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_the_oldest_torch_stands_in_one_place():
+    """pyproject.toml; the build, CI and the bench read it there, and pages name the same."""
+    (oldest,) = re.findall(r'^ *"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    for page in ("docs/install.md", "docs/bench.md"):
+        assert f"torch {oldest} or later" in (ROOT / page).read_text()
+    programs = [*(ROOT / "bench").glob("*.py"), *(ROOT / ".ci").glob("*.*"), ROOT / ".ci" / "run"]
+    for path in [*programs, ROOT / "csrc" / "CMakeLists.txt", ROOT / "Makefile"]:
+        text = path.read_text()
+        assert oldest not in text and "TORCH_TARGET_VERSION=0x" not in text, path
