@@ -119,12 +119,18 @@ PYTHONS ?= $(PY)
 wheel-check:  ## the wheel in clean environments; PYTHONS="python3.10 python3.13"
 	@$(PY) .ci/wheel/check.py out/lowbit-*_$(shell uname -m).whl $(PYTHONS)
 
-# A machine with a GPU: no network, the interpreter's own torch, scikit-build-core, cmake and ninja. Writes out/gpu.md and out/gpu.json inside ten minutes;
-# says at once what is missing. WHEELS=folder: wheels of baselines for the bench (docs/bench.md).
+# A machine with a GPU: no network, the interpreter's own torch. Writes out/gpu.md and out/gpu.json; says at once what is missing.
+#   make gpu WHEEL=out/lowbit-*.whl PARTS="bits speed" MINUTES=4
+# WHEEL=: a wheel of `make wheel`, else it builds; PARTS=: which parts, in which order (bench/gpu_stages.py); MINUTES=: for everything;
+# WHEELS=folder: wheels of baselines for the bench (docs/bench.md); REHEARSE=1: on the CPU, at tiny sizes.
 WHEELS ?=
+WHEEL ?=
+MINUTES ?=
+REHEARSE ?=
 gpu: override CUDA_ARCHS :=
-gpu:  ## builds, tests and measures on a machine with a GPU
-	@$(PY) -m bench.gpu $(if $(WHEELS),--wheels "$(WHEELS)") $(PACKAGE)
+gpu:  ## tests and measures on a machine with a GPU
+	@$(PY) -m bench.gpu $(if $(WHEEL),--wheel $(WHEEL)) $(if $(PARTS),--parts $(PARTS)) $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(REHEARSE),--rehearse) $(PACKAGE)
 
 # Writes docs/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores. `make bench-quick` writes the table of docs/bench.md: 3 minutes.
 bench: setup $(VENV)/tests  ## docs/bench-cpu.md, measured: 12 minutes

@@ -26,6 +26,8 @@ class Stage:
         read: extracts further results for the page from the text of the log.
         after: name of a stage that must have passed before this one runs.
         parallel: whether it runs at the same time as the previous stage, which times nothing.
+        took: seconds on the last card; a stage that has less than half of them left does not begin.
+        cwd: the folder in which it runs; None is the current one.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Stage:
     read: Callable[[str], dict] = lambda text: {}
     after: str = ""
     parallel: bool = False
+    took: float = 0
+    cwd: pathlib.Path | None = None
 
     def run(self, folder: pathlib.Path, left: float, passed: set[str]) -> dict:
         """Runs the stage. Returns {"name", "status", "seconds", "command", "tail", ...}.
@@ -47,13 +51,14 @@ class Stage:
         if self.after and self.after not in passed:
             return {**result, "status": "left out", "tail": f"{self.after} did not pass"}
         limit = min(self.limit, left)
-        if limit < 5:
-            return {**result, "status": "left out", "tail": "no time left"}
+        if limit < max(5, self.took / 2):
+            why = f": it took {self.took:.0f} s on the last card" if self.took else ""
+            return {**result, "status": "left out", "tail": f"no time left{why}"}
         log, began = folder / f"{self.name}.log", time.perf_counter()
         with open(log, "w") as out:
             try:
                 process = subprocess.Popen(
-                    self.command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                    self.command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=self.cwd,
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **self.env}, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from bench.page import table
-from bench.workload import BILLION
+from bench.workload import QUARTER
 
 TILE = 256
 # Contestants by name, as in bench/asked.py, and the end of their kernels' names.
@@ -47,7 +47,7 @@ def page(report: dict[str, Any]) -> str:
     """The table, or why there is none."""
     counts = next((s["tiles"] for s in report["stages"] if s.get("tiles")), {})
     cases = [c for s in report["stages"] for c in s.get("result", {}).get("step", [])]
-    case = next((c for c in cases if c["workload"] == BILLION.name), None)
+    case = next((c for c in cases if c["workload"] == QUARTER.name), None)
     gpu = report["machine"]["gpu"]
     clock = (case or {}).get("clocks", {}).get("clocks.sm") or gpu.get("clocks.max.sm")
     processors = gpu.get("multiprocessors")
@@ -70,7 +70,7 @@ def page(report: dict[str, Any]) -> str:
         rows.append([row["name"], *(f"{count[name]:.0f}" for name in COLUMNS[:3]), f"{memory:.0f}" if memory else "", f"{took:.0f}",
                      f"{took / max(bounds):.2f}"])  # fmt: skip
     return "\n\n".join([
-        f"Clocks of one of {processors} multiprocessors at {clock} MHz for 256 values, {BILLION.name}. Issue, ALU and wavefronts of shared memory are counted "
+        f"Clocks of one of {processors} multiprocessors at {clock} MHz for 256 values, {QUARTER.name}. Issue, ALU and wavefronts of shared memory are counted "
         "(docs/cuda.md), memory is the kernel's bytes at the copy's speed; the last column is the measured time over the largest of the four.",
         table(["step", "issue", "ALU", "shared memory", "memory", "measured", "over the bound"], rows),
     ])  # fmt: skip

@@ -106,4 +106,4 @@ ONE, THOUSAND, MANY = (
     Equal("2,000 tensors of 16 k", 2000, 1 << 14),
 )
 WORKLOADS: tuple[Workload, ...] = (ONE, THOUSAND, MANY, GPT2, LLAMA_1B, LLAMA_8B)
-BILLION = Equal("one tensor of 1 G", 1, 1 << 30)  # on a GPU
+QUARTER = Equal("one tensor of 256 M", 1, 1 << 28)  # on a GPU

@@ -22,14 +22,14 @@ else:
 # Minutes to half a minute each, and the longest first: two workers then end together, neither with one of these. By itself xdist begins with files of many tests.
 LONGEST = (
     "test_wrappers", "test_recipes", "test_torchtitan_model", "test_processors", "test_elastic", "test_matrix", "test_world", "test_state", "test_added_format",
-    "test_frameworks", "test_cpp_front", "test_kinds_convert", "test_matrix_rows", "test_matrix_products",
+    "test_frameworks", "test_rehearsal", "test_cpp_front", "test_kinds_convert", "test_matrix_rows", "test_matrix_products",
     "test_kinds_tool", "test_bench", "test_convert_torchao", "test_kernel_table", "test_checkpoint_python", "test_memory", "test_sharding", "test_gradients_sharded",
     "test_resume", "test_storage_bench", "test_flat_shards", "test_reshard", "test_placed_state", "test_drawn_placements",
     "test_pipeline", "test_policy", "test_recover", "test_state_home",
 )  # fmt: skip
 # What `make test` leaves to `make test MARK=` and to CI, beside tests/frameworks: half a minute or so each, to see again on every framework, recipe or peer what others see once.
 LONG = (
-    "test_bench", "test_convert_torchao", "test_cpp_front", "test_elastic", "test_flat_shards", "test_help",
+    "test_bench", "test_rehearsal", "test_convert_torchao", "test_cpp_front", "test_elastic", "test_flat_shards", "test_help",
     "test_hostile", "test_kernel_table", "test_kinds", "test_kinds_convert", "test_kinds_tool", "test_matrix", "test_matrix_rows", "test_matrix_products", "test_memory", "test_muon_grid", "test_pipeline",
     "test_convert_lowbit", "test_ema_sharded", "test_object_stores", "test_object_stores_s3", "test_placed_state", "test_policy", "test_processors", "test_recipes",
     "test_drawn_placements", "test_recover", "test_reshard", "test_world", "test_wrappers", "test_torch_storage_cases",

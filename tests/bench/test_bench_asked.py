@@ -8,10 +8,10 @@ import zipfile
 import pytest
 from paths import ROOT
 
-from bench import asked, baselines, gpu, ours, tile_model
+from bench import asked, baselines, gpu, gpu_stages, ours, tile_model
 from bench.contestant import tensors
 from bench.stage import Stage, junit
-from bench.workload import BILLION, MANY
+from bench.workload import MANY, QUARTER
 
 NAMES = (*asked.BASELINES, asked.EIGHT, asked.IN_GRAPH)
 
@@ -39,7 +39,7 @@ def good():
         "stages": [
             stage("build"),
             stage("cuda-tests", tests={"passed": 300, "failures": 0, "errors": 0, "skipped": 2}, graphs={"passed": 9, "failed": 0}),
-            stage("bench-step", result={"step": [case(BILLION, rows), case(MANY, rows)]}),
+            stage("bench-step", result={"step": [case(QUARTER, rows), case(MANY, rows)]}),
             stage("memcheck", summary="ERROR SUMMARY: 0 errors", errors=[], tests={"passed": 20, "failed": 0}),
             stage("racecheck", summary="RACECHECK SUMMARY: 0 hazards", errors=[], tests={"passed": 20, "failed": 0}),
         ],
@@ -77,7 +77,7 @@ def test_a_tile_counted_and_measured(tmp_path):
     counts = tile_model.counted(tmp_path / "kernels.txt")
     assert [c["issue clk"] for c in counts.values()] == [135.0, 182.0]
     rows = [row(asked.EIGHT, [2e-4, None, 1e-4, 3e-4]), row(ours.Kahan.name, [4e-4]), row("torch", [1.0]), {**row(tile_model.COPY, [1.0]), "gb_per_second": 1290.0}]  # fmt: skip
-    timed = {**case(BILLION, rows), "numel": 100 * 1000 * 256, "clocks": {"clocks.sm": "2000"}}
+    timed = {**case(QUARTER, rows), "numel": 100 * 1000 * 256, "clocks": {"clocks.sm": "2000"}}
     report = {"machine": {"gpu": {"multiprocessors": "100"}}, "stages": [stage("build", tiles=counts), stage("bench-step", result={"step": [timed]})]}  # fmt: skip
     text = tile_model.page(report)
     assert f"| {asked.EIGHT} | 135 | 84 | 121 | 400 | 400 | 1.00 |" in text
@@ -99,11 +99,11 @@ def test_everything_is_met():
     assert [x["met"] for x in found] == [True] * 13, found
     text = asked.page(found)
     assert (
-        text.count("| yes |") == 13 and f"85% or more of the copy's speed, {BILLION.name}" in text
+        text.count("| yes |") == 13 and f"85% or more of the copy's speed, {QUARTER.name}" in text
     )
     assert "90.0%: 3,600 GB/s" in text and "300 passed, 0 failed, 2 skipped" in text
     # Median of 1/3, 2/4.
-    assert f"its time is 1, ours: {BILLION.name} 0.42, {MANY.name} 0.42" in text
+    assert f"its time is 1, ours: {QUARTER.name} 0.42, {MANY.name} 0.42" in text
 
 
 def test_nothing_was_reached():
@@ -127,7 +127,7 @@ def test_a_smaller_tensor_than_asked_shows_nothing():
     report = good()
     of(report, "bench-step")["result"]["step"][0]["cut"] = "1 of 536,870,912 elements here"
     found = said(report)
-    line = next(x for name, x in found.items() if BILLION.name in name)
+    line = next(x for name, x in found.items() if QUARTER.name in name)
     assert line["met"] is None and "elements here" in line["measured"]
 
 
@@ -199,7 +199,7 @@ def test_baselines_come_from_wheels(tmp_path):
     folder, wheels = tmp_path / "out", tmp_path / "wheels"
     folder.mkdir(), wheels.mkdir()
     wheel(wheels, "a_peer", "1.2.3")
-    made = gpu.stages(folder, [], "9.0", wheels)
+    made = gpu.stages(folder, [], "9.0", gpu.Choice(wheels=wheels))
     assert [s.name for s in made[:3]] == ["build", "baselines", "cuda-tests"]
     done = made[1].run(tmp_path, 100, set())
     assert done["status"] == "passed", done["tail"]
@@ -212,17 +212,22 @@ def test_baselines_come_from_wheels(tmp_path):
             env = {**os.environ, **s.env}
             subprocess.run([sys.executable, "-c", "import a_peer"], env=env, check=True)
     # What an earlier call left is removed.
-    assert gpu.stages(folder, [], "9.0", wheels) and not (folder / "baselines").exists()
+    assert (
+        gpu.stages(folder, [], "9.0", gpu.Choice(wheels=wheels))
+        and not (folder / "baselines").exists()
+    )
 
 
 def test_wheels_that_cannot_be_installed(tmp_path):
     """It is said on the page, and the bench runs."""
     (tmp_path / "broken-1-py3-none-any.whl").write_text("no zip")
-    installs, env = gpu.baselines(tmp_path, tmp_path)
+    installs, env = gpu_stages.baselines(tmp_path, tmp_path)
     done = installs[0].run(tmp_path, 100, set())
     assert done["status"] == "failed" and done["baselines"] == {} and env
-    assert all(s.after != "baselines" for s in gpu.stages(tmp_path, [], "9.0", tmp_path))
-    empty, _ = gpu.baselines(tmp_path, tmp_path / "nothing")
+    assert all(
+        s.after != "baselines" for s in gpu.stages(tmp_path, [], "9.0", gpu.Choice(wheels=tmp_path))
+    )
+    empty, _ = gpu_stages.baselines(tmp_path, tmp_path / "nothing")
     assert "there are no wheels in" in empty[0].run(tmp_path, 100, set())["tail"]
     assert "No wheels of baselines were given" in gpu.baselines_line([])
 

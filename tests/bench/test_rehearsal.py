@@ -1,0 +1,86 @@
+"""`make gpu` without a GPU: the same stages on the CPU, so that an error which this could find costs no minute of a card."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import gpu
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of what a rehearsal reads, to plant mistakes in."""
+    for name in ("tests", "bench", "recipes"):
+        ignored = shutil.ignore_patterns("__pycache__", "golden")
+        shutil.copytree(ROOT / name, tmp_path / "tree" / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def rehearse(tree, *parts):
+    """The exit status, statuses by stage, the page and what was printed."""
+    out = tree.parent / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", "--rehearse", "--out", str(out), "--parts", *parts],
+        cwd=tree, capture_output=True, text=True,
+    )  # fmt: skip
+    report = json.loads((out / "gpu.json").read_text())
+    statuses = {s["name"]: s["status"] for s in report["stages"]}
+    return done.returncode, statuses, (out / "gpu.md").read_text(), done.stdout + done.stderr
+
+
+def test_every_part(tree):
+    code, statuses, page, said = rehearse(tree, *gpu.PARTS)
+    assert code == 0 and set(statuses.values()) == {"passed"}, said
+    assert {"build", "cuda-tests", "bench-step", "kernels", "muon", "profile", "bus", "train"} == set(statuses)  # fmt: skip
+    assert "VERDICT: " in said and " have the CPU's bits; AdamW with 8-bit state" in said
+    for there in ("## Stages", "## One step over 2,000 tensors", "## Muon", "## The bus", "## Training", "could not be"):  # fmt: skip
+        assert (there in page + said) == (there != "could not be"), there
+
+
+def test_a_module_that_hides_one_of_the_standard_library(tree):
+    """It cost a whole run on a card once: torch imports `profile` by way of cProfile."""
+    (tree / "profile.py").write_text("raise ImportError('this is not the profiler')\n")
+    source = (tree / "bench" / "gpu_stages.py").read_text()
+    (tree / "bench" / "gpu_stages.py").write_text(source.replace('"pyproject.toml")', '"pyproject.toml", "profile.py")', 1))  # fmt: skip
+    code, statuses, _, _ = rehearse(tree, "speed")
+    assert code == 1 and statuses["bench-step"] == "failed"
+
+
+def test_a_wrong_keyword_in_a_test_of_kernels(tree):
+    path = tree / "tests" / "cuda" / "test_cuda.py"
+    text = path.read_text()
+    planted = text.replace('cuda.add(param, torch.zeros_like(param), "bfloat16_stochastic", coded(), **where)', 'cuda.add(param, torch.zeros_like(param), "bfloat16_stochastic", coded(), rows=1, **where)')  # fmt: skip
+    assert planted != text
+    path.write_text(planted)
+    code, statuses, page, _ = rehearse(tree, "bits")
+    assert code == 1 and statuses["cuda-tests"] == "failed" and "unexpected keyword" in page
+
+
+def test_a_contestant_that_raises(tree):
+    path = tree / "bench" / "ours.py"
+    path.write_text(path.read_text().replace('options: ClassVar = {"state_format": "log8"}', 'options: ClassVar = {"state_fromat": "log8"}'))  # fmt: skip
+    code, statuses, page, _ = rehearse(tree, "speed")
+    assert code == 1 and statuses["kernels"] == "failed" and "state_fromat" in page
+
+
+def test_a_wheel_is_installed_apart_and_the_sources_are_not_seen(tmp_path):
+    choice = gpu.Choice(("bits", "speed"), wheel=tmp_path / "lowbit.whl")
+    build, tests, *others = gpu.stages(tmp_path, [], "9.0", choice)
+    assert str(choice.wheel) in build.command and "-e" not in build.command
+    for stage in (tests, *others):
+        assert stage.cwd == tmp_path / "tree" and stage.env["PYTHONPATH"] == str(tmp_path / "site")
+        assert (stage.cwd / "tests").is_dir() and not (stage.cwd / "lowbit").exists()
+    assert [s.name for s in others] == ["bench-step", "kernels", "muon"]
+
+
+def test_a_stage_that_cannot_end_in_time_does_not_begin(tmp_path):
+    (stage,) = gpu.stages(tmp_path, [], "9.0", gpu.Choice(("train",)))[1:]
+    said = stage.run(tmp_path, stage.took / 3, {"build"})
+    assert said["status"] == "left out" and "on the last card" in said["tail"]
