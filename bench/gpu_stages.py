@@ -35,6 +35,7 @@ TOOK = {
 }  # fmt: skip
 # Tests that take seconds even under a tool that is fifty times slower, and run every kernel: short blocks, odd ends, misaligned memory, all formats.
 SMALL = "test_blocks_and_shards or test_values_at_the_edges or test_a_thousand_tensors or (test_encode_decode and 64)"
+PATIENT = 5  # times as long a stage of a rehearsal may take, which tests run on machines that do other work
 NOT_ON_GPU = ("test_kernel_table", "test_simulate", "test_two_gpus", "test_waiting")
 
 
@@ -107,6 +108,7 @@ class Stages:
 
     def stage(self, name: str, limit: float, command: list[str] | str, **more: object) -> Stage:
         env = {**self.env, **more.pop("env", {})}  # type: ignore[dict-item]
+        limit *= PATIENT if self.choice.rehearse else 1
         made = Stage(name, limit, command, env, after="build", **more)  # type: ignore[arg-type]
         made.took, made.cwd = (0 if self.choice.rehearse else TOOK[name]), self.cwd
         return made
@@ -114,7 +116,8 @@ class Stages:
     def build(self, options: list[str]) -> Stage:
         """Installs the wheel, or builds the sources for this card."""
         if self.choice.rehearse:
-            return Stage("build", 60, [sys.executable, "-c", "import lowbit"], self.env)
+            command = [sys.executable, "-c", "import lowbit"]
+            return Stage("build", 60 * PATIENT, command, self.env)
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check"]  # fmt: skip
         if self.choice.wheel:
             site = self.folder / "site"

@@ -270,6 +270,7 @@ const char* run(const CudaStep& call) {
       if (const char* error = begin_sums(call, matrices, shape.grid_factor)) return error;
     }
     for (int k = 0; k < kAny; ++k) {
+      if (order.parts[k].tiles == 0) continue;  // of another rule, which may have fewer rounds
       if (const char* error = launch_batch(call, kFast[k].measure[call.phase], kMeasureWarps,
                                            "launching measure", batch_of(order.parts[k]), 1, shape))
         return error;

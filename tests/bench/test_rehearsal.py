@@ -27,7 +27,7 @@ def rehearse(tree, *parts):
     """The exit status, statuses by stage, the page and what was printed."""
     out = tree.parent / "out"
     done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu", "--rehearse", "--out", str(out), "--parts", *parts],
+        [sys.executable, "-m", "bench.gpu", "--rehearse", "--out", str(out), "--minutes", "60", "--parts", *parts],
         cwd=tree, capture_output=True, text=True,
     )  # fmt: skip
     report = json.loads((out / "gpu.json").read_text())
