@@ -1,20 +1,30 @@
 #!/usr/bin/env bash
 # The oldest torch that pyproject.toml allows, in an environment that stays between runs:
+#   .ci/oldest.sh version    says which
 #   .ci/oldest.sh install    downloads it, 2.5 GB the first time
 #   .ci/oldest.sh test       builds the operators and lowbit._tensors with it, and runs the fast tests that need no
 #                            lowbit-ckpt
 set -euo pipefail
 cd "$(dirname "$0")/.."
-oldest=$(sed -n 's/^ *"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+# The requirement of a package, as pyproject.toml has it.
+requirement() { sed -n "s/.*\"\($1>=[^\"]*\)\".*/\1/p" pyproject.toml | head -n 1; }
+oldest=$(requirement torch)
+oldest=${oldest#torch>=}
 home=${LOWBIT_OLDEST:-${XDG_CACHE_HOME:-$HOME/.cache}/lowbit/torch-$oldest}
 python=$home/bin/python
 pip="$python -m pip install --quiet --disable-pip-version-check"
 
 case "${1:-}" in
+version)
+  echo "$oldest"
+  ;;
 install)
   [ -x "$python" ] || python3 -m venv "$home"
-  $pip "torch==$oldest.0" "numpy>=1.26" "pyyaml>=6" "tqdm>=4.66" "pytest>=8" "pytest-xdist>=3.7" "hypothesis>=6.100" \
-    "expecttest>=0.2" "scikit-build-core>=0.11" "cmake>=3.25" "ninja>=1.11"
+  needs=("torch==$oldest.0" cmake ninja)
+  for package in numpy pyyaml tqdm pytest pytest-xdist hypothesis expecttest scikit-build-core; do
+    needs+=("$(requirement $package)")
+  done
+  $pip "${needs[@]}"
   ;;
 test)
   # A folder without the sources of lowbit, which have no operators and would be imported first.
@@ -29,7 +39,7 @@ test)
     -m "not slow" tests/optim tests/state tests/gradients tests/sharding tests/planning
   ;;
 *)
-  sed -n '2,5s/^# *//p' "$0"
+  sed -n '2,6s/^# *//p' "$0"
   exit 2
   ;;
 esac

@@ -27,8 +27,7 @@ Line = dict[str, Any]  # asked, measured: sentences; met: True, False, or None i
 
 def lines(report: dict) -> list[Line]:
     """The lines for a report of bench/gpu.py."""
-    cases = [c for s in report["stages"] for c in s.get("result", {}).get("step", [])]
-    stages = {s["name"]: s for s in report["stages"]}
+    stages, cases = stages_and_cases(report)
     return [
         *speeds(cases),
         *comparisons(cases),
@@ -39,22 +38,28 @@ def lines(report: dict) -> list[Line]:
     ]  # fmt: skip
 
 
-def verdict(report: dict) -> str | None:
-    """A sentence on bits and one on speed, once the tests and a step beside a copy are known."""
-    stages = {s["name"]: s for s in report["stages"]}
+def stages_and_cases(report: dict) -> tuple[dict[str, dict], list[dict]]:
+    """The stages by name, and the timed workloads of all."""
     cases = [c for s in report["stages"] for c in s.get("result", {}).get("step", [])]
+    return {s["name"]: s for s in report["stages"]}, cases
+
+
+def bad_tests(count: dict[str, int]) -> int:
+    return count.get("failed", 0) + count.get("failures", 0) + count.get("errors", 0)
+
+
+def verdict(report: dict) -> str | None:
+    """A sentence on bits and one on speed, once the tests and a step are known."""
+    stages, cases = stages_and_cases(report)
     count = stages.get("cuda-tests", {}).get("tests")
-    case = next((c for c in cases if row(c, EIGHT)), None)
-    if count is None or case is None:
+    found = next(((c, r) for c in cases if (r := row(c, EIGHT))), None)
+    if count is None or found is None:
         return None
-    bad = sum(count.get(kind, 0) for kind in ("failed", "failures", "errors"))
-    found = row(case, EIGHT)
-    assert found is not None
-    took = found["ns_per_parameter"] * case["numel"] / 1e6
-    share = found["of_copy_speed"]
+    case, eight = found
+    took, share = eight["ns_per_parameter"] * case["numel"] / 1e6, eight["of_copy_speed"]
     speed = f", {share:.0%} of a copy's speed" if share else ""
     return (
-        f"{count['passed']} of {count['passed'] + bad} tests have the CPU's bits; "
+        f"{count['passed']} of {count['passed'] + bad_tests(count)} tests have the CPU's bits; "
         f"AdamW with 8-bit state over {case['workload']}: {took:.3f} ms{speed}"
     )
 
@@ -120,7 +125,7 @@ def tests(stages: dict[str, dict]) -> Line:
     if stage is None or "tests" not in stage:
         return line(asked, unfinished(stage), None if stage is None or stage["status"] != "failed" else False)  # fmt: skip
     count = stage["tests"]
-    bad = count.get("failed", 0) + count.get("failures", 0) + count.get("errors", 0)
+    bad = bad_tests(count)
     measured = f"{count['passed']} passed, {bad} failed"
     measured += f", {count['skipped']} skipped" if count.get("skipped") else ""
     if stage["status"] != "passed":

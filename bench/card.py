@@ -1,9 +1,9 @@
-"""What one GPU shows beside the steps of bench.step: kernels of a step, the bus, Muon, and training.
+"""What one GPU shows beside bench.step: kernels of a step, the bus, Muon, and training.
 
 python -m bench.card kernels muon              some measurements, as tables in Markdown
 python -m bench.card --json FILE bus           also as JSON, written anew after each table
 python -m bench.card --device cpu --tiny       all of them in seconds, for a rehearsal
-python -m bench.card profiled                  one step of each kernel that is worth a profile, for ncu
+python -m bench.card profiled                  one step of each kernel that ncu is to see
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ import lowbit
 from bench import clock, ours
 from bench.page import table
 from bench.step import Params
-from bench.workload import MANY, QUARTER, Shapes
+from bench.workload import LLAMA_1B, MANY, QUARTER
 
 Table = dict[str, Any]  # title, head, rows
-# The matrices of a layer of Llama-3.2-1B.
-LAYER: Shapes = [(2048, 2048), (512, 2048), (512, 2048), (2048, 2048), (8192, 2048), (8192, 2048), (2048, 8192)]  # fmt: skip
+# What `train` compares, of bench/training.py.
+TRAINED = (
+    "torch fused, float32",
+    "torch fused, bf16 nearest",
+    "lowbit 8-bit, bf16 stochastic",
+    "lowbit 4-bit, bf16 stochastic",
+)
 
 
 class Card:
@@ -78,7 +83,7 @@ def kernels(card: Card) -> Iterator[Table]:
 
 
 def bus(card: Card) -> Iterator[Table]:
-    """Copies between the host and the GPU, one way and both at once, beside steps over state that lies in the host's memory."""
+    """Copies between host and GPU, one way and both, beside steps over state of the host."""
     count = 1 << 14 if card.tiny else 1 << 28
     rows = []
     if card.device == "cuda":
@@ -116,44 +121,42 @@ def bus(card: Card) -> Iterator[Table]:
 
 
 def muon(card: Card) -> Iterator[Table]:
-    """A step of Muon over the matrices of a few layers, beside torch.optim.Muon, compiled and not."""
-    shapes = [(16, 32), (32, 16)] if card.tiny else LAYER * 4
+    """A step of Muon over matrices of a few layers, beside torch.optim.Muon, at last compiled."""
+    layer = [shape for shape in LLAMA_1B.layer if len(shape) == 2]
+    shapes = [(16, 32), (32, 16)] if card.tiny else layer * 4
     params = Params(shapes, card.device).of(torch.bfloat16)
+    ways: dict[str, Callable[[], Callable[[], object]]] = {
+        "torch.optim.Muon": lambda: torch.optim.Muon(params).step,
+        "lowbit.Muon, torch": lambda: lowbit.Muon(params, orthogonalize="torch").step,
+        "lowbit.Muon, exact": lambda: lowbit.Muon(params, orthogonalize="exact").step,
+    }
+    if not card.tiny:  # a compilation takes longer than all the others together
+        ways["torch.optim.Muon, compiled"] = lambda: torch.compile(torch.optim.Muon(params).step)
     rows = []
-
-    def add(name: str, make: Callable[[], Callable[[], object]]) -> None:
+    for name, make in ways.items():
         try:
             rows.append([name, f"{card.seconds(make()) * 1e3:.2f}"])
         except Exception as error:  # a line of the table, since the others are worth knowing
             rows.append([name, f"{type(error).__name__}: {str(error)[:100]}"])
-
-    add("torch.optim.Muon", lambda: torch.optim.Muon(params).step)
-    for way in ("torch", "exact"):
-        add(f"lowbit.Muon, {way}", lambda way=way: lowbit.Muon(params, orthogonalize=way).step)
-    if not card.tiny:
-        add("torch.optim.Muon, compiled", lambda: torch.compile(torch.optim.Muon(params).step))
-    yield {"title": f"Muon, {len(shapes)} matrices", "head": ["", "ms"], "rows": rows}
+        yield {"title": f"Muon, {len(shapes)} matrices", "head": ["", "ms"], "rows": rows}
 
 
 def train(card: Card) -> Iterator[Table]:
-    """A GPT of 124 M parameters on random bytes of a fixed kind: the same data and start for each optimizer."""
-    from bench.training import load_recipe
+    """A GPT of 124 M parameters on random bytes: the same data and start for each optimizer."""
+    from bench import training
 
-    recipe = load_recipe()
-    width, depth, batch, context, steps = (32, 1, 2, 16, 3) if card.tiny else (768, 12, 16, 512, 60)
+    recipe = training.load_recipe()
+    small, whole = (32, 1, 2, 16, 3), (768, 12, 16, 512, 60)
+    width, depth, batch, context, steps = small if card.tiny else whole
     data = torch.Generator().manual_seed(1)
     ids = torch.randint(64, (batch * steps, context + 1), generator=data).square_() % 256
     rows = []
-    for name, dtype, make in (
-        ("torch fused, float32", torch.float32, lambda named: torch.optim.AdamW([p for _, p in named], fused=True)),
-        ("torch fused, bf16 nearest", torch.bfloat16, lambda named: torch.optim.AdamW([p for _, p in named], fused=True)),
-        ("lowbit 8-bit, bf16 stochastic", torch.bfloat16, lowbit.AdamW),
-        ("lowbit 4-bit, bf16 stochastic", torch.bfloat16, lambda named: lowbit.AdamW(named, state_format="4bit")),
-    ):  # fmt: skip
+    for name in TRAINED:
+        dtype, make = training.TRAINED[name]
         torch.manual_seed(0)
         model = recipe.GPT(width, depth, max(1, width // 64), context).to(card.device, dtype)
         named = list(model.named_parameters())
-        opt = make(named)
+        opt = make(lowbit, named)
         if card.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         losses = []
@@ -171,10 +174,10 @@ def train(card: Card) -> Iterator[Table]:
         peak = torch.cuda.max_memory_allocated() / 2**30 if card.device == "cuda" else 0.0
         last = float(torch.stack(losses[-max(1, steps // 6) :]).mean())
         rows.append([name, f"{tokens:,.0f}", f"{peak:.2f}", f"{last:.4f}"])
+        title = f"Training {sum(p.numel() for p in model.parameters()):,} parameters"
+        head = ["optimizer", "tokens a second", "peak GiB", "loss at the end"]
+        yield {"title": title, "head": head, "rows": rows}
         del model, named, opt, loss, losses
-    count = sum(p.numel() for p in recipe.GPT(width, depth, 1, context).parameters())
-    head = ["optimizer", "tokens a second", "peak GiB", "loss at the end"]
-    yield {"title": f"Training {count:,} parameters", "head": head, "rows": rows}
 
 
 def profiled(card: Card) -> Iterator[Table]:
@@ -196,18 +199,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = list(MEASUREMENTS)
-    parser.add_argument("measurements", nargs="*", choices=[*names, []], metavar="NAME", help=", ".join(names))  # fmt: skip
+    parser.add_argument(
+        "measurements", nargs="*", choices=[*names, []], metavar="NAME", help=", ".join(names)
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     given = parser.parse_args()
-    found: list[Table] = []
+    found: dict[str, Table] = {}  # by title: a table that grows is yielded again
     for name in given.measurements or names:
         for made in MEASUREMENTS[name](Card(given.device, given.tiny)):
-            found.append(made)
+            found[made["title"]] = made
             print(f"### {made['title']}\n\n{table(made['head'], made['rows'])}\n", flush=True)
             if given.json:
-                given.json.write_text(json.dumps({"tables": found}, indent=1) + "\n")
+                given.json.write_text(json.dumps({"tables": list(found.values())}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

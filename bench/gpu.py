@@ -1,15 +1,17 @@
-"""All checks on a GPU, without a network, within the minutes that there are. `make gpu` runs this.
+"""All checks on a GPU, without a network, within the minutes that there are: `make gpu`.
 
-    python -m bench.gpu [-C cmake.define.NAME=VALUE ...]      builds; writes out/gpu.json, out/gpu.md and logs in out/gpu/
-    python -m bench.gpu --wheel FILE                          takes a wheel of lowbit instead of building
-    python -m bench.gpu --parts bits speed --minutes 4        some parts in this order: bench/gpu_stages.py lists them
-    python -m bench.gpu --wheels FOLDER                       installs the wheels of baselines first, for the bench only
-    python -m bench.gpu --rehearse                            the same on the CPU, at tiny sizes, without a GPU
-    python -m bench.gpu --page out/gpu.json                   rewrites the page
+    python -m bench.gpu [-C cmake.define.NAME=VALUE ...]   builds; writes out/gpu.json and out/gpu.md,
+                                                           and logs in out/gpu/
+    python -m bench.gpu --wheel FILE                       takes a wheel of lowbit, builds nothing
+    python -m bench.gpu --parts bits speed --minutes 4     some parts (bench/gpu_stages.py), in order
+    python -m bench.gpu --wheels FOLDER                    installs baselines for the bench first
+    python -m bench.gpu --rehearse                         the same on the CPU, at tiny sizes
+    python -m bench.gpu --page out/gpu.json                rewrites the page
 
-The stages depend on the build, not on each other. A failed stage is a line of the page, and the exit status is 1. If
-the machine lacks a requirement (no GPU, no nvcc, an old torch), the command reports it at once and exits with 2. The
-JSON and the page are written after every stage, and the verdict is printed as soon as the tests and the step are known.
+The stages depend on the build, not on each other. A failed stage is a line of the page, and the
+exit status is 1. If the machine lacks a requirement (no GPU, no nvcc, an old torch), the command
+reports it at once and exits with 2. The JSON and the page are written after every stage, and the
+verdict is printed as soon as the tests and the step are known.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def refusals(choice: Choice) -> list[str]:
     if importlib.util.find_spec("torch") is None:
         return [
             *reasons,
-            f"{sys.executable} has no torch: lowbit needs {oldest_torch()} or later, built for CUDA",
+            f"{sys.executable} has no torch: lowbit needs {oldest_torch()}"
+            " or later, built for CUDA",
         ]
     import torch
 

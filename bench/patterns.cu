@@ -8,7 +8,9 @@
 //
 //     order    which tiles of 256 values a warp takes: units of 8, 2 or 1 that lie together, every
 //              eighth of a longer unit (block 8, block 2), or every n-th of all (grid)
-//     loads    as they are needed, one tile ahead by cp.async, or one tile ahead in registers
+//     loads    as they are needed; with the next tile on its way to the second cache; one tile ahead by
+//              cp.async or in registers; or runs of tiles by bulk copies, one run ahead, whose results
+//              are stored as they are computed or by bulk copies too
 //     scales   read and written, only read, or none
 //     blocks   of 8 warps on a multiprocessor
 //
@@ -27,7 +29,7 @@ void check(cudaError_t error, const char* what) {
   std::exit(1);
 }
 
-enum Loads { kNeeded, kAsync, kRegisters };
+enum Loads { kNeeded, kPrefetched, kAsync, kRegisters };
 enum Scales { kNoScales, kBoth, kRead };
 enum class Order { kUnit, kBlock, kGrid };
 
@@ -82,10 +84,9 @@ __device__ __forceinline__ void ask(const Step& s, Coming& c, uint32_t tile, int
   copy_later(&c.v_scale[lane], s.v_scale + tile);
 }
 
-/// kWork rounds of arithmetic: 14 are about what a step executes.
-template <int kWork, Scales kScales>
-__device__ __forceinline__ void update(const Step& s, const Values& in, uint32_t tile, int lane,
-                                       const float* table) {
+/// The state after a tile's update. kWork rounds of arithmetic: 14 are about what a step executes.
+template <int kWork>
+__device__ __forceinline__ Values update(const Values& in, const float* table) {
   uint32_t x[8] = {in.grad.x,  in.grad.y,  in.grad.z,  in.grad.w,
                    in.param.x, in.param.y, in.param.z, in.param.w};
   uint32_t y[4] = {in.m.x, in.m.y, in.v.x, in.v.y};
@@ -112,12 +113,33 @@ __device__ __forceinline__ void update(const Step& s, const Values& in, uint32_t
   }
   const uint32_t most_m = __reduce_max_sync(~0u, x[4] & 0xffffu);
   const uint32_t most_v = __reduce_max_sync(~0u, y[1] & 0xffffu);
+  return {in.grad,
+          make_uint4(x[4], x[5], x[6], x[7]),
+          make_uint2(y[0], y[1]),
+          make_uint2(y[2], y[3]),
+          static_cast<float>(most_m),
+          static_cast<float>(most_v)};
+}
+template <Scales kScales>
+__device__ __forceinline__ void store(const Step& s, const Values& out, uint32_t tile, int lane) {
   const uint32_t at = tile * kLanes + lane;
-  __stcg(s.param + at, make_uint4(x[4], x[5], x[6], x[7]));
-  __stcg(s.m + at, make_uint2(y[0], y[1]));
-  __stcg(s.v + at, make_uint2(y[2], y[3]));
-  if (kScales == kBoth && lane == 0)
-    s.m_scale[tile] = static_cast<float>(most_m), s.v_scale[tile] = static_cast<float>(most_v);
+  __stcg(s.param + at, out.param);
+  __stcg(s.m + at, out.m);
+  __stcg(s.v + at, out.v);
+  if (kScales == kBoth && lane == 0) s.m_scale[tile] = out.m_scale, s.v_scale[tile] = out.v_scale;
+}
+__device__ __forceinline__ void to_cache(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+               "r"(bytes)
+               : "memory");
+}
+/// Asks for a tile in the second cache: each range by one lane.
+__device__ __forceinline__ void prefetch(const Step& s, uint32_t tile, int lane) {
+  const uint32_t at = tile * kLanes;
+  if (lane == 0) to_cache(s.grad + at, kLanes * sizeof(uint4));
+  if (lane == 1) to_cache(s.param + at, kLanes * sizeof(uint4));
+  if (lane == 2) to_cache(s.m + at, kLanes * sizeof(uint2));
+  if (lane == 3) to_cache(s.v + at, kLanes * sizeof(uint2));
 }
 
 /// The i-th tile of a warp.
@@ -150,7 +172,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     next = nth(i + 1);
     const bool more = i + 1 < each && next < s.tiles;
     Values now = ahead;
-    if (kLoads == kNeeded && tile < s.tiles) now = load<kScales>(s, tile, lane);
+    if ((kLoads == kNeeded || kLoads == kPrefetched) && tile < s.tiles)
+      now = load<kScales>(s, tile, lane);
     if (kLoads == kAsync) {
       asm volatile("cp.async.wait_all;" ::: "memory");
       now = {coming.grad[lane], coming.param[lane],   coming.m[lane],
@@ -159,8 +182,109 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
       if (more) ask<kScales>(s, coming, next, lane);
     }
     if (kLoads == kRegisters && more) ahead = load<kScales>(s, next, lane);
-    if (tile < s.tiles) update<kWork, kScales>(s, now, tile, lane, table);
+    if (kLoads == kPrefetched && more) prefetch(s, next, lane);
+    if (tile < s.tiles) store<kScales>(s, update<kWork>(now, table), tile, lane);
   }
+}
+
+/// Runs of kRun tiles by bulk copies: two stages of a warp, each with a barrier that counts its bytes.
+template <int kRun>
+struct Runs {
+  uint4 grad[kRun * kLanes], param[kRun * kLanes];
+  uint2 m[kRun * kLanes], v[kRun * kLanes];
+};
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_store(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+template <int kRun>
+__device__ __forceinline__ void ask_run(const Step& s, Runs<kRun>& run, uint32_t k,
+                                        uint32_t barrier) {
+  const uint32_t at = k * kRun * kLanes;
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(static_cast<uint32_t>(sizeof(run)))
+               : "memory");
+  bulk_load(run.grad, s.grad + at, sizeof(run.grad), barrier);
+  bulk_load(run.param, s.param + at, sizeof(run.param), barrier);
+  bulk_load(run.m, s.m + at, sizeof(run.m), barrier);
+  bulk_load(run.v, s.v + at, sizeof(run.v), barrier);
+}
+__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra wait; }" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/// The number of tiles is a multiple of kRun. kBack: results go back by bulk copies.
+template <int kRun, int kWork, bool kBack, int kBlocks>
+__global__ void __launch_bounds__(kWarps* kLanes, kBlocks) bulk(const Step s) {
+  extern __shared__ uint4 memory[];
+  __shared__ uint64_t barriers[kWarps][2];
+  float* table = reinterpret_cast<float*>(memory);
+  for (int i = threadIdx.x; i < kTable; i += kWarps * kLanes) table[i] = 1.0f + i * 1e-3f;
+  const int lane = threadIdx.x % kLanes, w = threadIdx.x / kLanes;
+  Runs<kRun>* runs = reinterpret_cast<Runs<kRun>*>(table + kTable) + 2 * w;
+  const uint32_t barrier = shared_address(&barriers[w][0]);  // of the first stage
+  const uint32_t first = blockIdx.x * kWarps + w, each = gridDim.x * kWarps;
+  const uint32_t count = s.tiles / kRun;
+  if (lane == 0) {
+    for (int i = 0; i < 2; ++i)
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + 8 * i) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+  if (lane == 0 && first < count) ask_run(s, runs[0], first, barrier);
+  uint32_t stage = 0, parity = 0;
+#pragma unroll 1
+  for (uint32_t k = first; k < count; k += each) {
+    if (lane == 0 && k + each < count) {
+      if (kBack) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      ask_run(s, runs[stage ^ 1], k + each, barrier + 8 * (stage ^ 1));
+    }
+    wait_for(barrier + 8 * stage, parity);
+    Runs<kRun>& run = runs[stage];
+#pragma unroll 1
+    for (int i = 0; i < kRun; ++i) {
+      const int at = i * kLanes + lane;
+      const uint32_t tile = k * kRun + i;
+      const Values out = update<kWork>({run.grad[at], run.param[at], run.m[at], run.v[at],
+                                        s.m_scale[tile], s.v_scale[tile]},
+                                       table);
+      if (!kBack) {
+        store<kBoth>(s, out, tile, lane);
+        continue;
+      }
+      run.param[at] = out.param, run.m[at] = out.m, run.v[at] = out.v;
+      if (lane == 0) s.m_scale[tile] = out.m_scale, s.v_scale[tile] = out.v_scale;
+    }
+    if (kBack) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (kBack && lane == 0) {
+      const uint32_t at = k * kRun * kLanes;
+      bulk_store(s.param + at, run.param, sizeof(run.param));
+      bulk_store(s.m + at, run.m, sizeof(run.m));
+      bulk_store(s.v + at, run.v, sizeof(run.v));
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+    parity ^= stage;
+    stage ^= 1;
+  }
+  if (kBack && lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 __global__ void copy(const uint4* from, uint4* to, size_t n) {
@@ -229,6 +353,26 @@ void run(const Step& s, const char* what) {
   std::fflush(stdout);
 }
 
+template <int kRun, int kWork, bool kBack, int kBlocks>
+void run_bulk(const Step& s) {
+  const auto kernel = bulk<kRun, kWork, kBack, kBlocks>;
+  const int shared = kTable * sizeof(float) + 2 * kWarps * sizeof(Runs<kRun>);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+        "shared memory");
+  int fit = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, kWarps * kLanes, shared),
+        "occupancy");
+  const int grid = processors * fit;
+  const float ms = timed([&] {
+    kernel<<<grid, kWarps * kLanes, shared>>>(s);
+    check(cudaGetLastError(), "a launch");
+  });
+  std::printf("%s, bulk copies of %d tiles, %s: %d blocks | %.3f, %.0f %%\n",
+              kWork ? "work" : "no work", kRun, kBack ? "and back" : "stores as computed", fit, ms,
+              100 * copied / ms);
+  std::fflush(stdout);
+}
+
 template <class T>
 T* taken(size_t bytes) {
   void* at = nullptr;
@@ -273,8 +417,10 @@ int main() {
   run<kNeeded, 0, kNoScales, 3>(s, "no work, no scales");
   run<kNeeded, 0, kRead, 3>(s, "no work, scales read");
   run<kNeeded, 0, kBoth, 6>(s, "no work, more warps");
+  run<kPrefetched, 0, kBoth, 3>(s, "no work, prefetched");
   run<kAsync, 0, kBoth, 3>(s, "no work, cp.async ahead");
   run<kNeeded, 14, kBoth, 3>(s, "work");
+  run<kPrefetched, 14, kBoth, 3>(s, "work, prefetched");
   run<kNeeded, 14, kNoScales, 3>(s, "work, no scales");
   run<kNeeded, 14, kRead, 3>(s, "work, scales read");
   run<kNeeded, 14, kBoth, 4>(s, "work, more warps");
@@ -285,5 +431,13 @@ int main() {
   run<kAsync, 14, kBoth, 2>(s, "work, cp.async ahead, fewer warps");
   run<kRegisters, 14, kBoth, 2>(s, "work, registers ahead, fewer warps");
   run<kNeeded, 7, kBoth, 3>(s, "half the work");
+  run_bulk<1, 14, false, 3>(s);
+  run_bulk<2, 14, false, 3>(s);
+  run_bulk<4, 14, false, 2>(s);
+  run_bulk<1, 14, true, 3>(s);
+  run_bulk<2, 14, true, 3>(s);
+  run_bulk<4, 14, true, 2>(s);
+  run_bulk<2, 0, false, 3>(s);
+  run_bulk<2, 0, true, 3>(s);
   return 0;
 }

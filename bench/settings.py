@@ -57,7 +57,7 @@ NAMED = {s.name: s for s in (FULL, QUICK, TINY)}
 
 
 def chosen(name: str, device: str, threads: list[int] | None) -> Settings:
-    """The settings of that name. On a GPU they use one thread, and the full ones begin with a tensor of 2^28 elements and many small ones."""
+    """The settings of that name. On a GPU they use one thread, and the full ones other workloads."""
     settings = replace(NAMED[name], device=device)
     if device == "cuda":
         settings = replace(settings, threads=(1,))

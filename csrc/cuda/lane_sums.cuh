@@ -5,11 +5,36 @@
 // it: what was added so far goes to the words. A term below it goes to the words by itself.
 #pragma once
 
+#include "cuda/adam.cuh"
 #include "cuda/sums.cuh"
 
 namespace lowbit::cuda {
 
-/// kTerms: the most terms of a sum between two calls of flush, a power of two.
+/// The position of the largest of 8 terms, or -1 if one is not finite.
+__device__ __forceinline__ int top_of(const float (&x)[kEach]) {
+  const float most = largest_magnitude(x);
+  return float_bits(most) >= kInfinityBits ? -1 : term_of(most).position;
+}
+
+/// Calls add(e, term) for 8 finite terms, which are units of the window that begins at `base` and
+/// reaches high enough, or 0. Returns whether all of them belong into it.
+template <class Add>
+__device__ __forceinline__ bool add_terms(const float (&x)[kEach], int base, const Add& add) {
+  bool all = true;
+  for (int e = 0; e < kEach; ++e) {
+    const Term t = term_of(x[e]);
+    const int shift = t.position - base;
+    all = all && (shift >= 0 || magnitude_bits(x[e]) == 0);
+    add(e, shift >= 0 ? t.mantissa << (shift & 63) : 0);
+  }
+  return all;
+}
+/// Whether add_terms leaves out a term. finite: whether all 8 are.
+__device__ __forceinline__ bool is_left(float x, int base, bool finite) {
+  return magnitude_bits(x) != 0 && !(finite && term_of(x).position >= base);
+}
+
+/// The window of sums of at most kTerms terms.
 template <int kTerms>
 struct Window {
   static constexpr int kRoom = kTerms == 32 ? 5 : 8;  // log2
@@ -27,115 +52,59 @@ struct Window {
     base = position > kBelow ? position - kBelow : 0;
     base = base < kLast ? base : kLast;
   }
-  __device__ __forceinline__ void flush(int64_t sum, int64_t* words) const {
-    for (int k = 0; k < 4; ++k) {
-      const int64_t piece = k < 3 ? (sum >> (16 * k)) & 0xffff : sum >> 48;
-      add_word(words + (base >> 4) + k, piece << (base & 15));
-    }
-  }
 };
 
-/// The position of the largest of 8 terms, or -1 if one is not finite.
-__device__ __forceinline__ int top_of(const float (&x)[8]) {
-  uint32_t most = 0;
-  for (int e = 0; e < 8; ++e) most = magnitude_bits(x[e]) > most ? magnitude_bits(x[e]) : most;
-  return most >= kInfinityBits ? -1 : term_of(bits_float(most)).position;
-}
+/// Sums of 8 terms at a time, over 32 calls at most: of 8 columns, a term each, or of all as one.
+template <bool kColumns>
+struct LaneSums {
+  static constexpr int kSums = kColumns ? kEach : 1;
+  Window<kColumns ? 32 : 32 * kEach> window;
+  int64_t sum[kSums] = {};
 
-/// Whether a term belongs into a window whose upper end is high enough. Zero does not.
-__device__ __forceinline__ bool belongs(float x, int base) {
-  return magnitude_bits(x) < kInfinityBits && term_of(x).position >= base;
-}
-/// Calls add(e, term) for 8 finite terms, which are units of the window, or 0. Returns whether all
-/// of them belong into it.
-template <class Add>
-__device__ __forceinline__ bool add_terms(const float (&x)[8], int base, const Add& add) {
-  bool all = true;
-  for (int e = 0; e < 8; ++e) {
-    const Term t = term_of(x[e]);
-    const int shift = t.position - base;
-    all = all && (shift >= 0 || magnitude_bits(x[e]) == 0);
-    add(e, shift >= 0 ? t.mantissa << (shift & 63) : 0);
-  }
-  return all;
-}
-
-/// Eight sums, of one term each at a time: columns.
-struct ColumnWindow {
-  Window<32> window;
-  int64_t sum[8] = {};
-
-  /// words: those of the first column; the others follow.
-  __device__ __forceinline__ void add(const float (&x)[8], int64_t* words) {
+  /// words: those of the first sum; the others follow.
+  __device__ __forceinline__ void add(const float (&x)[kEach], int64_t* words) {
     const int top = top_of(x);
     if (top >= 0 && !window.holds(top)) {
       flush(words);
       window.move(top);
     }
-    const auto place = [&](int e, int64_t term) { sum[e] += term; };
+    const auto place = [&](int e, int64_t term) { sum[kColumns ? e : 0] += term; };
     if (top >= 0 && add_terms(x, window.base, place)) return;
-    for (int e = 0; e < 8; ++e) {  // rare
-      if ((top < 0 || !belongs(x[e], window.base)) && magnitude_bits(x[e]) != 0)
-        add_value(x[e], words + e * ExactSum::kWords);
+    for (int e = 0; e < kEach; ++e) {  // rare
+      if (is_left(x[e], window.base, top >= 0))
+        add_value(x[e], words + (kColumns ? e * ExactSum::kWords : 0));
     }
   }
   __device__ __forceinline__ void flush(int64_t* words) {
-    if (window.base < 0) return;
-    for (int e = 0; e < 8; ++e) {
-      if (sum[e] != 0) window.flush(sum[e], words + e * ExactSum::kWords);
-      sum[e] = 0;
+    for (int i = 0; i < kSums; ++i) {
+      for (int k = 0; sum[i] != 0 && k < 4; ++k)
+        add_piece(sum[i], k, window.base, words + i * ExactSum::kWords);
+      sum[i] = 0;
     }
-  }
-};
-
-/// One sum of 8 terms at a time.
-struct TotalWindow {
-  Window<256> window;
-  int64_t sum = 0;
-
-  __device__ __forceinline__ void add(const float (&x)[8], int64_t* words) {
-    const int top = top_of(x);
-    if (top >= 0 && !window.holds(top)) {
-      flush(words);
-      window.move(top);
-    }
-    const auto place = [&](int, int64_t term) { sum += term; };
-    if (top >= 0 && add_terms(x, window.base, place)) return;
-    for (int e = 0; e < 8; ++e) {  // rare
-      if ((top < 0 || !belongs(x[e], window.base)) && magnitude_bits(x[e]) != 0)
-        add_value(x[e], words);
-    }
-  }
-  __device__ __forceinline__ void flush(int64_t* words) {
-    if (window.base >= 0 && sum != 0) window.flush(sum, words);
-    sum = 0;
   }
 };
 
 /// Adds the 8 terms of every lane to a sum that all lanes share, and to another one where `also` is
 /// not null: those of a row.
-__device__ __forceinline__ void add_row(const float (&x)[8], int64_t* words, int64_t* also,
+__device__ __forceinline__ void add_row(const float (&x)[kEach], int64_t* words, int64_t* also,
                                         int lane) {
-  uint32_t most = 0;
-  for (int e = 0; e < 8; ++e) most = magnitude_bits(x[e]) > most ? magnitude_bits(x[e]) : most;
-  const bool finite = most < kInfinityBits;
-  Window<256> window;
-  window.move(term_of(bits_float(__reduce_max_sync(kAllLanes, finite ? most : 0u))).position);
+  const int top = top_of(x);
+  const auto highest = static_cast<uint32_t>(top < 0 ? 0 : top);
+  Window<32 * kEach> window;
+  window.move(static_cast<int>(__reduce_max_sync(kAllLanes, highest)));
   int64_t sum = 0;
   const auto place = [&](int, int64_t term) { sum += term; };
-  if (!finite || !add_terms(x, window.base, place)) {  // rare
-    for (int e = 0; e < 8; ++e) {
-      if ((finite && belongs(x[e], window.base)) || magnitude_bits(x[e]) == 0) continue;
+  if (top < 0 || !add_terms(x, window.base, place)) {  // rare
+    for (int e = 0; e < kEach; ++e) {
+      if (!is_left(x[e], window.base, top >= 0)) continue;
       add_value(x[e], words);
       if (also != nullptr) add_value(x[e], also);
     }
   }
   sum = all_lanes(sum);
   if (lane < 4) {
-    const int64_t piece = lane < 3 ? (sum >> (16 * lane)) & 0xffff : sum >> 48;
-    const int at = (window.base >> 4) + lane;
-    add_word(words + at, piece << (window.base & 15));
-    if (also != nullptr) add_word(also + at, piece << (window.base & 15));
+    add_piece(sum, lane, window.base, words);
+    if (also != nullptr) add_piece(sum, lane, window.base, also);
   }
 }
 

@@ -39,17 +39,19 @@ cudaError_t grid(int device, Kernel kernel, int64_t tiles, int warps, int64_t* b
   return error;
 }
 
-/// Whether the kernels are on the device. loaded: one bit per device.
-inline bool is_loaded(int device, uint64_t loaded) { return device < 64 && (loaded >> device & 1); }
-
 /// Selects the device, and loads kernels onto it once, so that none is loaded during graph capture.
+/// loaded: one bit per device. Kernels may be null.
 template <class... Kernel>
 const char* begin(int device, uint64_t& loaded, Kernel... kernels) {
   if (const char* error = explain(cudaSetDevice(device), "choosing the device")) return error;
-  if (is_loaded(device, loaded)) return nullptr;
+  if (device < 64 && (loaded >> device & 1)) return nullptr;
   cudaFuncAttributes attributes;
   cudaError_t error = cudaSuccess;
-  ((error = error == cudaSuccess ? cudaFuncGetAttributes(&attributes, kernels) : error), ...);
+  const auto load = [&](auto kernel) {
+    if (kernel != nullptr && error == cudaSuccess)
+      error = cudaFuncGetAttributes(&attributes, kernel);
+  };
+  (load(kernels), ...);
   if (error == cudaSuccess && device < 64) loaded |= uint64_t{1} << device;
   return explain(error, "loading lowbit's kernels");
 }

@@ -54,11 +54,7 @@ struct ColumnSums {
   }
   __device__ __forceinline__ void flush(int i, int64_t* words) const {
     if (base[i] == kNone) return;
-    const int low = base[i];
-    for (int k = 0; k < 4; ++k) {
-      const int64_t piece = k < 3 ? (sum[i] >> (16 * k)) & 0xffff : sum[i] >> 48;
-      add_word(words + (low >> 4) + k, piece << (low & 15));
-    }
+    for (int k = 0; k < 4; ++k) add_piece(sum[i], k, base[i], words);
   }
 };
 

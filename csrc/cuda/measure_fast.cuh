@@ -24,7 +24,7 @@ struct MeasureFastShared {
 };
 
 /// What a lane reads of a row.
-template <class U, int kRound, class P, class G, class... S>
+template <class U, int kRound, class P, class G>
 struct MeasuredRow {
   static constexpr bool kParam = (U::reads(kRound) & kReadsParam) != 0;
   Pack8<typename G::Storage> grad;
@@ -95,9 +95,10 @@ __global__ void __launch_bounds__(kMeasureWarps* kLanes, kMeasureBlocks)
     Pack8<float> of_columns;
     of_columns.clear();
     if (kFactors && here) of_columns = of_columns.load(factor.col + col);
-    ColumnWindow column_sums;
-    TotalWindow total;
-    MeasuredRow<U, kRound, P, G, S...> next;
+    LaneSums<true> column_sums;
+    LaneSums<false> total;
+    using Row = MeasuredRow<U, kRound, P, G>;
+    Row next;
     next.grad.clear(), next.param.clear();
     if (here) next.load(job, first * job.cols + col);
     LB_UNROLL(1)
@@ -108,18 +109,13 @@ __global__ void __launch_bounds__(kMeasureWarps* kLanes, kMeasureBlocks)
       if (here) {
         const float of_row = kFactors ? factor.scaled[row] : 0.0f;
         Eights<U> s{};
-        if constexpr (sizeof...(S) > 0)
-          measured_states<0, U>(Types<S...>{}, job, row, col, shared.tables, s);
+        measured_states<0, U>(Types<S...>{}, job, row, col, shared.tables, s);
         for (int e = 0; e < kEach; ++e) {
           Values<U> states{};
-          if constexpr (sizeof...(S) > 0) {
-            for (int k = 0; k < U::kSlots; ++k) states[k] = s[k][e];
-          }
+          for (int k = 0; k < U::kSlots; ++k) states[k] = s[k][e];
           const float f[2] = {of_row, of_columns.get(e)};
           float found[kMaxTotals] = {};
-          const float p = MeasuredRow<U, kRound, P, G, S...>::kParam
-                              ? P::load(taken.param.get(e), None{})
-                              : 0.0f;
+          const float p = Row::kParam ? P::load(taken.param.get(e), None{}) : 0.0f;
           U::template measure<kRound>(G::load(taken.grad.get(e)), p, states, f, coef, grid[e],
                                       found);
           totals[e] = found[0];

@@ -298,8 +298,10 @@ inline uint32_t group_of(int64_t tiles, int64_t warps) {
   return group;
 }
 
-/// The tiles of a job that kernel k updates.
-inline int64_t update_tiles(const Job& job, int k) {
+/// The tiles of a job, or other units, over which kernel k walks.
+inline int64_t walked(const Job& job, Walk walk, int k) {
+  if (walk == Walk::kMeasure) return measure_parts(job);
+  if (walk == Walk::kMeasureScales) return job.measured_rows(kMaxSlots) * job.tiles_per_row();
   return k == kAny ? job.tiles() : fast_tiles(job);
 }
 
@@ -330,13 +332,7 @@ inline const char* order_jobs(const CudaStep& call, Walk walk, Order& order) {
   for (int k = 0; k <= kAny; ++k) {
     Order::Part& part = order.parts[k];
     part.begin = order.count(), part.count = static_cast<int64_t>(all[k].size());
-    for (const Order::Item& item : all[k]) {
-      const Job& job = *item.job;
-      part.tiles += walk == Walk::kMeasure ? measure_parts(job)
-                    : walk == Walk::kMeasureScales
-                        ? job.measured_rows(kMaxSlots) * job.tiles_per_row()
-                        : update_tiles(job, k);
-    }
+    for (const Order::Item& item : all[k]) part.tiles += walked(*item.job, walk, k);
     if (walk == Walk::kUpdate && part.tiles > 0) {
       const int warps = k == kAny ? kAnyWarps : kFastWarps;
       if (const char* error = explain(
@@ -351,14 +347,11 @@ inline const char* order_jobs(const CudaStep& call, Walk walk, Order& order) {
     for (Order::Item& item : all[k]) {
       const Job& job = *item.job;
       item.number = number++, item.fast = k != kAny;
-      item.end = end += walk == Walk::kMeasure ? measure_parts(job)
-                        : walk == Walk::kMeasureScales
-                            ? job.measured_rows(kMaxSlots) * job.tiles_per_row()
-                            : update_tiles(job, k);
+      item.end = end += walked(job, walk, k);
       item.matrix_end = order.matrices += finalize_parts(job);
       if (walk == Walk::kUpdate) {
         item.first_unit = part.units, item.entry = part.entry + part.units;
-        item.units = ceil_div(update_tiles(job, k), part.group);
+        item.units = ceil_div(walked(job, walk, k), part.group);
         part.units += item.units;
       }
       order.items.push_back(item);

@@ -4,8 +4,8 @@
 //   update   new states from gradients, old states and factors; the largest magnitude of each state,
 //            as bits, of which the encoders make scales; and the new parameters
 //
-// Adam, AdEMAMix, Adafactor and factored AdamW divide by a root: they share store_adam, with another numerator,
-// second moment and step each. Lion and SGD need neither.
+// Adam, AdEMAMix, Adafactor and factored AdamW divide by a root: they share store_adam, with another
+// numerator, second moment and step each. Lion and SGD need neither.
 #pragma once
 
 #include "cuda/adam.cuh"
@@ -115,8 +115,6 @@ struct FastStep<AdafactorRule<true, kMomentum>> : AdamStep<AdamW> {
 template <>
 struct FastStep<AdamWFactored> : AdamStep<AdamW> {
   using U = AdamWFactored;
-
-  __device__ __forceinline__ void set(const U::Coef& c) { AdamStep<AdamW>::set(c); }
   template <class P>
   __device__ __forceinline__ void update(const float (&g)[kEach], float (&p)[kEach], Eights<U>& s,
                                          const Factors8& factors, Mosts<U>& most,

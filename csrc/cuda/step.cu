@@ -24,20 +24,11 @@ namespace {
 
 const char* begin(int device) {
   static thread_local uint64_t loaded = 0;
-  const bool before = is_loaded(device, loaded);
-  const char* error = [&]<size_t... i>(std::index_sequence<i...>) {
-    return begin(device, loaded, kFast[i].kernel..., step_any, prepare, count_steps, code<true>,
-                 code<false>, accumulate, measure, measure_scales, old_rows, finalize_factor,
-                 scales, cut_scales);
+  return [&]<size_t... i>(std::index_sequence<i...>) {
+    return begin(device, loaded, kFast[i].kernel..., kFast[i].measure[0]..., kFast[i].measure[1]...,
+                 step_any, prepare, count_steps, code<true>, code<false>, accumulate, measure,
+                 measure_scales, old_rows, finalize_factor, scales, cut_scales);
   }(std::make_index_sequence<kFastCount>{});
-  cudaFuncAttributes attributes;
-  for (int i = 0; error == nullptr && !before && i < kFastCount; ++i) {
-    for (const auto kernel : kFast[i].measure) {
-      if (kernel != nullptr && error == nullptr)
-        error = explain(cudaFuncGetAttributes(&attributes, kernel), "loading lowbit's kernels");
-    }
-  }
-  return error;
 }
 
 /// The table in a workspace, and its size in bytes.

@@ -249,7 +249,7 @@ __device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, 
   store_states(Types<S...>{}, w, eight, shared.tables, s, most, lane);
 }
 
-/// Whether a kernel fetches tiles ahead: where an H100 gained by it (docs/cuda.md).
+/// Whether a kernel fetches tiles ahead: where an H100 gained by it (docs/bench-gpu.md).
 template <class P, class G, class... S>
 constexpr bool kFetches = sizeof(typename P::Storage) == 2 && sizeof(typename G::Storage) == 2 &&
                           sizeof...(S) == 2 && ((S::kBits == 8) && ...);

@@ -37,6 +37,12 @@ __device__ __forceinline__ void add_value(float x, int64_t* words) {
   add_word(words + (t.position >> 4), t.mantissa << (t.position & 15));
 }
 
+/// Adds the k-th of the four pieces of a sum of units at position `base`.
+__device__ __forceinline__ void add_piece(int64_t sum, int k, int base, int64_t* words) {
+  const int64_t piece = k < 3 ? (sum >> (16 * k)) & 0xffff : sum >> 48;
+  add_word(words + (base >> 4) + k, piece << (base & 15));
+}
+
 /// The sum of all lanes' numbers.
 __device__ __forceinline__ int64_t all_lanes(int64_t sum) {
   for (int span = 1; span < kLanes; span <<= 1) {
@@ -71,10 +77,7 @@ __device__ __forceinline__ void add_values(const float* x, int begin, int end, i
     }
   }
   sum = all_lanes(sum);
-  if (lane < 4) {
-    const int64_t piece = lane < 3 ? (sum >> (16 * lane)) & 0xffff : sum >> 48;
-    add_word(words + (base >> 4) + lane, piece << (base & 15));
-  }
+  if (lane < 4) add_piece(sum, lane, base, words);
 }
 
 }  // namespace lowbit::cuda

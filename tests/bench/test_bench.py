@@ -251,7 +251,9 @@ def test_what_is_known_of_tests_that_were_killed(tmp_path, many):
         "def test_c(): os.kill(os.getppid() if 'PYTEST_XDIST_WORKER' in os.environ else os.getpid(), signal.SIGKILL)\n"
     )
     stage = next(s for s in gpu.stages(tmp_path, [], "9.0") if s.name == "cuda-tests")
-    options = [word for word in stage.command[3:] if word.startswith("-") and "junit" not in word and word not in ("-p", "--numprocesses", "--dist")]  # fmt: skip
+    left_out = ("-p", "--numprocesses", "--dist")
+    options = [word for word in stage.command[3:] if word.startswith("-")]
+    options = [word for word in options if "junit" not in word and word not in left_out]
     run = [sys.executable, "-m", "pytest", "-q", "-rs", *options, *many, str(tmp_path)]
     # These tests themselves may be run by a worker of xdist, which is not the one to be killed.
     alone = {name: value for name, value in os.environ.items() if "XDIST" not in name}

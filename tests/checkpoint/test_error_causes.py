@@ -58,7 +58,7 @@ def test_values_without_digests(folder):
 
 
 def test_a_directory_whose_file_is_cut_off(folder):
-    """torch's own load keeps the text of what is wrong with the metadata; before 2.13, not even that."""
+    """Of what is wrong with the metadata torch's own load keeps the text alone, from 2.13 on."""
     cut(folder / "__0_0.distcp")
     with pytest.raises(CheckpointError) as caught:
         checkpoint.Checkpoint(folder)

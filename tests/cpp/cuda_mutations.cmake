@@ -141,8 +141,8 @@ mutate(scales.cuh "maxima of the step before stay" [=[s.absmax[d][i] = 0.0f]=] [
 # ---- exact sums ----
 mutate(sums.cuh "a value's place in its word is forgotten" [=[t.mantissa << (t.position & 15)]=] [=[t.mantissa]=])
 mutate(sums.cuh "a sum's place in its word is forgotten" [=[piece << (base & 15)]=] [=[piece]=])
-mutate(measure.cuh "a column's place in its word is forgotten" [=[piece << (low & 15)]=] [=[piece]=])
-mutate(measure.cuh "a column's upper pieces are lost" [=[k < 3 ? (sum[i] >> (16 * k)) & 0xffff : sum[i] >> 48]=] [=[k < 2 ? (sum[i] >> (16 * k)) & 0xffff : 0]=])
+mutate(sums.cuh "a sum's upper pieces are lost" [=[k < 3 ? (sum >> (16 * k)) & 0xffff : sum >> 48]=] [=[k < 2 ? (sum >> (16 * k)) & 0xffff : 0]=])
+mutate(measure.cuh "a column's sum has another place" [=[add_piece(sum[i], k, base[i], words)]=] [=[add_piece(sum[i], k, base[0], words)]=])
 mutate(measure.cuh "a column's window has no end" [=[shift >= 0 && shift <= kAbove]=] [=[shift >= 0]=])
 mutate(sums.cuh "the window is a row's, not a term's" [=[t.position >= base]=] [=[t.position >= base - 40]=])
 mutate(sums.cuh "NaN is no number that counts" [=[words + ExactSum::kNonFinite]=] [=[words + 16]=])
@@ -151,8 +151,8 @@ mutate(measure.cuh "a job's totals go to the next one" [=[range.end != 0 && i >=
 leave_out(measure.cuh "columns of the strip before stay" [=[own.columns.forget(lane);]=])
 
 # ---- measuring with fixed formats ----
-mutate(lane_sums.cuh "a sum's place in its word is forgotten" [=[piece << (base & 15)]=] [=[piece]=])
-leave_out(lane_sums.cuh "a column's terms below the window are lost" [=[add_value(x[e], words + e * ExactSum::kWords);]=])
+mutate(lane_sums.cuh "a lane's sum has another place" [=[words + i * ExactSum::kWords]=] [=[words]=])
+mutate(lane_sums.cuh "terms below the window go to the first column" [=[kColumns ? e * ExactSum::kWords : 0]=] [=[0]=])
 mutate(measure_fast.cuh "the first row of a strip for all" [=[here && row + 1 < end]=] [=[false]=])
 mutate(measure_fast.cuh "the first columns for all" [=[factor.col_sums + col * ExactSum::kWords]=] [=[factor.col_sums]=])
 leave_out(measure_fast.cuh "the sums of columns are dropped" [=[column_sums.flush(columns);]=])

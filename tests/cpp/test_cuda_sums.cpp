@@ -11,7 +11,8 @@
 namespace lowbit {
 namespace {
 
-constexpr int kRows = 32, kEach = 8, kCols = cuda::kLanes * kEach;
+using cuda::kEach;
+constexpr int kRows = 32, kCols = cuda::kLanes * kEach;
 
 /// Numbers that repeat.
 struct Numbers {
@@ -60,8 +61,8 @@ Sums by_lanes(const std::vector<float>& x) {
   emulator::machine.launch(1, cuda::kLanes, [&] {
     const int lane = static_cast<int>(threadIdx.x);
     int64_t* columns = s.columns.data() + lane * kEach * ExactSum::kWords;
-    cuda::ColumnWindow of_columns;
-    cuda::TotalWindow total;
+    cuda::LaneSums<true> of_columns;
+    cuda::LaneSums<false> total;
     for (int r = 0; r < kRows; ++r) {
       float terms[kEach];
       for (int e = 0; e < kEach; ++e)

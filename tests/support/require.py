@@ -15,5 +15,5 @@ def need(thing: str, present: bool, hint: str, *, module: bool = False) -> None:
 
 
 def cuda_or_stand_in() -> str:
-    """The device of CUDA tests: a GPU, or in a rehearsal (LOWBIT_STAND_IN=cpu) the CPU in its place."""
+    """The device of CUDA tests: a GPU, or in a rehearsal (LOWBIT_STAND_IN=cpu) the CPU."""
     return os.environ.get("LOWBIT_STAND_IN", "cuda")
