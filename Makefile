@@ -3,7 +3,7 @@
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
 .DEFAULT_GOAL := help
-.PHONY: help run check test frameworks programs wheel wheel-check sanitize races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
+.PHONY: help run check test frameworks programs wheel wheel-check sanitize matrix races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -85,6 +85,11 @@ sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitize
 	  -DLOWBIT_ISAS=native -DLOWBIT_SANITIZE=address$(COMMA)undefined)
 	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
+
+# Every cell of the tables that `make test` covers by pairs or by a third (LOWBIT_WHOLE), and what a slow CI leaves out.
+matrix: setup $(VENV)/tests  ## whole products of rules, formats, wrappers and dialects
+	@LOWBIT_WHOLE=1 $(PYTEST) $(TWO_AT_A_TIME) $(foreach t,sharding/test_matrix sharding/test_matrix_products sharding/test_matrix_rows sharding/test_drawn_placements \
+	  sharding/test_placed_state sharding/test_flat_shards ckpt/test_kinds_convert ckpt/test_convert_torchao bench/test_storage_bench,tests/$(t).py)
 
 # The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
 races: setup  ## the CUDA kernels, emulated, under the thread sanitizer

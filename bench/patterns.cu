@@ -198,8 +198,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
 }
 __device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes, uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
       "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
       : "memory");
 }
@@ -262,9 +262,9 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks) bulk(const Step s) {
     for (int i = 0; i < kRun; ++i) {
       const int at = i * kLanes + lane;
       const uint32_t tile = k * kRun + i;
-      const Values out = update<kWork>({run.grad[at], run.param[at], run.m[at], run.v[at],
-                                        s.m_scale[tile], s.v_scale[tile]},
-                                       table);
+      const Values out = update<kWork>(
+          {run.grad[at], run.param[at], run.m[at], run.v[at], s.m_scale[tile], s.v_scale[tile]},
+          table);
       if (!kBack) {
         store<kBoth>(s, out, tile, lane);
         continue;

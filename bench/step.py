@@ -42,7 +42,13 @@ def run(settings: Settings, say: Say) -> Iterator[list[dict]]:
 
 
 def too_slow(settings: Settings, say: Say) -> dict[str, float]:
-    """Seconds per element of contestants that would exceed `patience` for 2^24 elements, judged by two steps on a small tensor."""
+    """Seconds per element of contestants that would exceed `patience` for 2^24 elements.
+
+    Two steps on a small tensor tell. Not on a GPU: there they are launches and compilations, which
+    took two minutes of a lease.
+    """
+    if settings.device != "cpu":
+        return {}
     torch.set_num_threads(min(settings.threads))
     found = {}
     for kind in roster.ALL:

@@ -7,7 +7,8 @@
 
 namespace lowbit::cuda {
 
-constexpr int kFastBytes = 384;  // of a FastJob in the table
+constexpr int kFastBytes = 384;   // of a FastJob in the table
+constexpr uint32_t kMaxSpan = 8;  // tiles: 8 scales are a sector of memory
 
 /// Whether the rows of a job follow one another, here and in the whole parameter, and fill tiles:
 /// rows of whole tiles, or short rows, several of them in a tile.
@@ -71,6 +72,8 @@ struct alignas(16) FastJob : FastFactors<factors_of<U>()> {
   uint32_t cols, tiles_per_row, blocks_per_row[kStates];
   uint64_t global_cols;
   uint32_t tiles, first_unit;
+  uint32_t
+      span;  // how many tiles' scales are held at most, less one: they are 32 of a state or less
 
   /// Loops are not unrolled, since `prepare` has few registers left.
   __device__ __forceinline__ void set(const Job& job, const typename U::Coef& coef,
@@ -90,6 +93,7 @@ struct alignas(16) FastJob : FastFactors<factors_of<U>()> {
     global_cols = static_cast<uint64_t>(job.global_cols) / kEach;
     cols = static_cast<uint32_t>(job.cols / kEach);
     tiles_per_row = (cols + kLanes - 1) / kLanes;
+    span = flat ? kMaxSpan - 1 : 0;
     LB_UNROLL(1)
     for (int k = 0; k < U::kSlots; ++k) {
       state[k] = {static_cast<char*>(job.state[k].values), static_cast<char*>(job.state[k].scales)};
@@ -97,6 +101,7 @@ struct alignas(16) FastJob : FastFactors<factors_of<U>()> {
       // The blocks of short rows are rows.
       if (flat && lanes[k] > static_cast<int>(cols)) lanes[k] = static_cast<int>(cols);
       shift[k] = lanes[k] > 0 ? __ffs(lanes[k]) - 1 : 0;
+      if (lanes[k] > 0) span &= (1u << shift[k]) - 1;
       blocks_per_row[k] = (cols + (1u << shift[k]) - 1) >> shift[k];
     }
     if constexpr (U::kSlots == 2) {

@@ -56,10 +56,22 @@ struct StateTables<Types<Before...>, F, S...> {
   }
 };
 
+/// Whether a warp holds its scales: the registers of a rule of three states are all in use.
+template <class U>
+constexpr bool kHolds = U::kSlots <= 2;
+
+/// The job of a warp, and the scales of its last tiles: that of block b is held at b % 32. A scale
+/// alone is a fraction of a sector of 32 bytes, and a step that wrote one by one took a tenth longer
+/// (docs/bench-gpu.md).
+template <class U>
+struct FastWarp : FastJob<U> {
+  float held[FastJob<U>::kStates][kLanes];
+};
+
 template <class U, class... S>
 struct FastShared {
   StateTables<Types<>, S...> tables;
-  FastJob<U> warp[kFastWarps];
+  FastWarp<U> warp[kFastWarps];
 };
 
 /// The 8 values of a lane.
@@ -67,7 +79,7 @@ struct Eight {
   uint32_t at;        // index among the job's groups of 8
   uint32_t block[3];  // indices of its scales
   uint64_t group;     // its random bits
-  uint32_t here;      // 0 beyond the end of a row, or of the rows
+  uint32_t left;      // groups from the tile's first to the end of the row, or of the rows
 };
 
 template <class U>
@@ -77,12 +89,13 @@ __device__ __forceinline__ Eight eight_of(const FastJob<U>& w, uint32_t tile, in
     e.at = tile * kLanes + static_cast<uint32_t>(lane);
     for (int k = 0; k < U::kSlots; ++k) e.block[k] = e.at >> w.shift[k];
     e.group = w.first + e.at;
-    e.here = e.at < w.here;
+    e.left = w.here - tile * kLanes;
     return e;
   }
   const uint32_t row = tile / w.tiles_per_row;
-  const uint32_t col = (tile - row * w.tiles_per_row) * kLanes + static_cast<uint32_t>(lane);
-  e.here = col < w.cols;
+  const uint32_t begin = (tile - row * w.tiles_per_row) * kLanes;
+  const uint32_t col = begin + static_cast<uint32_t>(lane);
+  e.left = w.cols - begin;
   e.at = row * w.cols + col;
   for (int k = 0; k < U::kSlots; ++k) e.block[k] = row * w.blocks_per_row[k] + (col >> w.shift[k]);
   e.group = w.first + row * w.global_cols + col;
@@ -132,12 +145,12 @@ __device__ __forceinline__ void dequantize8(char* values, char* scales, uint32_t
 /// Stores the codes of values that are here, and the scale of the block if the lane is its first.
 template <class F>
 __device__ __forceinline__ void quantize8(const typename Fixed<F>::Encoder& encoder,
-                                          const float (&x)[kEach], char* values, char* scales,
-                                          uint32_t at, uint32_t block, int lane, int lanes,
+                                          const float (&x)[kEach], char* values, float* scale,
+                                          uint32_t at, int lane, int lanes,
                                           const typename Fixed<F>::Tables& tables) {
   if constexpr (F::kScaled) {
     static_assert(!F::Scale::kNeedsMin && F::Scale::kStored == 1);
-    if ((lane & (lanes - 1)) == 0) encoder.write(scale_at<F>(scales, block));
+    if ((lane & (lanes - 1)) == 0) encoder.write(scale);
   }
   StatePack<F> pack;
   encoder.quantize(x, tables, pack);
@@ -182,34 +195,58 @@ __device__ __forceinline__ void correct_maxima(const Eights<U>& s, Mosts<U>& mos
 }
 
 template <int kSlot = 0, class U, class Tables>
-__device__ __forceinline__ void store_states(Types<>, const FastJob<U>&, const Eight&,
-                                             const Tables&, const Eights<U>&, const Mosts<U>&,
-                                             int) {}
+__device__ __forceinline__ void store_states(Types<>, FastWarp<U>&, const Eight&, const Tables&,
+                                             const Eights<U>&, const Mosts<U>&, int) {}
 template <int kSlot = 0, class F, class... S, class U, class Tables>
-__device__ __forceinline__ void store_states(Types<F, S...>, const FastJob<U>& w,
-                                             const Eight& eight, const Tables& tables,
-                                             const Eights<U>& s, const Mosts<U>& most, int lane) {
+__device__ __forceinline__ void store_states(Types<F, S...>, FastWarp<U>& w, const Eight& eight,
+                                             const Tables& tables, const Eights<U>& s,
+                                             const Mosts<U>& most, int lane) {
   if constexpr (is_drawn<U, F>(kSlot)) {
     const uint64_t group = eight.group | static_cast<uint64_t>(kSlot + 1) << 56;
     store_slow<F>(s[kSlot], most[kSlot], random_of(w, group),
                   state_at<F>(w.state[kSlot].values, eight.at));
   } else {
-    quantize8<F>(typename Fixed<F>::Encoder(most[kSlot]), s[kSlot], w.state[kSlot].values,
-                 w.state[kSlot].scales, eight.at, eight.block[kSlot], lane, w.lanes[kSlot],
-                 tables.template get<F>());
+    float* scale = nullptr;
+    if constexpr (F::kScaled && kHolds<U>) {
+      scale = &w.held[kSlot][eight.block[kSlot] % kLanes];
+    } else if constexpr (F::kScaled) {
+      scale = scale_at<F>(w.state[kSlot].scales, eight.block[kSlot]);
+    }
+    quantize8<F>(typename Fixed<F>::Encoder(most[kSlot]), s[kSlot], w.state[kSlot].values, scale,
+                 eight.at, lane, w.lanes[kSlot], tables.template get<F>());
   }
   store_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s, most, lane);
 }
 
-/// Updates the values of a tile, 8 by a lane.
+/// Writes the scales that are held, those of a span of tiles that ends with `eight`'s: neighbors, by
+/// one lane each. `before` is the number of lanes of the tiles before it.
+template <int kSlot = 0, class U>
+__device__ __forceinline__ void write_scales(Types<>, const FastWarp<U>&, const Eight&, uint32_t,
+                                             uint32_t) {}
+template <int kSlot = 0, class F, class... S, class U>
+__device__ __forceinline__ void write_scales(Types<F, S...>, const FastWarp<U>& w,
+                                             const Eight& eight, uint32_t before, uint32_t lane) {
+  if constexpr (F::kScaled) {
+    const int shift = w.shift[kSlot];
+    const uint32_t block = eight.block[kSlot] - (lane >> shift) - (before >> shift) + lane;
+    if (lane << shift < before + eight.left && lane < (before + kLanes) >> shift)
+      *scale_at<F>(w.state[kSlot].scales, block) = w.held[kSlot][block % kLanes];
+  }
+  write_scales<kSlot + 1>(Types<S...>{}, w, eight, before, lane);
+}
+
+/// Updates the values of a tile, 8 by a lane. Writes the scales that are held if it is the last of a
+/// unit or of as many tiles as the job's span.
 template <class P, class G, class U, class... S>
-__device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, int lane,
-                                            const FastShared<U, S...>& shared) {
+__device__ __forceinline__ void update_tile(FastWarp<U>& w, uint32_t tile, bool is_last,
+                                            uint32_t group, int lane,
+                                            const StateTables<Types<>, S...>& tables) {
   const Eight eight = eight_of(w, tile, lane);
   const uint64_t at = static_cast<uint64_t>(eight.at) * kEach;
   Eights<U> s;
   Mosts<U> most{};
-  if (eight.here != 0) {
+  const bool is_here = static_cast<uint32_t>(lane) < eight.left;
+  if (is_here) {
     const auto grad =
         Pack8<typename G::Storage>::load(static_cast<const typename G::Storage*>(w.grad) + at);
     auto param =
@@ -219,7 +256,7 @@ __device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, 
       compensation.read(static_cast<const typename P::Compensation*>(w.compensation) + at);
     Factors8 factors{};
     if constexpr (factors_of<U>() > 0) factors = w.factors(eight.at);
-    load_states(Types<S...>{}, w, eight, shared.tables, s);
+    load_states(Types<S...>{}, w, eight, tables, s);
     Random8 random{};
     if constexpr (P::kRandom) random = random_of(w, eight.group);
     float p[kEach], g[kEach];
@@ -245,8 +282,13 @@ __device__ __forceinline__ void update_tile(const FastJob<U>& w, uint32_t tile, 
     __syncwarp();  // memory order: no lane still reads a scale that the first of its block writes
     block_absmax<scaled_slots<S...>()>(most, w.lanes);
   }
-  if (eight.here == 0) return;
-  store_states(Types<S...>{}, w, eight, shared.tables, s, most, lane);
+  if (is_here) store_states(Types<S...>{}, w, eight, tables, s, most, lane);
+  if constexpr ((S::kScaled || ...) && kHolds<U>) {
+    const uint32_t span = w.span & (group - 1);
+    if ((tile & span) != span && !is_last) return;
+    __syncwarp();  // every scale is held
+    write_scales(Types<S...>{}, w, eight, (tile & span) * kLanes, static_cast<uint32_t>(lane));
+  }
 }
 
 /// Whether a kernel fetches tiles ahead: where an H100 gained by it (docs/bench-gpu.md).
@@ -280,7 +322,7 @@ __global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(con
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes, warp = thread / kLanes;
   shared.tables.fill(thread, kFastWarps * kLanes);
   __syncthreads();
-  FastJob<U>& w = shared.warp[warp];
+  FastWarp<U>& w = shared.warp[warp];
   const auto stride = static_cast<uint32_t>(warps<kFastWarps>());
   auto unit = static_cast<uint32_t>(warp_number<kFastWarps>(thread));
   uint32_t staged = ~0u, next = unit < batch.units ? batch.job_of[unit] : 0;
@@ -291,7 +333,7 @@ __global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(con
     if (job != staged) {
       __syncwarp();  // no lane still reads the previous job
       copy_words(&w, static_cast<const char*>(batch.fast) + static_cast<size_t>(job) * kFastBytes,
-                 sizeof(w), lane);
+                 sizeof(FastJob<U>), lane);
       __syncwarp();
       staged = job;
     }
@@ -302,7 +344,7 @@ __global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(con
       if constexpr (kFetches<P, G, S...>) {
         if (tile + 1 < end) fetch_tile(w, tile + 1, lane);
       }
-      update_tile<P, G>(w, tile, lane, shared);
+      update_tile<P, G>(w, tile, tile + 1 == end, batch.group, lane, shared.tables);
     }
   }
 }

@@ -70,7 +70,7 @@ mutate(cells.cuh "zeros have the smallest step" [=[z[4 * i + e] > 0.0f]=] [=[tru
 mutate(dynamic8.cuh "rounded down" [=[127.5f]=] [=[125.5f]=])
 
 # ---- wrong tails ----
-mutate(step.cuh "the last 8 values are missing" [=[col < w.cols]=] [=[col + 1 < w.cols]=])
+mutate(step.cuh "the last 8 values are missing" [=[w.cols - begin]=] [=[w.cols - begin - 1]=])
 mutate(fast_job.cuh "rows that end inside a tile follow one another" [=[job.cols % kTile == 0]=] [=[true]=])
 mutate(fast_job.cuh "columns of another rank's rows" [=[job.cols == job.global_cols]=] [=[true]=])
 mutate(tile.cuh "a chunk runs beyond its row" [=[tile.end - col < kTile ? tile.end - col : kTile]=] [=[tile.end - col + 1 < kTile ? tile.end - col + 1 : kTile]=])
@@ -162,7 +162,15 @@ mutate(step.cu "a kernel's measured tiles begin with the first" [=[table.ends + 
 
 # ---- short rows, several in a tile ----
 mutate(fast_job.cuh "short rows share a block" [=[lanes[k] > static_cast<int>(cols)]=] [=[false]=])
-mutate(step.cuh "the last tile has no end" [=[e.at < w.here]=] [=[true]=])
+mutate(step.cuh "scales are held where others are read" [=[w.held[kSlot][block % kLanes]]=] [=[w.held[kSlot][lane]]=])
+mutate(step.cuh "one scale more than there are" [=[lane << shift < before + eight.left]=] [=[true]=])
+mutate(step.cuh "only the last tile's scales are written" [=[(tile & span) * kLanes]=] [=[0u]=])
+mutate(step.cuh "the scales of a unit's last tiles are not written" [=[(tile & span) != span && !is_last]=] [=[(tile & span) != span]=])
+mutate(step.cuh "scales of the unit before are written again" [=[w.span & (group - 1)]=] [=[w.span]=])
+leave_out(step.cuh "scales are written before they are held" [=[__syncwarp();  // every scale is held]=])
+leave_out(fast_job.cuh "more scales than are held" [=[span &= (1u << shift[k]) - 1;]=])
+mutate(fast_job.cuh "scales of rows with an end are held over tiles" [=[flat ? kMaxSpan - 1 : 0]=] [=[kMaxSpan - 1]=])
+mutate(step.cuh "the last tile has no end" [=[w.here - tile * kLanes]=] [=[kLanes]=])
 
 # ---- rows and blocks that are cut ----
 mutate(tile.cuh "what lies before the first element" [=[at.row * job.cols + at.col - front]=] [=[at.row * job.cols + at.col]=])

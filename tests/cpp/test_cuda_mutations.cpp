@@ -195,13 +195,16 @@ bool codes_differ() {
 bool repeats_differ() {
   Spec tiny;
   tiny.rows = 1, tiny.cols = 8;
-  std::vector<Spec> specs(cuda::Prepare::kGrads + 20, tiny), large(4);
+  std::vector<Spec> specs(cuda::Prepare::kGrads + 20, tiny), large(5);
   large[0].rows = 301, large[0].cols = 776;
+  large[0].state[0] = keep("dynamic8", 128);  // an odd number of blocks in a row
   large[1].rows = 1205, large[1].cols = 77;
   large[2].rows = 3, large[2].cols = 512;
   large[3] = cut({}, 2);
   large[3].state[0] = large[3].state[1] = keep("float32", 0, kNoScale);
   large[3].cut = kNoCut;
+  large[4].rows = 603, large[4].cols = 512;
+  large[4].state[1] = keep("dynamic8_unsigned", 32);  // those of four tiles are held
   return compare(large, {}, 2, false) + compare(specs, {}, 2, false) > 0;
 }
 

@@ -11,7 +11,8 @@ import pytest
 from placed_cases import CASES
 
 SEED = int(os.environ.get("LOWBIT_SEED", "0"))
-COUNT = {2: 100, 3: 100, 4: 140, 8: 40}  # products
+WHOLE = os.environ.get("LOWBIT_WHOLE") == "1"  # make matrix
+COUNT = {2: 100, 3: 100, 4: 140, 8: 40} if WHOLE else {2: 34, 3: 34, 4: 47, 8: 14}  # products
 # Why a draw is refused: what its words say first.
 REASONS = {
     "several runs": "give one rank several runs of dimension",
@@ -47,7 +48,7 @@ def reason(words):
 def served_as_before(which, ranks, made):
     """How many are served, and how many refused for which reason: one refusal more of what was served is seen."""
     found = collections.Counter(reason(words) if what == "refused" else what for _, what, words in made)  # fmt: skip
-    if SEED == 0:
+    if SEED == 0 and (WHOLE or which == "catalog"):
         assert dict(sorted(found.items())) == OUTCOMES[which][ranks]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import torch
@@ -118,8 +119,28 @@ TABLES: dict[str, tuple[dict[str, Case], dict[str, tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
+# A recording, and `make matrix`, run every cell.
+WHOLE = "1" in (os.environ.get("LOWBIT_WHOLE"), os.environ.get("LOWBIT_RECORD"))
+
+
 def cases_on(table: str, wrapper: str, ranks: int) -> dict[str, Case]:
     return TABLES[table][0]
+
+
+def cases_in_run(table: str, wrapper: str, ranks: int) -> dict[str, Case]:
+    """Of the products every other one, the others under the other wrapper: every pair of a rule, a
+    format and a wrapper is among them (test_matrix_page.py)."""
+    cases = cases_on(table, wrapper, ranks)
+    if WHOLE or table != "products":
+        return cases
+    turn = list(TABLES[table][1]).index(wrapper)
+    rules, formats = list(OF_PRODUCTS), list(IN_PRODUCTS)
+    return {
+        f"{rule}, {name}": cases[f"{rule}, {name}"]
+        for i, rule in enumerate(rules)
+        for j, name in enumerate(formats)
+        if (i + j + turn) % 2 == 0
+    }
 
 
 @dataclasses.dataclass

@@ -8,7 +8,7 @@ import pathlib
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from matrix_cases import TABLES, Run, built, cases_on
+from matrix_cases import TABLES, Run, built, cases_in_run
 from wrappers_worker import Kept, kept_of
 
 from lowbit import fsdp1
@@ -66,7 +66,7 @@ def cells(
     """What is refused at construction, with the words; and what is not equal after 10 steps, after loading what `before` saved (one process where
     that one has not the case), and 2 steps later. Saves."""
     said, runs = {}, {}
-    for name, case in cases_on(table, *place).items():
+    for name, case in cases_in_run(table, *place).items():
         if name in not_alone:
             continue
         try:

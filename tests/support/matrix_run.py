@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import matrix_checkpoints
-from matrix_cases import OVER_KINDS, TABLES, cases_on
+from matrix_cases import OVER_KINDS, TABLES, cases_in_run
 from matrix_rows_worker import ONE, Place
 from pool import Pool
 
@@ -38,7 +38,7 @@ def table(pool: Pool, which: str) -> dict[str, dict[str, Words]]:
             answers = pool.run(ranks, "matrix_rows_worker", "cells", which, folder, place, before, list(not_alone), not_before)  # fmt: skip
             said, wrong = of_all(answers)
             bad |= {(*place, name): sorted(each) for name, each in wrong.items() if each}
-            cases = cases_on(which, *place)
+            cases = cases_in_run(which, *place)
             found[wrapper][str(ranks)] = {name: {**not_alone, **said}.get(name, SAME) for name in cases}  # fmt: skip
             served = [name for name in cases if found[wrapper][str(ranks)][name] == SAME]
             before, not_before = place, [name for name in TABLES[which][0] if name not in served]
