@@ -86,10 +86,9 @@ sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitize
 	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
-# Every cell of the tables that `make test` covers by pairs or by a third (LOWBIT_WHOLE), and what a slow CI leaves out.
+# PRODUCTS of tests/conftest.py: every cell of what CI covers by pairs or by a third (LOWBIT_WHOLE), and what a slow CI leaves out.
 matrix: setup $(VENV)/tests  ## whole products of rules, formats, wrappers and dialects
-	@LOWBIT_WHOLE=1 $(PYTEST) $(TWO_AT_A_TIME) $(foreach t,sharding/test_matrix sharding/test_matrix_products sharding/test_matrix_rows sharding/test_drawn_placements \
-	  sharding/test_placed_state sharding/test_flat_shards ckpt/test_kinds_convert ckpt/test_convert_torchao bench/test_storage_bench,tests/$(t).py)
+	@LOWBIT_WHOLE=1 $(PYTEST) $(TWO_AT_A_TIME) -m product
 
 # The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
 races: setup  ## the CUDA kernels, emulated, under the thread sanitizer

@@ -70,6 +70,8 @@ def of_frameworks(path):
 
 def pytest_ignore_collect(collection_path, config):
     """The files of tests that are left out are not even imported: some need seconds for other libraries."""
+    if config.option.markexpr == "product":
+        return (collection_path.is_file() and collection_path.stem not in PRODUCTS) or None
     left_out = {"not slow": SLOW, "not long": LONG}.get(config.option.markexpr)
     if left_out is None:
         return None
@@ -85,6 +87,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
         if item.path.stem in LONG or of_frameworks(item.path):
             item.add_marker("long")
+        if item.path.stem in PRODUCTS:
+            item.add_marker("product")
 
 
 @pytest.hookimpl(tryfirst=True)

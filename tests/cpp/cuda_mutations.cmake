@@ -162,6 +162,9 @@ mutate(step.cu "a kernel's measured tiles begin with the first" [=[table.ends + 
 
 # ---- short rows, several in a tile ----
 mutate(fast_job.cuh "short rows share a block" [=[lanes[k] > static_cast<int>(cols)]=] [=[false]=])
+mutate(step.cuh "the last tile has no end" [=[w.here - tile * kLanes]=] [=[kLanes]=])
+
+# ---- scales of several tiles, held ----
 mutate(step.cuh "scales are held where others are read" [=[w.held[kSlot][block % kLanes]]=] [=[w.held[kSlot][lane]]=])
 mutate(step.cuh "one scale more than there are" [=[lane << shift < before + eight.left]=] [=[true]=])
 mutate(step.cuh "only the last tile's scales are written" [=[(tile & span) * kLanes]=] [=[0u]=])
@@ -170,7 +173,6 @@ mutate(step.cuh "scales of the unit before are written again" [=[w.span & (group
 leave_out(step.cuh "scales are written before they are held" [=[__syncwarp();  // every scale is held]=])
 leave_out(fast_job.cuh "more scales than are held" [=[span &= (1u << shift[k]) - 1;]=])
 mutate(fast_job.cuh "scales of rows with an end are held over tiles" [=[flat ? kMaxSpan - 1 : 0]=] [=[kMaxSpan - 1]=])
-mutate(step.cuh "the last tile has no end" [=[w.here - tile * kLanes]=] [=[kLanes]=])
 
 # ---- rows and blocks that are cut ----
 mutate(tile.cuh "what lies before the first element" [=[at.row * job.cols + at.col - front]=] [=[at.row * job.cols + at.col]=])

@@ -15,6 +15,7 @@ from matrix_cases import (
     IN_PRODUCTS,
     OF_PRODUCTS,
     OVER_KINDS,
+    cases_in_run,
 )
 from matrix_run import SAME
 from matrix_worker import MORE_RANKS
@@ -162,20 +163,23 @@ def recorded() -> Found:
     return {which: json.loads(path.read_text()) for which, path in FILES.items()}
 
 
-def same_as_recorded(which: str, found: Any, record: bool) -> None:
-    """AssertionError where a cell is not what is recorded; with `record` it is written, and the page once every table has its file.
+def in_run(which: str, known: Any) -> Any:
+    """The recorded cells of a table that a run has."""
+    if which not in ("wrappers", "products"):
+        return known
+    return {
+        wrapper: {
+            ranks: {name: cells[name] for name in cases_in_run(which, wrapper, int(ranks))}
+            for ranks, cells in by.items()
+        }
+        for wrapper, by in known.items()
+    }
 
-    Of the products those cells are compared that were run (matrix_cases.cases_in_run).
-    """
+
+def same_as_recorded(which: str, found: Any, record: bool) -> None:
+    """AssertionError where a cell is not what is recorded; with `record` it is written, and the page once every table has its file."""
     if record:
         FILES[which].write_text(json.dumps(found, indent=1) + "\n")
         if all(path.exists() for path in FILES.values()):
             PAGE.write_text(page_with(recorded()))
-    known = json.loads(FILES[which].read_text())
-    if which == "products":
-        assert {w: [*by] for w, by in known.items()} == {w: [*by] for w, by in found.items()}
-        known = {
-            wrapper: {ranks: {name: known[wrapper][ranks][name] for name in said} for ranks, said in by.items()}
-            for wrapper, by in found.items()
-        }  # fmt: skip
-    assert found == known
+    assert found == in_run(which, json.loads(FILES[which].read_text()))
