@@ -37,6 +37,7 @@ from lowbit.config.presets import catalog, scaled
 from lowbit.config.qconfig import qconfig
 from lowbit.gradients.accumulate import accumulate
 from lowbit.gradients.clip import clip_grad_norm_, clip_scale
+from lowbit.gradients.reproducible import check_reproducible
 from lowbit.gradients.step_in_backward import step_in_backward
 from lowbit.optim.adafactor import Adafactor
 from lowbit.optim.adagrad import Adagrad
@@ -102,6 +103,7 @@ __all__ = [
     "__version__",
     "accumulate",
     "catalog",
+    "check_reproducible",
     "clip_grad_norm_",
     "clip_scale",
     "elastic",

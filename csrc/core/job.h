@@ -133,4 +133,18 @@ struct Accumulation {
   int64_t tiles() const { return rows * tiles_per_row(); }
 };
 
+/// A sum of gradients whose bits do not depend on their order (core/mean_bins.h). It begins with
+/// `words` and takes `rows` addends of each element; then it is written to `words`, or its mean is.
+struct MeanSum {
+  uint64_t* words;      // [n]; null: the sum begins empty and is not kept
+  const void* addends;  // [rows][n], rows `stride` elements apart
+  void* mean;           // [n]; null: the words are written
+  int addend_format;    // an index into GradFormats, or kWords: the words of other sums
+  int mean_format;      // an index into GradFormats
+  int width;
+  int64_t rows, stride, n, divisor;
+
+  static constexpr int kWords = -1;
+};
+
 }  // namespace lowbit

@@ -73,6 +73,9 @@ using AddColumnsFn = void (*)(const float* x, int stride, int rows, int n, Colum
 /// own.
 using AbsmaxFn = uint32_t (*)(const float* x, int n, uint32_t* columns);
 
+/// Adds one addend to each of n words (core/mean_bins.h).
+using AddBinsFn = void (*)(uint64_t* words, const float* x, int n, int width);
+
 struct Kernels {
   static constexpr int kMax = 96;  // registered formats or rules of one kind
   const char* isa;
@@ -90,6 +93,7 @@ struct Kernels {
   AddFn add;
   AddColumnsFn add_columns;
   AbsmaxFn absmax;
+  AddBinsFn add_bins;
 };
 
 /// Finds scales and writes codes of any number of values, kMaxBlocks blocks at a time.

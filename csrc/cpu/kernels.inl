@@ -5,6 +5,7 @@
 // selects it. Everything here has internal linkage, so the object emits one symbol, the table.
 #include <cstring>
 
+#include "core/mean_bins_loop.h"
 #include "core/pack.h"
 #include "core/registry.h"
 #include "core/state/stochastic.h"
@@ -388,6 +389,11 @@ void add_rows(const float* x, int stride, int rows, int n, ColumnSums& sums, int
   add_columns(x, stride, rows, n, sums, words);
 }
 
+void add_bins(uint64_t* words, const float* x, int n, int width) {
+  for (; n > 0; words += kBinTile, x += kBinTile, n -= kBinTile)
+    bin_add_tile(words, x, n < kBinTile ? n : kBinTile, width);
+}
+
 uint32_t absmax_of_row(const float* x, int n, uint32_t* columns) {
   if (columns == nullptr) return absmax_bits(x, n);
   uint32_t absmax = 0;
@@ -453,6 +459,7 @@ constexpr Kernels make_kernels() {
   l.add = add;
   l.add_columns = add_rows;
   l.absmax = absmax_of_row;
+  l.add_bins = add_bins;
   return l;
 }
 

@@ -12,7 +12,7 @@
 
 namespace lowbit {
 
-constexpr int kCudaAbi = 7;
+constexpr int kCudaAbi = 8;
 
 /// The stored form of a slot's cross-tile scales: one tensor, or for rank 1 one tensor per
 /// dimension.
@@ -75,6 +75,14 @@ struct CudaAccumulation {
   int device;
   void* stream;
   const Accumulation* jobs;  // host memory
+  int64_t count;
+};
+
+/// Sums of gradients, whose pointers are device pointers. No two have words or means in common.
+struct CudaMeans {
+  int device;
+  void* stream;
+  const MeanSum* jobs;  // host memory
   int64_t count;
 };
 
@@ -161,6 +169,7 @@ using CudaStepFn = const char* (*)(const CudaStep*);  // lowbit_cuda_step
 // lowbit_cuda_quantize, lowbit_cuda_dequantize
 using CudaCodeFn = const char* (*)(const CudaCode*);
 using CudaAccumulateFn = const char* (*)(const CudaAccumulation*);  // lowbit_cuda_accumulate
+using CudaMeansFn = const char* (*)(const CudaMeans*);              // lowbit_cuda_means
 using CudaAllocateFn = const char* (*)(CudaBlock*);                 // lowbit_cuda_allocate
 /// Waits for the device first: lowbit_cuda_free.
 using CudaFreeFn = const char* (*)(const CudaBlock*);

@@ -51,6 +51,7 @@ const char* open(Library& library) {
       !find(handle, "lowbit_cuda_quantize", library.quantize) ||
       !find(handle, "lowbit_cuda_dequantize", library.dequantize) ||
       !find(handle, "lowbit_cuda_accumulate", library.accumulate) ||
+      !find(handle, "lowbit_cuda_means", library.means) ||
       !find(handle, "lowbit_cuda_allocate", library.allocate) ||
       !find(handle, "lowbit_cuda_free", library.free) ||
       !find(handle, "lowbit_cuda_prefetch", library.prefetch) ||

@@ -17,6 +17,7 @@ struct Library {
   CudaStepFn step;
   CudaCodeFn quantize, dequantize;
   CudaAccumulateFn accumulate;
+  CudaMeansFn means;
   CudaAllocateFn allocate;
   CudaFreeFn free;
   CudaPrefetchFn prefetch;

@@ -9,6 +9,7 @@
 
 #include "cuda/accumulate.cuh"
 #include "cuda/code.cuh"
+#include "cuda/mean.cuh"
 #include "cuda/order.h"
 #include "cuda/scales.cuh"
 
@@ -26,8 +27,8 @@ const char* begin(int device) {
   static thread_local uint64_t loaded = 0;
   return [&]<size_t... i>(std::index_sequence<i...>) {
     return begin(device, loaded, kFast[i].kernel..., kFast[i].measure[0]..., kFast[i].measure[1]...,
-                 step_any, prepare, count_steps, code<true>, code<false>, accumulate, measure,
-                 measure_scales, old_rows, finalize_factor, scales, cut_scales);
+                 step_any, prepare, count_steps, code<true>, code<false>, accumulate, add_means,
+                 measure, measure_scales, old_rows, finalize_factor, scales, cut_scales);
   }(std::make_index_sequence<kFastCount>{});
 }
 
@@ -316,6 +317,11 @@ const char* run_accumulate(const CudaAccumulation& call) {
   return error ? error : launch_accumulate(call);
 }
 
+const char* run_means(const CudaMeans& call) {
+  const char* error = begin(call.device);
+  return error ? error : launch_means(call);
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace lowbit
@@ -344,4 +350,7 @@ LB_EXPORT const char* lowbit_cuda_dequantize(const lowbit::CudaCode* call) {
 }
 LB_EXPORT const char* lowbit_cuda_accumulate(const lowbit::CudaAccumulation* call) {
   return lowbit::cuda::run_accumulate(*call);
+}
+LB_EXPORT const char* lowbit_cuda_means(const lowbit::CudaMeans* call) {
+  return lowbit::cuda::run_means(*call);
 }

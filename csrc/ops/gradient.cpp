@@ -18,7 +18,7 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
-// Columns of a plan row; lowbit/gradients/accumulate.py writes them.
+// Columns of a plan row; lowbit/gradients/held.py writes them.
 enum Column { kRows, kCols, kGlobalCols, kFirst, kStream, kCount, kColumns };
 
 constexpr int64_t kGrain = 32768;  // elements that a thread begins for

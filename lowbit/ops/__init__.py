@@ -1,7 +1,7 @@
 """The C++ operators and their catalog, typed. No other room touches `torch.ops`."""
 
 from lowbit.ops import fakes
-from lowbit.ops.gradient import accumulate, exact_powers
+from lowbit.ops.gradient import accumulate, exact_powers, mean_add, mean_of
 from lowbit.ops.library import (
     catalog,
     entries,
@@ -87,6 +87,8 @@ __all__ = [
     "limit",
     "lowrank_pass",
     "lowrank_room",
+    "mean_add",
+    "mean_of",
     "names",
     "newton_schulz",
     "normalize_rows",

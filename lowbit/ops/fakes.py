@@ -47,6 +47,8 @@ def register(
 
     fake("step", lambda *_, **__: None)
     fake("accumulate", lambda *_: None)
+    fake("mean_add", lambda *_: None)
+    fake("mean_of", lambda *_: None)
     fake(
         "exact_powers", lambda grads, power: grads[0].new_empty((power_words(),), dtype=torch.int64)
     )

@@ -50,3 +50,47 @@ def exact_powers(grads: Sequence[Tensor], power: int) -> Tensor:
         int64 [power_words()].
     """
     return operators.exact_powers(grads, power)
+
+
+MAX_ADDENDS = 4095  # of a mean: kMaxTerms of csrc/core/mean_bins.h
+
+
+def mean_add(words: Sequence[Tensor], addends: Sequence[Tensor], terms: int) -> None:
+    """words += addends, in place, so that the result does not depend on the order of additions.
+
+    The words of a sum are opaque: one for each element, in the format of csrc/core/mean_bins.h. Zeros
+    are the empty sum.
+
+    Args:
+        words: int64 [n] each, contiguous, on one device.
+        addends: [rows, n] each, of float32, bfloat16 or float16, or int64 words of other sums. Each
+            row is contiguous.
+        terms: the most addends that the sum of an element will have, 1 to MAX_ADDENDS. All sums that are
+            added to each other have the same number.
+
+    Raises:
+        RuntimeError: a tensor of a wrong dtype, shape or device, or too many terms.
+    """
+    operators.mean_add(words, addends, terms)
+
+
+def mean_of(
+    words: Sequence[Tensor],
+    addends: Sequence[Tensor],
+    means: Sequence[Tensor],
+    terms: int,
+    divisor: int,
+) -> None:
+    """means = (words + addends) / divisor, rounded once to the dtype of each mean.
+
+    Args:
+        words: as `mean_add` leaves them, or empty: the sums have no other addends.
+        addends: as for `mean_add`, or empty: there are no more.
+        means: contiguous tensors of n elements each, in float32, bfloat16 or float16.
+        terms: as for `mean_add`.
+        divisor: 1 to 2^24.
+
+    Raises:
+        RuntimeError: a tensor of a wrong dtype, shape or device, or a number out of range.
+    """
+    operators.mean_of(words, addends, means, terms, divisor)

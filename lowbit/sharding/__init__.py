@@ -3,11 +3,13 @@
 Of the other rooms only checkpoint imports torch.distributed, for its storage.
 """
 
+from lowbit.sharding.addends import Chunks, exchange_rows, gather, size_and_rank
 from lowbit.sharding.boxes import Boxes, boxes
 from lowbit.sharding.chunks import Spread, complete, to_chunks
 from lowbit.sharding.collective import (
     average_over,
     device_of,
+    gathered_objects,
     host_device,
     rank,
     ranks_in_both,
@@ -26,6 +28,13 @@ from lowbit.sharding.placement import (
     row_range,
     row_shards,
     take,
+)
+from lowbit.sharding.reductions import (
+    Unit,
+    fsdp1_modules,
+    hook_buckets,
+    hook_flat_gradients,
+    units,
 )
 from lowbit.sharding.tensor import (
     dense_gradient,
@@ -51,6 +60,7 @@ __all__ = [
     "CUT_ENDS",
     "CUT_NONE",
     "Boxes",
+    "Chunks",
     "Flat",
     "FlatShard",
     "FlatSlice",
@@ -59,12 +69,14 @@ __all__ = [
     "Part",
     "Sent",
     "Spread",
+    "Unit",
     "Whole",
     "average_over",
     "boxes",
     "complete",
     "dense_gradient",
     "device_of",
+    "exchange_rows",
     "flat_shards",
     "flat_shards_of",
     "flat_slices_of",
@@ -73,8 +85,13 @@ __all__ = [
     "follows_columns",
     "from_homes",
     "from_owners",
+    "fsdp1_modules",
+    "gather",
+    "gathered_objects",
     "gradient",
     "homes",
+    "hook_buckets",
+    "hook_flat_gradients",
     "host_device",
     "inside_ddp",
     "is_ddp",
@@ -99,9 +116,11 @@ __all__ = [
     "same_placement",
     "section",
     "sections",
+    "size_and_rank",
     "take",
     "to_chunks",
     "to_homes",
     "to_owners",
+    "units",
     "whole",
 ]

@@ -71,3 +71,14 @@ def ranks_in_both(group: Any, other: Any) -> list[int]:
     import torch.distributed as dist
 
     return sorted({*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(other)})
+
+
+def gathered_objects(mine: Any) -> list[Any]:
+    """An object of every rank of the default process group, in rank order; one without such a group. A collective."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [mine]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found

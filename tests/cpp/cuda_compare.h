@@ -6,8 +6,10 @@
 #include <cmath>
 
 #include "catalog/coefficients.h"
+#include "core/mean_bins.h"
 #include "core/registry.h"
 #include "cpu/gradient.h"
+#include "cpu/mean.h"
 #include "cpu/step.h"
 #include "cuda/tables.cpp"
 #include "cuda_specs.h"
@@ -446,6 +448,65 @@ ManySums many_sums(int count) {
   result.launches = emulator::machine.launches - before;
   for (size_t i = 0; i < held[0].size(); ++i) result.wrong += held[0][i] != held[1][i];
   return result;
+}
+
+/// Sums and means of gradients, with and without words, of addends and of other sums. Returns the
+/// number of values that differ.
+int wrong_means() {
+  const cpu::Kernels& kernels = cpu::kernels();
+  std::mt19937_64 random(5);
+  const auto fill = [&](std::vector<uint8_t>& bytes, int mantissa) {  // narrow exponents, mostly
+    for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
+    if (random() % 4 == 0 || mantissa < 0) return;
+    for (size_t i = 1; i < bytes.size(); ++i) {
+      if (i % static_cast<size_t>(mantissa) == static_cast<size_t>(mantissa) - 1)
+        bytes[i] = static_cast<uint8_t>((bytes[i] & 0x80) | 0x3a | (random() & 3));
+    }
+  };
+  int wrong = 0;
+  for (const int64_t n : {1, 31, 32, 300}) {
+    for (int turn = 0; turn < 24; ++turn) {
+      const int format = turn % (grad_count() + 1) - 1, mean_format = turn / 2 % grad_count();
+      const bool keeps = turn % 3 == 0, has_words = keeps || turn % 3 == 1;
+      const int64_t rows = turn % 5, stride = n + turn % 2 * 3;
+      const auto count = static_cast<size_t>(n);
+      const int size = format < 0 ? 8 : grad_bytes(format);
+      std::vector<uint8_t> addends(static_cast<size_t>(rows * stride * size) + 8);
+      std::vector<uint64_t> words[2];
+      std::vector<uint8_t> means[2];
+      const int width = bin_width(2 * rows + 1);
+      words[0].resize(count);
+      for (uint64_t& word : words[0]) {
+        for (int64_t k = 0; k < rows; ++k)
+          word = bin_add(word, bits_float(static_cast<uint32_t>(random()) & 0xbbffffffu), width);
+      }
+      fill(addends, format < 0 ? -1 : size);
+      if (format < 0) {
+        for (int64_t k = 0; k < rows * stride; ++k) {
+          const float x = bits_float(static_cast<uint32_t>(random()) & 0xbfffffffu);
+          reinterpret_cast<uint64_t*>(addends.data())[k] = bin_add(0, x, width);
+        }
+      }
+      means[0].resize(count * static_cast<size_t>(grad_bytes(mean_format)));
+      words[1] = words[0], means[1] = means[0];
+      const auto sum = [&](int on) {
+        MeanSum made{};
+        made.words = has_words ? words[on].data() : nullptr;
+        made.addends = addends.data(), made.addend_format = format;
+        made.mean = keeps ? nullptr : means[on].data(), made.mean_format = mean_format;
+        made.width = width, made.rows = rows, made.stride = stride, made.n = n;
+        made.divisor = 1 + turn % 7;
+        return made;
+      };
+      cpu::add_means(sum(0), 0, n, kernels);
+      const MeanSum one = sum(1);
+      const CudaMeans call{0, nullptr, &one, 1};
+      check(lowbit_cuda_means(&call) == nullptr, "lowbit_cuda_means");
+      for (size_t i = 0; i < count; ++i) wrong += words[0][i] != words[1][i];
+      for (size_t i = 0; i < means[0].size(); ++i) wrong += means[0][i] != means[1][i];
+    }
+  }
+  return wrong;
 }
 
 }  // namespace

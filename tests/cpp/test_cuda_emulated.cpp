@@ -436,6 +436,7 @@ void test_once() {
 
 void test_accumulate() {
   check(wrong_sums() == 0, "gradients added on the device");
+  check(wrong_means() == 0, "means of gradients on the device");
   for (const auto& [count, launches] : {std::pair{1, 1}, {256, 1}, {257, 2}, {600, 3}}) {
     const ManySums many = many_sums(count);
     const std::string what = std::to_string(count) + " buffers";

@@ -1,0 +1,275 @@
+"""Means of gradients whose bits do not depend on ranks, wrappers, or the order of micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit import sharding
+from lowbit.gradients import hooks as places
+from lowbit.gradients.exact_sums import Divided, Pass, sums_of
+from lowbit.ops.gradient import MAX_ADDENDS
+
+_UNNUMBERED: Any = object()  # the index of a micro-batch that has none
+
+
+class ExactAccumulator:
+    """The accumulator of `lowbit.accumulate(rounding="exact")`.
+
+    A gradient is the sum of the addends of all micro-batches of all data-parallel ranks, divided by their number and
+    rounded once. An addend is the gradient of one micro-batch, as autograd or the wrapper's mixed precision hands it to
+    the reduction.
+    """
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype | None, average: int | None, seed: int
+    ) -> None:
+        if average is not None and average > MAX_ADDENDS:
+            raise ValueError(
+                f'rounding="exact" adds up to {MAX_ADDENDS:,} micro-batches in a step, but average is {average}'
+            )
+        self.model, self.seed, self.micro_batches = model, seed, average
+        self.steps = 0  # finished
+        self._round = 0  # micro-batches of this step that this rank has begun
+        self._now: Pass | None = None
+        self._indices: list[int] = []  # of this step, on this rank
+        self._losses: dict[int, Tensor] = {}
+        self._checked = False  # whether the ranks have compared their indices
+        places.check_model(model, "lowbit.accumulate")
+        flat = bool(sharding.fsdp1_modules(model))
+        params: dict[Tensor, str] = {
+            p: name for name, p in model.named_parameters() if p.requires_grad
+        }
+        for p, name in params.items():
+            places.check_free(p, name, "lowbit.accumulate", hooks=not flat)
+        divided = Divided(MAX_ADDENDS if average is None else average, average or 1, dtype)
+        self._params = params
+        self._sums = sums_of(model, params, divided)
+        self.ranks, self.rank = sharding.size_and_rank(self._sums.groups)
+        for p in params:
+            places.accumulators[p] = weakref.ref(self)
+        check_place = functools.partial(
+            places.check_place,
+            what="lowbit.accumulate",
+            names={name: p for p, name in params.items()},
+        )
+        self._handles = [model.register_forward_pre_hook(check_place, prepend=True)]
+        self._recovery = None if flat else places.Recovery(model, params)
+        if self._recovery:
+            self._handles.append(self._recovery.handle)
+
+    # Micro-batches
+
+    def indices(self) -> list[int | None]:
+        """This rank's micro-batches of a step, dealt round robin; None: it has none while other ranks have one.
+
+        Pass each to `micro`, None too: the ranks meet in every forward and backward pass.
+
+        Raises:
+            ValueError: `average` was not given.
+        """
+        if self.micro_batches is None:
+            raise ValueError(
+                "indices() needs the number of micro-batches of a step: lowbit.accumulate(average=...)"
+            )
+        mine = range(self.rank, self._rounds() * self.ranks, self.ranks)
+        return [i if i < self.micro_batches else None for i in mine]
+
+    def _rounds(self) -> int:
+        assert self.micro_batches is not None
+        return -(-self.micro_batches // self.ranks)
+
+    @contextlib.contextmanager
+    def micro(self, last: bool | None = None, *, index: int | None = _UNNUMBERED) -> Iterator[None]:
+        """Context of one micro-batch's forward and backward pass. After the last, every `p.grad` is the mean.
+
+        An exception inside it calls `reset`.
+
+        Args:
+            last: whether it is this rank's last one of the step. By default that follows from `average` and the number
+                of ranks, if micro-batches are dealt as `indices` deals them.
+            index: its number in the step, 0 to average - 1, each once over all ranks. It seeds torch's generators by
+                (seed, step, index) inside the context, so that dropout does not depend on the rank; afterwards they go
+                on as before. None: the rank has no micro-batch while others have, and what it computes counts as zero.
+                Without an index, nothing is seeded.
+
+        Raises:
+            ValueError: an index out of range, or twice; or neither `last` nor `average` is given.
+            RuntimeError: contexts are nested; a `p.grad` is left from before the step; or, in the first step, the
+                ranks did not share the micro-batches.
+        """
+        if self._now is not None:
+            raise RuntimeError(
+                "micro-batches do not nest: leave one `accumulator.micro` before entering the next"
+            )
+        if last is None:
+            if self.micro_batches is None:
+                raise ValueError("say micro(last=...), or lowbit.accumulate(average=...)")
+            last = self._round + 1 == self._rounds()
+        number = None if index is _UNNUMBERED else index
+        if number is not None:
+            self._check_index(number)
+        if self._round == 0:
+            self._check_cleared()
+        self._now = Pass(last, index is None)
+        self._sums.begin(self._now)
+        self._round += 1
+        if self._recovery:
+            self._recovery.began = False
+        try:
+            with contextlib.nullcontext() if number is None else self._seeded(number):
+                yield
+            if last:
+                self._finish()
+        except BaseException:
+            self.reset()
+            raise
+        finally:
+            self._now = None
+            self._sums.begin(None)
+
+    def _check_index(self, index: int) -> None:
+        most = MAX_ADDENDS if self.micro_batches is None else self.micro_batches
+        if not 0 <= index < most:
+            raise ValueError(
+                f"micro-batches have the indices 0 to {most - 1}, but this has {index}"
+            )
+        if index in self._indices:
+            raise ValueError(f"micro-batch {index} ran already in this step")
+        self._indices.append(index)
+
+    def _check_cleared(self) -> None:
+        for p, name in self._params.items():
+            if p.grad is not None:
+                raise RuntimeError(
+                    f"{name!r} has a gradient from before the step, which belongs to no micro-batch; call "
+                    "opt.zero_grad(), with set_to_none=True as by default, before the first one"
+                )
+
+    @contextlib.contextmanager
+    def _seeded(self, index: int) -> Iterator[None]:
+        accelerator = torch.accelerator.current_accelerator()
+        devices = [] if accelerator is None else [torch.accelerator.current_device_index()]
+        kind = "cuda" if accelerator is None else accelerator.type
+        with torch.random.fork_rng(devices, device_type=kind):
+            torch.manual_seed(mixed_seed(self.seed, self.steps, index))
+            yield
+
+    def _finish(self) -> None:
+        with torch.no_grad():
+            self._sums.finish()
+        self._sums.clear()
+        if self._indices and not self._checked:
+            self._gathered(dict.fromkeys(self._indices, 0.0))
+            self._checked = True
+        self._round, self._indices = 0, []
+        self.steps += 1
+
+    def reset(self) -> None:
+        """Discards the step's sums, so that it can be run again. Call it on every rank, and `zero_grad()`."""
+        self._sums.clear()
+        self._round, self._indices, self._losses = 0, [], {}
+        ddp = sharding.is_ddp(self.model)
+        if self._recovery and (not ddp or (self._now is not None and self._recovery.began)):
+            self._recovery.raised()
+
+    def remove(self) -> None:
+        """Restores the model's own reduction. Under FSDP1 torch cannot: wrap the model again."""
+        self._sums.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        for p in self._params:
+            places.accumulators.pop(p, None)
+            if getattr(p, "grad_dtype", p.dtype) is None and p.grad is None:
+                p.grad_dtype = p.dtype
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of finished steps, which seeds depend on. Save it between steps."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores the number of finished steps."""
+        self.steps = int(state_dict["steps"])
+
+    # Losses
+
+    def log(self, loss: Tensor) -> None:
+        """Notes the loss of the running micro-batch, a scalar. The micro-batch has an index; if that is None, it counts nothing.
+
+        Raises:
+            RuntimeError: no micro-batch with an index is running.
+        """
+        if self._now is not None and self._now.idle:
+            return
+        if self._now is None or len(self._indices) != self._round:
+            raise RuntimeError("call log(loss) inside `with accumulator.micro(index=...)`")
+        self._losses[self._indices[-1]] = loss.detach().float().reshape(())
+
+    def loss(self) -> float:
+        """The mean of the losses noted since the last call: the same number on every rank, and for any number of ranks.
+
+        It is a collective, for every rank to call after a step, and waits for the device.
+
+        Raises:
+            RuntimeError: a micro-batch of the step has no loss, or two ranks ran the same one.
+        """
+        losses, self._losses = self._losses, {}
+        values = self._gathered(losses)
+        return math.fsum(values) / len(values) if values else math.nan
+
+    def _gathered(self, mine: Mapping[int, Tensor | float]) -> list[float]:
+        """One number of each micro-batch, from whichever rank has it, in their order."""
+        groups = self._sums.groups
+        first = next(iter(self._params), torch.empty(0))
+        device = sharding.host_device(groups, sharding.local(first).device)
+        count = MAX_ADDENDS if self.micro_batches is None else self.micro_batches
+        table = torch.zeros(2, count, dtype=torch.int32)
+        for index, value in mine.items():
+            table[0, index] = 1
+            table[1, index] = torch.as_tensor(value, dtype=torch.float32).cpu().view(torch.int32)
+        table = table.to(device)
+        for group in groups:
+            sharding.reduce_over([(table, group, "sum")])  # one rank's bits, and zeros
+        counts, bits = table.cpu()
+        values = bits.view(torch.float32).tolist()
+        twice = [i for i, n in enumerate(counts.tolist()) if n > 1]
+        never = (
+            []
+            if self.micro_batches is None
+            else [i for i, n in enumerate(counts.tolist()) if not n]
+        )
+        if twice or never:
+            wrong = (
+                f"{_listed(twice)} ran on several ranks"
+                if twice
+                else f"{_listed(never)} ran on no rank"
+            )
+            raise RuntimeError(
+                f"of the micro-batches of a step, {wrong}; deal them as accumulator.indices() does"
+            )
+        return [v for v, n in zip(values, counts.tolist(), strict=True) if n]
+
+
+def mixed_seed(seed: int, step: int, index: int) -> int:
+    """A seed of 63 bits, mixed as SplitMix64 does (Steele, Lea and Flood, OOPSLA 2014)."""
+    mask = 0xFFFFFFFFFFFFFFFF
+    z = seed & mask
+    for word in (step, index):
+        z = (z + 0x9E3779B97F4A7C15 * (word + 1)) & mask
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
+        z ^= z >> 31
+    return z >> 1
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:3]))
+    return shown if len(numbers) <= 3 else f"{shown} and {len(numbers) - 3} more"

@@ -1,0 +1,274 @@
+"""Where the addends of an exact mean are added up: on parameters, in the buckets of DDP, in the flat gradients of FSDP1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lowbit import ops, sharding
+
+
+class Divided(NamedTuple):
+    """What all sums of an accumulator have in common."""
+
+    terms: int  # the most addends of an element
+    divisor: int
+    dtype: torch.dtype | None  # of the means; None: the parameter's
+
+    def dtype_of(self, p: Tensor) -> torch.dtype:
+        return p.dtype if self.dtype is None else self.dtype
+
+
+@dataclass
+class Pass:
+    """The forward and backward pass that is running."""
+
+    last: bool  # of the step, on this rank
+    idle: bool  # whether this rank's gradients count as zeros
+
+
+class Sum:
+    """The sum of one parameter's gradients: of its local part, of a chunk, or of a flat shard."""
+
+    def __init__(self, divided: Divided) -> None:
+        self.divided = divided
+        self.words: Tensor | None = None  # None: the sum is empty
+        self.met = False  # whether a micro-batch of this step reached the parameter
+
+    def clear(self) -> None:
+        self.words, self.met = None, False
+
+    def add(self, rows: Tensor) -> None:
+        """Adds rows of addends, [rows, n]."""
+        if self.words is None:
+            self.words = torch.zeros(rows.shape[1], dtype=torch.int64, device=rows.device)
+        ops.mean_add([self.words], [rows], self.divided.terms)
+
+    def mean(self, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The mean of what was added and of these rows, [n]. The sum is empty then."""
+        like = self.words if rows is None else rows
+        assert like is not None
+        made = torch.empty(like.shape[-1], dtype=dtype, device=like.device)
+        words = [] if self.words is None else [self.words]
+        addends = [] if rows is None else [rows]
+        ops.mean_of(words, addends, [made], self.divided.terms, self.divided.divisor)
+        self.words = None
+        return made
+
+
+class Sums:
+    """The sums of a model. `groups`: the data-parallel process groups, of which the last varies fastest."""
+
+    def __init__(self, params: Mapping[Tensor, str], divided: Divided) -> None:
+        self.divided, self.groups = divided, list[Any]()
+        self.names = params
+        self.of: dict[Any, Sum] = {p: Sum(divided) for p in params}
+        self._now: Pass | None = None
+        self._removers: list[Callable[[], None]] = []
+
+    def begin(self, now: Pass | None) -> None:
+        """Tells the sums which pass is running; None: none is."""
+        self._now = now
+
+    def now(self) -> Pass:
+        if self._now is None:
+            raise RuntimeError(
+                'a backward pass under lowbit.accumulate(rounding="exact") ran outside `with accumulator.micro(...)`'
+            )
+        return self._now
+
+    def clear(self) -> None:
+        for one in self.of.values():
+            one.clear()
+
+    def finish(self) -> None:
+        """Hands over what the last micro-batch did not."""
+
+    def remove(self) -> None:
+        for remove in self._removers:
+            remove()
+        self._removers = []
+
+    def _hook_params(self, hook: Callable[[Tensor], None]) -> None:
+        for p in self.names:
+            self._removers.append(p.register_post_accumulate_grad_hook(hook).remove)
+            if self.divided.dtype_of(p) != p.dtype:
+                p.grad_dtype = None  # any dtype
+
+
+class ParamSums(Sums):
+    """Sums of local parts, added up by hooks on the parameters: without a wrapper, and under FSDP2."""
+
+    def __init__(self, model: nn.Module, params: Mapping[Tensor, str], divided: Divided) -> None:
+        super().__init__(params, divided)
+        self._units: dict[Tensor, tuple[sharding.Unit, int]] = {}
+        for unit in sharding.units(model):
+            self.groups = self.groups or unit.groups
+            self._removers.append(unit.remove)
+            self._units |= {p: (unit, width) for p, width in unit.params if p in self.of}
+        self._hook_params(self._hook)
+
+    def begin(self, now: Pass | None) -> None:
+        super().begin(now)
+        for unit, _ in self._units.values():
+            if unit.addends is not None:
+                unit.addends.idle = now is not None and now.idle
+
+    @torch.no_grad()
+    def _hook(self, p: Tensor) -> None:
+        if p.grad is None:
+            return
+        now, mine = self.now(), self.of[p]
+        unit, width = self._units.get(p, (None, 0))
+        if unit is not None and unit.addends is not None:
+            rows = unit.addends.take(width, sharding.local(p).numel())
+        else:
+            rows = sharding.dense_gradient(p).detach().reshape(1, -1)
+            if now.idle:
+                rows = torch.zeros_like(rows)
+        p.grad = None
+        mine.met = True
+        if now.last and (unit is None or unit.replicas is None):
+            hand_over(p, mine.mean(rows, self.divided.dtype_of(p)))
+        else:
+            mine.add(rows)
+
+    def finish(self) -> None:
+        waiting: dict[Any, list[Tensor]] = {}
+        for p, mine in self.of.items():
+            if mine.words is None:
+                continue
+            unit, _ = self._units.get(p, (None, 0))
+            if unit is None or unit.replicas is None:
+                hand_over(p, mine.mean(None, self.divided.dtype_of(p)))
+            else:
+                waiting.setdefault((unit.replicas, self.divided.dtype_of(p)), []).append(p)
+        for (replicas, dtype), params in waiting.items():
+            self._join_replicas(replicas, dtype, params)
+
+    def _join_replicas(self, group: Any, dtype: torch.dtype, params: Sequence[Tensor]) -> None:
+        """Sends each chunk of the words to one replica, which adds them up, and shares the means."""
+        words = [w for p in params if (w := self.of[p].words) is not None]
+        chunks = sharding.Chunks([w.numel() for w in words], group.size())
+        rows = sharding.exchange_rows(chunks.pack(words), group)
+        joined = sharding.gather(Sum(self.divided).mean(rows, dtype), group)
+        for p, mean in zip(params, chunks.unpack(joined), strict=True):
+            hand_over(p, mean)
+            self.of[p].clear()
+
+
+def hand_over(p: Tensor, mean: Tensor) -> None:
+    """Makes a mean p's gradient, with p's shape, device and placement."""
+    here = sharding.local(p)
+    p.grad = sharding.like(p, mean.to(here.device).view(here.shape), p.shape)
+
+
+class BucketSums(Sums):
+    """Sums of chunks of parameters under DDP, whose buckets come to a communication hook."""
+
+    def __init__(self, model: Any, params: Mapping[Tensor, str], divided: Divided) -> None:
+        super().__init__(params, divided)
+        self._model, self._group = model, model.process_group
+        self.groups = [self._group] if self._group.size() > 1 else []
+        self._means: dict[Tensor, Tensor] = {}  # of the last micro-batch
+        self._removers.append(sharding.hook_buckets(model, self._reduce))
+        self._hook_params(self._hook)
+
+    def _hook(self, p: Tensor) -> None:
+        self.of[p].met |= not self.now().idle
+
+    @torch.no_grad()
+    def _reduce(self, bucket: Any) -> Tensor:
+        """Exchanges a bucket's addends; after the last micro-batch, every rank gets the means of all chunks."""
+        now = self.now()
+        flat: Tensor = bucket.buffer()
+        params, views = bucket.parameters(), bucket.gradients()
+        if now.idle:
+            flat.zero_()
+        chunks = sharding.Chunks([view.numel() for view in views], self._group.size())
+        rows = chunks.columns(sharding.exchange_rows(chunks.pack(views), self._group))
+        if not now.last:
+            for p, part in zip(params, rows, strict=True):
+                self.of[p].add(part)
+            return flat.zero_()
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for i, p in enumerate(params):
+            by_dtype.setdefault(self.divided.dtype_of(p), []).append(i)
+        for dtype, which in by_dtype.items():
+            made = torch.cat([self.of[params[i]].mean(rows[i], dtype) for i in which])
+            some = sharding.Chunks([chunks.sizes[i] for i in which], self._group.size())
+            means = some.unpack(sharding.gather(made, self._group))
+            for i, mean in zip(which, means, strict=True):
+                views[i].copy_(mean.view(views[i].shape))
+                if dtype != views[i].dtype or self._model.find_unused_parameters:
+                    self._means[params[i]] = mean.view(views[i].shape)
+        return flat
+
+    def clear(self) -> None:
+        super().clear()
+        self._means = {}
+
+    def finish(self) -> None:
+        """DDP itself sets no gradient that the last micro-batch did not reach, nor one of another dtype."""
+        if self._model.find_unused_parameters:
+            device = sharding.host_device(self.groups, next(iter(self.of)).device)
+            met = torch.tensor([one.met for one in self.of.values()], device=device).int()
+            sharding.reduce_over([(met, group, "max") for group in self.groups])
+            for p, any_met in zip(self.of, met.tolist(), strict=True):
+                if not any_met:
+                    self._means.pop(p, None)
+                    p.grad = None
+        for p, mean in self._means.items():
+            p.grad = None
+            p.grad = mean
+
+
+class FlatSums(Sums):
+    """Sums of the flat shards of FSDP1, whose gradients come to a communication hook."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Mapping[Tensor, str],
+        divided: Divided,
+        modules: Sequence[Any],
+    ) -> None:
+        super().__init__({}, divided)
+        group = modules[0].process_group
+        self.groups = [group] if group.size() > 1 else []
+        for p, name in params.items():
+            if divided.dtype_of(p) != p.dtype:
+                raise NotImplementedError(
+                    f"FSDP1 hands over gradients in the parameters' dtype, {p.dtype} for {name!r}; leave out dtype=, or use fully_shard"
+                )
+        self.of = {key: Sum(divided) for key in sharding.hook_flat_gradients(model, self._reduce)}
+
+    @torch.no_grad()
+    def _reduce(self, key: Any, gradient: Tensor, shard: Tensor) -> None:
+        now, mine, group = self.now(), self.of[key], key.process_group
+        if now.idle:
+            gradient.zero_()
+        chunks = sharding.Chunks([gradient.numel()], group.size())
+        rows = sharding.exchange_rows(chunks.pack([gradient]), group)
+        if not now.last:
+            mine.add(rows)
+            shard.zero_()
+            return
+        made = mine.mean(rows, shard.dtype)
+        if gradient is shard:  # one rank, or no sharding
+            [made] = chunks.unpack(sharding.gather(made, group))
+        shard.copy_(made.view(shard.shape))
+
+
+def sums_of(model: nn.Module, params: Mapping[Tensor, str], divided: Divided) -> Sums:
+    """The sums that fit the model's wrapper."""
+    if sharding.is_ddp(model):
+        return BucketSums(model, params, divided)
+    modules = sharding.fsdp1_modules(model)
+    if modules:
+        return FlatSums(model, params, divided, modules)
+    return ParamSums(model, params, divided)

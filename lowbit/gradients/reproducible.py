@@ -1,0 +1,170 @@
+"""Whether a model's own forward and backward pass has the same bits every time, after others, and on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit import sharding
+
+Trace = list[
+    tuple[str, str, str]
+]  # (module, "output" or "gradient", digest), in the order of the passes
+
+_CURES: list[tuple[tuple[type, ...], str]] = [
+    (
+        (nn.Embedding, nn.EmbeddingBag),
+        "a GPU adds up its gradient by atomics: torch.use_deterministic_algorithms(True)",
+    ),
+    (
+        (nn.modules.conv._ConvNd,),
+        "cuDNN chooses by measuring: torch.backends.cudnn.deterministic = True and benchmark = False",
+    ),
+    (
+        (nn.modules.batchnorm._BatchNorm,),
+        "its statistics are those of the local batch: use a norm that looks at one sample alone",
+    ),
+    (
+        (nn.RNNBase,),
+        "cuDNN needs CUBLAS_WORKSPACE_CONFIG=:4096:2 and torch.use_deterministic_algorithms(True)",
+    ),
+]
+_CURE = "try torch.use_deterministic_algorithms(True), and the same number of threads everywhere (torch.set_num_threads)"
+_RANKS = (
+    "the ranks differ: they need the same weights, the same number of threads and processors of one kind, whose products torch "
+    "computes in one order"
+)
+
+
+@dataclass(frozen=True)
+class Reproducibility:
+    """What `check_reproducible` found. True where everything had the same bits."""
+
+    module: str | None  # the first module that differs, in the order of the passes; "" is the model
+    differs: str | None  # "output", "gradient" or "loss"
+    between: str | None  # "passes" or "ranks"
+    cure: str | None
+
+    def __bool__(self) -> bool:
+        return self.module is None
+
+    def __str__(self) -> str:
+        if self:
+            return "the forward and backward pass has the same bits every time and on every rank"
+        return f"the {self.differs} of {self.module or 'the model'!r} differs between {self.between}; {self.cure}"
+
+
+def check_reproducible(
+    model: nn.Module,
+    run: Callable[[], Tensor],
+    *,
+    others: Callable[[], Any] | None = None,
+    seed: int = 0,
+) -> Reproducibility:
+    """Runs one micro-batch twice, with work of another kind between, and compares everything that modules compute.
+
+    Training has the same bits on any number of ranks only if this does: `lowbit.accumulate(rounding="exact")` adds
+    gradients exactly, and cannot repair a gradient that was different before. Call it on every rank, with the same
+    micro-batch, on the model as it is trained. Weights stay as they are; buffers are put back, and gradients are
+    cleared.
+
+    Args:
+        model: the model.
+        run: the forward pass of a micro-batch. It returns the loss, and is called with torch's generators seeded.
+        others: other work between the two passes, such as the passes of a larger batch; it may move what an allocator
+            or an autotuner chooses. By default none.
+        seed: of torch's generators during a pass; 0 by default.
+
+    Returns:
+        What differed first. It is true if nothing did.
+    """
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    traces = []
+    for turn in range(2):
+        with torch.random.fork_rng(_devices()), _traced(model) as trace:
+            torch.manual_seed(seed)
+            loss = run()
+            loss.backward()
+            trace.append(("", "loss", _digest(loss)))
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    trace.append((name, "gradient", _digest(sharding.local(p.grad))))
+        traces.append(trace)
+        model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        if turn == 0 and others is not None:
+            others()
+            model.zero_grad(set_to_none=True)
+    found = _first(model, traces[0], traces[1], "passes")
+    if found is None:
+        # A shard's gradients are its own; everything else is compared.
+        mine = [entry for entry in traces[0] if not _is_shard(model, entry[0])]
+        for theirs in sharding.gathered_objects(mine):
+            found = found or _first(model, mine, theirs, "ranks")
+    return found or Reproducibility(None, None, None, None)
+
+
+def _first(model: nn.Module, a: Trace, b: Trace, between: str) -> Reproducibility | None:
+    if a == b:
+        return None
+    pairs = zip(a, b, strict=False)
+    at = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b)))
+    name, differs, _ = (a if at < len(a) else b)[at]
+    module = dict(model.named_modules()).get(name)
+    cure = next((text for kinds, text in _CURES if isinstance(module, kinds)), _CURE)
+    return Reproducibility(name, differs, between, _RANKS if between == "ranks" else cure)
+
+
+def _is_shard(model: nn.Module, name: str) -> bool:
+    p = dict(model.named_parameters()).get(name)
+    return p is not None and (sharding.is_sharded(p) or sharding.is_flat(p))
+
+
+@contextmanager
+def _traced(model: nn.Module) -> Iterator[Trace]:
+    """What the modules without submodules compute meanwhile."""
+    trace: Trace = []
+    handles = []
+
+    def output(name: str) -> Callable[..., None]:
+        return lambda _m, _i, out: trace.append((name, "output", _digest(out)))
+
+    def gradient(name: str) -> Callable[..., None]:
+        return lambda _m, grads, _g: trace.append((name, "gradient", _digest(grads)))
+
+    for name, module in model.named_modules():
+        if next(module.children(), None) is None:
+            handles.append(module.register_forward_hook(output(name)))
+            handles.append(module.register_full_backward_hook(gradient(name)))
+    try:
+        yield trace
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _digest(value: Any) -> str:
+    """Of every tensor in a result, by their bytes."""
+    h = hashlib.blake2b(digest_size=8)
+    for t in torch.utils._pytree.tree_leaves(value):
+        if isinstance(t, Tensor):
+            plain = sharding.local(t).detach().cpu().contiguous()
+            h.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
+            h.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+def _devices() -> list[int]:
+    return (
+        []
+        if torch.accelerator.current_accelerator() is None
+        else [torch.accelerator.current_device_index()]
+    )
