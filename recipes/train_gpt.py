@@ -3,6 +3,7 @@
     python recipes/train_gpt.py --steps 200
     torchrun --nproc-per-node 2 recipes/train_gpt.py --steps 200 --save out/checkpoint
     torchrun --nproc-per-node 3 recipes/train_gpt.py --steps 300 --resume out/checkpoint
+    torchrun --nproc-per-node 2 recipes/train_gpt.py --exact 6 --digest      the same weights on 1, 2, 3, ... ranks
 
 With `--optimizer lowbit` the weights are bfloat16 without a float32 copy; with `--optimizer torch` everything is float32. A processor without instructions
 for bfloat16 computes with those weights in float32 (`--compute`). A run can resume on any number of ranks. The batch of a step depends only on
@@ -161,6 +162,14 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
+def loss_over_ranks(loss: torch.Tensor, ranks: int) -> float:
+    mean = loss.detach()
+    if ranks > 1:
+        dist.all_reduce(mean)
+        mean /= ranks
+    return mean.item()
+
+
 def whole(t: torch.Tensor) -> torch.Tensor:
     t = t.detach()
     return (t.full_tensor() if isinstance(t, DTensor) else t).cpu()
@@ -241,6 +250,13 @@ def arguments() -> argparse.Namespace:
         "--schedule", type=int, help="steps of the learning rate schedule (default: --steps)"
     )
     parser.add_argument("--batch", type=int, default=24, help="sequences per step, over all ranks")
+    parser.add_argument(
+        "--exact",
+        type=int,
+        metavar="M",
+        help="cut each batch into M micro-batches, deal them to the ranks and add their gradients without rounding: "
+        "the weights then have the same bits on any number of ranks",
+    )
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4)
@@ -270,6 +286,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.save_step is not None and args.save is None:
         parser.error("--save-step needs --save")
+    if args.exact is not None and (args.exact < 1 or args.batch % args.exact != 0):
+        parser.error(f"--exact {args.exact}: the batch of {args.batch} sequences must be a multiple of it")
     return args
 
 
@@ -310,6 +328,11 @@ def main() -> None:
     else:
         opt = torch.optim.AdamW(model.named_parameters(), betas=(0.9, 0.95), **options)
 
+    accumulator = None
+    if args.exact is not None:
+        accumulator = lowbit.accumulate(
+            forward, rounding="exact", average=args.exact, seed=args.seed
+        )
     begin = 0
     summary: dict[str, object] = {"optimizer": args.optimizer, "ranks": ranks}
     if args.resume:
@@ -318,6 +341,8 @@ def main() -> None:
         set_model_state_dict(model, saved["model"])
         set_optimizer_state_dict(model, opt, saved["optim"])
         begin = int(saved["progress"]["step"])
+        if accumulator is not None:
+            accumulator.load_state_dict({"steps": begin})
         if args.digest:
             summary["digest_loaded"] = digest(model, opt)
     schedule = args.schedule or args.steps
@@ -333,15 +358,20 @@ def main() -> None:
         warm, done = min(1.0, (step + 1) / 20), step / max(schedule, 1)
         for group in opt.param_groups:
             group["lr"] = args.lr * warm * (0.1 + 0.45 * (1 + math.cos(math.pi * min(done, 1.0))))
-        loss = loss_of(forward, text.batch(args.seed, step, args.batch, rank, ranks).to(device))
-        loss.backward()
+        if accumulator is None:
+            loss = loss_of(forward, text.batch(args.seed, step, args.batch, rank, ranks).to(device))
+            loss.backward()
+        else:
+            for index in accumulator.indices():
+                rows = text.batch(args.seed, step, args.batch, index or 0, args.exact).to(device)
+                with accumulator.micro(index=index):
+                    loss = loss_of(forward, rows)
+                    loss.backward()
+                    accumulator.log(loss)
         opt.step()
         opt.zero_grad()
-        mean = loss.detach()
-        if ranks > 1:
-            dist.all_reduce(mean)
-            mean /= ranks
-        lines.append({"step": step + 1, "loss": mean.item()})
+        mean = loss_over_ranks(loss, ranks) if accumulator is None else accumulator.loss()
+        lines.append({"step": step + 1, "loss": mean})
         seconds += time.perf_counter() - start
         if args.save and step + 1 == save_step:
             save(model, opt, step + 1, args.save)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,26 +91,30 @@ def check_reproducible(
         with torch.random.fork_rng(_devices()), _traced(model) as trace:
             torch.manual_seed(seed)
             loss = run()
-            loss.backward()
+            with warnings.catch_warnings():  # hooks on a module whose inputs need no gradient
+                warnings.filterwarnings("ignore", "Full backward hook is firing")
+                loss.backward()
             trace.append(("", "loss", _digest(loss)))
             for name, p in model.named_parameters():
                 if p.grad is not None:
                     trace.append((name, "gradient", _digest(sharding.local(p.grad))))
         traces.append(trace)
+        if turn == 0 and others is not None:
+            others()
         model.zero_grad(set_to_none=True)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        if turn == 0 and others is not None:
-            others()
-            model.zero_grad(set_to_none=True)
     found = _first(model, traces[0], traces[1], "passes")
-    if found is None:
-        # A shard's gradients are its own; everything else is compared.
-        mine = [entry for entry in traces[0] if not _is_shard(model, entry[0])]
-        for theirs in sharding.gathered_objects(mine):
-            found = found or _first(model, mine, theirs, "ranks")
-    return found or Reproducibility(None, None, None, None)
+    if found is not None:
+        return found
+    # A shard's gradients are its own; everything else is compared.
+    mine = [entry for entry in traces[0] if not _is_shard(model, entry[0])]
+    for theirs in sharding.gathered_objects(mine):
+        found = _first(model, mine, theirs, "ranks")
+        if found is not None:
+            return found
+    return Reproducibility(None, None, None, None)
 
 
 def _first(model: nn.Module, a: Trace, b: Trace, between: str) -> Reproducibility | None:

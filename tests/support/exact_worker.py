@@ -249,3 +249,18 @@ def twice() -> str:
     except RuntimeError as error:
         return str(error)
     return "nothing"
+
+
+class OfRank(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + dist.get_rank())
+
+
+def reproducible(wrapper: str) -> str:
+    """What `check_reproducible` says of a model in a wrapper, or of one that asks for its rank."""
+    if wrapper == "a rank's own noise":
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(4, 4), OfRank(), nn.Linear(4, 4))
+        return str(lowbit.check_reproducible(model, lambda: model(torch.ones(2, 4)).sum()))
+    model = wrapped(wrapper, torch.bfloat16)
+    return str(lowbit.check_reproducible(model, lambda: loss_of(model, batch(0, 3), 3)))
