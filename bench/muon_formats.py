@@ -1,7 +1,7 @@
 """The error of Muon's update with the momentum in each signed format, behind Newton-Schulz, beside float32 momentum.
 
     python -m bench.muon_formats            # what bench/results/muon_formats.json does not have yet: minutes on one core
-    python -m bench.muon_formats --table    # the tables of docs/muon.md, from what is there
+    python -m bench.muon_formats --table    # the tables of docs/muon-formats.md, from what is there
 
 The gradients are those of a small GPT in training, and synthetic ones with spectra of a power law. Momentum is
 requantized in every step, as Muon does: by lowbit.SGD, whose average is the same. The update that a step takes is then

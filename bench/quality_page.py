@@ -21,8 +21,9 @@ HEADINGS = {"0.5 M": "Small model", "0.5 M, 20,000 steps": "Long run", "10 M": "
 MARKS = ("<!-- python -m bench.quality --page -->", "<!-- end -->")
 PRESETS = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "AdamW, fp8", "AdamW, log8", "AdamW, bfloat16", "AdamW, bfloat16_stochastic")  # fmt: skip
 ENOUGH = 3  # seeds that are judged; below those of the study, their number is said
-WORDS = {"more": "higher", "less": "lower", "": "not shown to differ"}
-TEXTS = {"higher": "the loss is higher with", "lower": "the loss is lower with", "not shown to differ": "no difference is shown for", "not judged": f"fewer than {ENOUGH} seeds have run of", "not run": "not run yet:"}  # fmt: skip
+WORDS = {"more": "higher", "less": "lower", "": "no difference shown"}
+VERDICTS = (*WORDS.values(), f"fewer than {ENOUGH} seeds", "not run yet")
+FEW, WAITING = VERDICTS[3:]
 
 
 def runs_of(lines: Lines, study: Study, name: str) -> dict[int, dict[str, Any]]:
@@ -49,15 +50,27 @@ def page(lines: Lines) -> str:
     parts = [
         "# Quality",
         "",
+        *(f"* {textwrap.fill(s, 118, initial_indent='', subsequent_indent='  ')}" for s in conclusions(lines)),
+        "",
+        f"![Small model: losses]({picture(STUDIES['0.5 M'])})",
+        "",
         filled(
-            "The loss of models trained with each state format, beside float32 AdamW. All models are byte-level GPTs (`recipes/train_gpt.py`) on the text of "
-            "Python's standard library, in nats per byte of held-out text. `python -m bench.quality` makes the runs, the most useful first, and goes on where "
-            "it was stopped; `python -m bench.quality --page` writes this page from `bench/results/quality.jsonl`. An empty cell has not run."
+            "On the right, each line is a contestant: how far its held-out loss is from that of the first of its rule, with the 95 % confidence interval. "
+            "All models are byte-level GPTs (`recipes/train_gpt.py`) on the text of Python's standard library, in nats per byte of held-out text."
         ),
         "",
-        "## What it says",
+        "## The differences",
         "",
-        *(f"{i}. {textwrap.fill(s, 116, subsequent_indent='   ')}" for i, s in enumerate(conclusions(lines), 1)),
+        filled("The held-out loss less that of what is named, in pairs of one seed, with the 95 % confidence interval."),
+        "",
+        *table(["compared", *VERDICTS], evidence(lines)).splitlines(),
+        "",
+        filled(over_long(lines, STUDIES["0.5 M, 20,000 steps"])),
+        "",
+        filled(
+            "`python -m bench.quality` makes the runs, the most useful first, and goes on where it was stopped; `python -m bench.quality --page` writes this "
+            "page from `bench/results/quality.jsonl`. An empty cell has not run."
+        ),
         "",
         "## What is recorded",
         "",
@@ -198,28 +211,53 @@ def marked(found: Interval | None, judged: bool) -> str:
 
 
 def conclusions(lines: Lines) -> list[str]:
-    """Five sentences, each true of these lines."""
-    small, long, large, short = (STUDIES[name] for name in HEADINGS)
+    """What follows for a reader: sentences, each true of these lines. Their intervals are in the table of `evidence`."""
+    small, long = STUDIES["0.5 M"], STUDIES["0.5 M, 20,000 steps"]
+    formats, weights, changed, other = groups(small)
+    said = [
+        default(lines),
+        lead(lines, small, formats, "state formats"),
+        lead(lines, small, weights, "kinds of bfloat16 weights"),
+        lead(lines, small, changed, "changes of format in the middle of a run"),
+        apart(lines, small, formats, other),
+        without_divergence(lines, long),
+    ]
+    return [sentence for sentence in said if sentence]
+
+
+def groups(study: Study) -> tuple[list[str], ...]:
+    """Contestants of the small model: AdamW's state formats, its bfloat16 weights, changes of format, and other rules."""
     names = [
         n
-        for n in small.contestants
+        for n in study.contestants
         if CONTESTANTS[n].rule == "AdamW" and n not in ("torch AdamW", "torch AdamW, start rounded")
     ]
     formats = [n for n in names if CONTESTANTS[n].weights is None and CONTESTANTS[n].half is None]
     weights = [n for n in names if CONTESTANTS[n].weights]
-    other = [n for n in small.rules().values() if n != "torch AdamW"]
-
-    def of_large(study: Study) -> str:
-        own = [n for n in study.contestants if n not in study.rules().values()]
-        return f"for {study.steps:,} steps, {grouped(lines, study, own)}"
-
     changed = [n for n in names if CONTESTANTS[n].half]
+    return formats, weights, changed, [n for n in study.rules().values() if n != "torch AdamW"]
+
+
+def evidence(lines: Lines) -> list[list[str]]:
+    """Rows of a table: what is compared, and its contestants with their intervals, by what these show."""
+    small, _, large, short = (STUDIES[name] for name in HEADINGS)
+    formats, weights, changed, other = groups(small)
+
+    def of(what: str, study: Study, names: Iterable[str], to: str | None = None) -> list[str]:
+        said = sorted_by(lines, study, names, to)
+        return [what, *(", ".join(said[verdict]) for verdict in VERDICTS)]
+
+    def of_large(study: Study) -> list[str]:
+        own = [n for n in study.contestants if n not in study.rules().values()]
+        return of(f"10 M parameters, {study.steps:,} steps, beside the same rule in full precision", study, own)  # fmt: skip
+
     return [
-        f"{lead(lines, small, formats, 'state formats')}State formats of AdamW on the small model, beside torch's float32 AdamW: {grouped(lines, small, formats)}.",
-        f"{lead(lines, small, weights, 'kinds of bfloat16 weights')}Bfloat16 weights with 8-bit state on the small model, beside torch's float32 AdamW: {grouped(lines, small, weights)}.",
-        f"{lead(lines, small, changed, 'changes of format')}A change of format in the middle of a run, beside torch's float32 AdamW: {grouped(lines, small, changed)}.",
-        f"{apart(lines, small, formats, other)}Other rules in full precision, each at its own tuned rate, beside float32 AdamW: {grouped(lines, small, other, 'torch AdamW')}.",
-        f"{without_divergence(lines, long)}Over {long.steps:,} steps: {over_long(lines, long)}. With 10 M parameters, each beside its rule in full precision: {of_large(short)}; {of_large(large)}.",
+        of("state formats of AdamW, beside torch's float32 AdamW", small, formats),
+        of("bfloat16 weights with 8-bit state, beside torch's float32 AdamW", small, weights),
+        of("a change of format in the middle of a run, beside torch's float32 AdamW", small, changed),
+        of("other rules in full precision, each at its own tuned rate, beside float32 AdamW", small, other, "torch AdamW"),
+        of_large(short),
+        of_large(large),
     ]  # fmt: skip
 
 
@@ -227,20 +265,29 @@ def without_divergence(lines: Lines, study: Study) -> str:
     runs = [runs_of(lines, study, n) for n in study.contestants]
     if not all(runs) or any(x["held_out_loss"] is None for some in runs for x in some.values()):
         return ""
-    return f"**Nothing diverges in {study.steps:,} steps.** "
+    return f"**Nothing diverged in {study.steps:,} steps**, in float32, 8 bits or 4."
+
+
+def default(lines: Lines) -> str:
+    """Whether the default preset was judged, and never shown to raise the loss."""
+    rows = evidence(lines)
+    higher, others = ("".join(cell for row in rows for cell in row[a:b]) for a, b in ((1, 2), (2, 4)))  # fmt: skip
+    if "8bit` (" not in others or "8bit` (" in higher:
+        return ""
+    return "**Use `8bit`**, the default: in no study was it shown to raise the loss."
 
 
 def lead(lines: Lines, study: Study, names: Iterable[str], what: str) -> str:
-    """Which of those that are judged raise the loss."""
+    """Which of those that are judged raised the loss, and what to do about it."""
     said = sorted_by(lines, study, names)
     judged = sum(len(said[what]) for what in WORDS.values())
     if not judged:
         return ""
     worse = [one.split("`")[1] for one in said[WORDS["more"]]]
     if not worse:
-        return f"**None of {judged} {what} is shown to raise the loss.** "
+        return f"**None of {judged} {what} was shown to raise the loss.**"
     listed = " and ".join(f"`{name}`" for name in worse)
-    return f"**Of {judged} {what}, {listed} {'is' if len(worse) == 1 else 'are'} shown to raise the loss.** "  # fmt: skip
+    return f"**Avoid {listed}**: of {judged} {what}, {'it' if len(worse) == 1 else 'they'} raised the loss, and no other was shown to."
 
 
 def apart(lines: Lines, study: Study, formats: Iterable[str], rules: Iterable[str]) -> str:
@@ -255,20 +302,14 @@ def apart(lines: Lines, study: Study, formats: Iterable[str], rules: Iterable[st
     if by_rule is None or by_format is None:
         return ""
     more = "more" if by_rule > by_format else "less"
-    return f"**A rule changes the loss {more} than a format does: by up to {by_rule:.2f} and {by_format:.2f}.** "  # fmt: skip
-
-
-def grouped(lines: Lines, study: Study, names: Iterable[str], to: str | None = None) -> str:
-    """What the intervals of several contestants say; those with fewer than ENOUGH seeds are not judged."""
-    said = sorted_by(lines, study, names, to)
-    return "; ".join(f"{TEXTS[what]} {', '.join(several)}" for what, several in said.items() if several)  # fmt: skip
+    return f"**A rule changes the loss {more} than a format does**: by up to {by_rule:.2f} and {by_format:.2f}."  # fmt: skip
 
 
 def sorted_by(
     lines: Lines, study: Study, names: Iterable[str], to: str | None = None
 ) -> dict[str, list[str]]:
     """Contestants with their differences, by what these show."""
-    said: dict[str, list[str]] = {what: [] for what in TEXTS}
+    said: dict[str, list[str]] = {what: [] for what in VERDICTS}
     for name in names:
         runs, others = (runs_of(lines, study, n) for n in (name, to or reference(study, name)))
         off = difference(lines, study, name, to or reference(study, name))
@@ -276,9 +317,9 @@ def sorted_by(
         if any(line["held_out_loss"] is None for line in runs.values()):
             said["higher"].append(f"`{short}` (diverged)")
         elif not runs:
-            said["not run"].append(f"`{short}`")
+            said[WAITING].append(f"`{short}`")
         elif off is None or len(runs.keys() & others.keys()) < ENOUGH:
-            said["not judged"].append(f"`{short}`")
+            said[FEW].append(f"`{short}`")
         else:
             count = f", {len(runs)} seeds" if len(runs) < len(study.seeds) else ""
             said[WORDS[off.shown]].append(f"`{short}` ({off}{count})")
@@ -300,7 +341,8 @@ def over_long(lines: Lines, study: Study) -> str:
             said.append(f"`{name}` did not diverge and ended at {mean:.4f}")
     if said and len(study.seeds) == 1:
         said.append("one seed shows no difference between formats, only whether they diverge")
-    return "; ".join([*said, *([f"not run yet: {', '.join(waiting)}"] if waiting else [])])
+    listed = "; ".join([*said, *([f"not run yet: {', '.join(waiting)}"] if waiting else [])])
+    return f"Over {study.steps:,} steps: {listed}."
 
 
 def of_presets(lines: Lines) -> str:

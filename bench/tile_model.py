@@ -71,6 +71,6 @@ def page(report: dict[str, Any]) -> str:
                      f"{took / max(bounds):.2f}"])  # fmt: skip
     return "\n\n".join([
         f"Clocks of one of {processors} multiprocessors at {clock} MHz for 256 values, {QUARTER.name}. Issue, ALU and wavefronts of shared memory are counted "
-        "(docs/cuda.md), memory is the kernel's bytes at the copy's speed; the last column is the measured time over the largest of the four.",
+        "(docs/cuda-counts.md), memory is the kernel's bytes at the copy's speed; the last column is the measured time over the largest of the four.",
         table(["step", "issue", "ALU", "shared memory", "memory", "measured", "over the bound"], rows),
     ])  # fmt: skip

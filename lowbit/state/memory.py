@@ -1,4 +1,4 @@
-"""The memory of state: the device's own, or for a GPU memory outside it that kernels update in place (docs/cuda.md)."""
+"""The memory of state: the device's own, or for a GPU memory outside it that kernels update in place (docs/cuda-kernels.md)."""
 
 from __future__ import annotations
 

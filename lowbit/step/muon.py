@@ -1,4 +1,4 @@
-"""Steps of Muon: momentum, the orthogonalization of its updates, and the step by them (docs/muon.md)."""
+"""Steps of Muon: momentum, the orthogonalization of its updates, and the step by them (docs/muon-design.md)."""
 
 from __future__ import annotations
 

@@ -111,20 +111,19 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
     assert f"| AdamW, 8bit | {RATE:g} | 5 | 2.2000 | +0.0000 ± 0.0020 |  | 1.00 |" in text
     assert "| AdamW, 7bit |  |  |  |  |  |  |" in text and "2.0000 (1 diverged)" in text
     said = quality_page.conclusions(lines)
-    assert len(said) == 5
-    assert (
-        "higher with `4bit` (+0.0110 ± 0.0020), `log8`" in said[0]
-        and "`2bit` (diverged)" in said[0]
-    )
-    assert "no difference is shown for `8bit`" in said[0]
-    assert "(+0.5000 ± 0.0000, 3 seeds)" in said[0]
-    assert said[0].startswith(
-        "**Of 4 state formats, `4bit` and `log8` and `2bit` are shown to raise the loss.** State formats"
-    )
-    assert said[1].startswith("Bfloat16 weights with") and said[3].startswith("Other rules")
-    assert "fewer than 3 seeds have run of `fp8`; not run yet: `float32`, `bfloat16`" in said[0]
-    assert "Over 20,000 steps: not run yet: `torch AdamW`, `AdamW, 8bit`, `AdamW, 4bit`." in said[4]
-    assert "for 160 steps, not run yet: `Muon, 8bit`" in said[4] and "for 1,000 steps, not run yet: `8bit`" in said[4]  # fmt: skip
+    assert said == [
+        "**Use `8bit`**, the default: in no study was it shown to raise the loss.",
+        "**Avoid `4bit` and `log8` and `2bit`**: of 4 state formats, they raised the loss, and no other was shown to.",
+    ]
+    formats, weights, _, other, short, large = (row[1:] for row in quality_page.evidence(lines))
+    higher, lower, same, few, waiting = formats
+    assert "`4bit` (+0.0110 ± 0.0020), `log8`" in higher and "`2bit` (diverged)" in higher
+    assert "(+0.5000 ± 0.0000, 3 seeds)" in higher and not lower
+    assert "`8bit`" in same and few == "`fp8`" and "`float32`, `bfloat16`" in waiting
+    assert weights[:4] == [""] * 4 and other[:4] == [""] * 4
+    assert "`Muon, 8bit`" in short[4] and "`8bit`" in large[4]
+    long = quality_page.over_long(lines, STUDIES["0.5 M, 20,000 steps"])
+    assert long == "Over 20,000 steps: not run yet: `torch AdamW`, `AdamW, 8bit`, `AdamW, 4bit`."
 
 
 def test_both_studies_of_a_larger_model_are_told_of():
@@ -132,9 +131,9 @@ def test_both_studies_of_a_larger_model_are_told_of():
     tuned = [line(run, 2.0 + abs(i - 1)) for rule in short.rules() for i, run in enumerate(short.tuning(rule))]  # fmt: skip
     rate = short.tuning("Muon")[1].lr
     some = [line(Run(short.name, name, rate, seed, short.steps), 2.0 + more) for name, more in (("Muon, float32", 0.0), ("Muon, 8bit", 0.1)) for seed in (0, 1, 2)]  # fmt: skip
-    said = quality_page.conclusions([*tuned, *some])[4]
-    assert "for 160 steps, the loss is higher with `Muon, 8bit` (+0.1000 ± 0.0000)" in said
-    assert "for 1,000 steps, not run yet: `8bit`" in said
+    short_row, large_row = quality_page.evidence([*tuned, *some])[4:]
+    assert "160 steps" in short_row[0] and short_row[1] == "`Muon, 8bit` (+0.1000 ± 0.0000)"
+    assert "1,000 steps" in large_row[0] and "`8bit`" in large_row[5]
 
 
 def test_every_run_is_in_one_part_of_what_is_recorded():

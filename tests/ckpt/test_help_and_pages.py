@@ -1,6 +1,7 @@
 """What people meet around lowbit-ckpt: examples in --help, completions, the manual page, and the page for a browser."""
 
 import html.parser
+import importlib.util
 import json
 import math
 import os
@@ -133,6 +134,20 @@ def test_lines_in_the_docs_are_those_of_help():
         lines = [line for line in lines if line not in OWN]
         assert len(lines) >= least, page
         assert not [line for line in lines if line not in known], page
+
+
+def test_the_reference_is_what_help_says():
+    """docs/ckpt-options.md; `python docs/site/ckpt_options.py` writes it."""
+    path = ROOT / "docs" / "site" / "ckpt_options.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    made = script.page(lambda *command: run(*command, "--help"))
+    assert script.PAGE.read_text() == made
+    for name in commands():
+        section = made[made.index(f"\n## {name}\n") :].split("\n## ")[1]
+        assert all(f"| `{option}" in section for option in options(name) if option != "--help"), name
 
 
 # Completions

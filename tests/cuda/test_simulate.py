@@ -120,7 +120,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path):
     done = subprocess.run(["make", "simulate", f"PY={run.sys.executable}", "SIM="], cwd=ROOT, capture_output=True, text=True)  # fmt: skip
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    assert len(said) == 1 and "make simulate needs SIM=FOLDER" in said[0] and "docs/cuda.md" in said[0]  # fmt: skip
+    assert len(said) == 1 and "make simulate needs SIM=FOLDER" in said[0] and "docs/cuda-tests.md" in said[0]  # fmt: skip
     assert "has no libcuda/gpgpu_context.h" in run.missing(str(tmp_path))
     for name in run.NEEDED:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

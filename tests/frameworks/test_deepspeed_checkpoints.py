@@ -37,7 +37,7 @@ def launch(out, what, ranks, cases=CASES):
 def saved(tmp_path_factory):
     """Every case, saved on 3 ranks, and as Universal Checkpoints, of the package and of the tool."""
     present = importlib.util.find_spec("deepspeed") is not None
-    need("frameworks", present, "deepspeed is not installed: see docs/frameworks.md")
+    need("frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md")
     out = tmp_path_factory.mktemp("deepspeed")
     check(launch(out, "save", 3))
     for case in CASES:

@@ -8,7 +8,7 @@ from pool import Pool
 from require import need
 
 present = importlib.util.find_spec("deepspeed") is not None
-need("frameworks", present, "deepspeed is not installed: see docs/frameworks.md", module=True)
+need("frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md", module=True)
 
 READERS = {"1": "_of_stages_1_and_2", "2": "_of_stages_1_and_2", "3": "_of_stage_3"}
 # By number of ranks.

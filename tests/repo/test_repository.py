@@ -76,14 +76,35 @@ def test_links_and_paths_lead_somewhere(page):
             assert any(any(root.glob(path.rstrip("/"))) for root in roots), f"{page}: {path}"
 
 
-def test_every_page_of_the_docs_is_linked_from_the_readme():
-    """Those of measurements by way of docs/bench.md."""
+def nav(shelf):
+    """The pages of a shelf of mkdocs.yml."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    part = re.search(rf"^  - {shelf}:.*\n((?:   .*\n)+)", text, re.M)
+    assert part
+    return re.findall(r": ([\w/-]+\.md)$", part[1], re.M)
+
+
+def test_every_page_of_the_docs_is_two_links_from_the_readme():
+    """docs/index.md has the pages of use and reference, docs/known.md those of what was found."""
     readme = (ROOT / "README.md").read_text()
-    bench = (ROOT / "docs" / "bench.md").read_text()
-    found = sorted((ROOT / "docs").glob("*.md"))  # of docs/api the first, which links the others
-    assert "](docs/api/" in readme
-    unlinked = [p.name for p in found if f"](docs/{p.name})" not in readme]
-    assert [name for name in unlinked if f"]({name})" not in bench] == []
+    shelves = ("index.md", "known.md")
+    assert all(f"](docs/{name})" in readme for name in shelves)
+    linked = "".join((ROOT / "docs" / name).read_text() for name in shelves)
+    found = [str(p.relative_to(ROOT / "docs")) for p in sorted((ROOT / "docs").rglob("*.md"))]
+    unlinked = [name for name in found if f"]({name})" not in linked]
+    assert set(unlinked) <= {"index.md"}, unlinked
+
+
+def test_the_readme_is_a_screen_and_the_first_shelf_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 60
+    using = nav("Using it")
+    assert len(using) <= 14
+    for name in using:
+        lines = (ROOT / "docs" / name).read_text().splitlines()
+        assert len(lines) < 150, f"{name}: {len(lines)} lines"
+    index = (ROOT / "docs" / "index.md").read_text()
+    order = [index.index(f"]({name})") for name in using if name != "index.md"]
+    assert order == sorted(order), "docs/index.md and mkdocs.yml have another order"
 
 
 def test_the_version_and_the_license_stand_in_every_place():

@@ -1,4 +1,4 @@
-"""The matrix in docs/sharding.md is what test_matrix.py, test_matrix_rows.py and test_matrix_products.py found."""
+"""The matrix in docs/sharding-matrix.md is what test_matrix.py, test_matrix_rows.py and test_matrix_products.py found."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""More rows of the matrix of docs/sharding.md, on 4 and 8 ranks, and the rules that test_matrix.py leaves out.
+"""More rows of the matrix of docs/sharding-matrix.md, on 4 and 8 ranks, and the rules that test_matrix.py leaves out.
 
 A cell is "same bits" if 10 steps give the bytes of one process, and what the row above saved loads, with the bytes of one process, also after 2 more
 steps; the first row loads what one process saved, and one process what each row saved. Else it has the refusal. `tests/sharding/matrix_rows.json` is what

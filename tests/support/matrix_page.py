@@ -1,4 +1,4 @@
-"""The matrix in docs/sharding.md, written from what test_matrix.py, test_matrix_rows.py and test_matrix_products.py found: matrix*.json beside them."""
+"""The matrix in docs/sharding-matrix.md, written from what test_matrix.py, test_matrix_rows.py and test_matrix_products.py found: matrix*.json beside them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = {
     "products": ROOT / "tests/sharding/matrix_products.json",
     "kinds": ROOT / "tests/sharding/matrix_kinds.json",
 }
-PAGE = ROOT / "docs/sharding.md"
+PAGE = ROOT / "docs/sharding-matrix.md"
 BEGIN, END = "<!-- tests/sharding/test_matrix.py writes this -->", "<!-- end of the matrix -->"
 Found = dict[str, Any]
 Columns = dict[str, tuple[str, ...]]  # title -> the cases that are one column

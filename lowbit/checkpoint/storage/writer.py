@@ -77,7 +77,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     then the files lie in `.NAME.partial-saving` beside it. A save that fails removes that folder as soon as nothing holds its exception; the
     next save to the same name removes what a killed one left there.
 
-    `lowbit.json` in the directory has XXH3-128 digests of all chunks, and shorter ones of their parts (docs/ckpt.md), which `Reader` and
+    `lowbit.json` in the directory has XXH3-128 digests of all chunks, and shorter ones of their parts (docs/ckpt-commands.md), which `Reader` and
     `lowbit-ckpt verify` hold the values to.
 
     Args:

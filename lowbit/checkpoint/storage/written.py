@@ -18,7 +18,7 @@ class Written(NamedTuple):
 
 
 def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
-    """lowbit.json: see docs/ckpt.md."""
+    """lowbit.json: see docs/ckpt-commands.md."""
     tensors: dict[str, Any] = {}
     values: dict[str, str] = {}
     for index, said in written.items():

@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# What a build of GPGPU-Sim leaves (docs/cuda.md).
+# What a build of GPGPU-Sim leaves (docs/cuda-tests.md).
 CONFIGURATION = "configs/tested-cfgs/SM7_QV100"
 NEEDED = ("libcuda/gpgpu_context.h", f"{CONFIGURATION}/gpgpusim.config", "build/libentrypoint.a", "build/libcuda/libcuda.a",
           "build/src/cuda-sim/libptxsim.a", "build/src/gpgpu-sim/libgpgpusim.a")  # fmt: skip
@@ -33,7 +33,7 @@ PARTS = {
 
 def missing(sim: str) -> str | None:
     """What make simulate lacks, in one line, or None."""
-    page = 'docs/cuda.md, "Without a GPU", says which and how to build it'
+    page = 'docs/cuda-tests.md, "Without a GPU", says which and how to build it'
     if not sim:
         return f"make simulate needs SIM=FOLDER, a folder with a built GPGPU-Sim: {page}"
     for name in NEEDED:
