@@ -12,6 +12,9 @@
 
 #include "catalog/catalog.h"
 #include "core/half.h"
+#include "core/mean_bins.h"
+#include "cpu/mean.h"
+#include "cpu/step.h"
 #include "libtorch/lowbit/param_state.h"
 
 namespace {
@@ -111,10 +114,37 @@ bool run(const std::string& rule, const std::string& state_format, const std::st
   return true;
 }
 
+/// Means of gradients of a dtype, some kept as words on the way: the words and the means.
+uint64_t means(int format, int mean_format) {
+  constexpr size_t kRows = 12, kElements = 1000;
+  const auto size = static_cast<size_t>(lowbit::grad_bytes(format));
+  const char* const dtypes[] = {"float32", "bfloat16", "float16"};
+  std::vector<char> addends(kRows * kElements * size), mean(kElements * 4), kept(kElements * 8);
+  for (size_t i = 0; i < kRows * kElements; ++i)
+    store(dtypes[format], value_of(i), &addends[i * size]);
+  lowbit::MeanSum sum{};
+  sum.words = reinterpret_cast<uint64_t*>(kept.data());
+  sum.addends = addends.data(), sum.addend_format = format, sum.mean_format = mean_format;
+  sum.width = lowbit::bin_width(kRows), sum.divisor = kRows;
+  sum.rows = kRows / 2, sum.stride = sum.n = kElements;
+  const auto n = static_cast<int64_t>(kElements);
+  lowbit::cpu::add_means(sum, 0, n, lowbit::cpu::kernels());
+  sum.addends = addends.data() + kRows / 2 * kElements * size, sum.mean = mean.data();
+  lowbit::cpu::add_means(sum, 0, n, lowbit::cpu::kernels());
+  Digest all;
+  all.add(kept), all.add(mean);
+  return all.hash;
+}
+
 }  // namespace
 
 int main() {
   int count = 0;
+  for (int format = 0; format < lowbit::grad_count(); ++format) {
+    for (int mean_format = 0; mean_format < lowbit::grad_count(); ++mean_format, ++count)
+      std::printf("means %d %d %016llx\n", format, mean_format,
+                  static_cast<unsigned long long>(means(format, mean_format)));
+  }
   for (int r = 0; r < lowbit::rule_count(); ++r) {
     std::vector<std::string> states = {"8bit", "7bit", "6bit", "5bit",    "4bit",
                                        "3bit", "2bit", "fp8",  "fp8_e5m2"};

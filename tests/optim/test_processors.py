@@ -70,7 +70,7 @@ def arm64(tmp_path_factory):
     )  # fmt: skip
     subprocess.run(
         [
-            cmake, "--build", out, "--parallel", "2", "--target", "step_bits", "test_params_baseline", "test_sums_baseline", "test_formats_baseline", "test_explog", "test_kernels",
+            cmake, "--build", out, "--parallel", "2", "--target", "step_bits", "test_params_baseline", "test_sums_baseline", "test_formats_baseline", "test_means_baseline", "test_explog", "test_kernels",
             "test_matmul",
         ],
         check=True, capture_output=True, env=environment,
@@ -99,6 +99,7 @@ def test_arm64_orthogonalizes_to_the_same_bits(here, arm64):
     "name",
     [
         "test_formats_baseline",
+        "test_means_baseline",
         "test_params_baseline",
         "test_sums_baseline",
         "test_explog",
