@@ -128,7 +128,7 @@ def compare(gib: float, repeats: int, folder: str | None, tool: str) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(

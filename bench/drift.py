@@ -183,7 +183,7 @@ def missing(results: dict[str, Any], state: str, quick: bool) -> Iterator[tuple[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", nargs="*", choices=list(STATES), default=list(STATES))
     parser.add_argument(
         "--quick", action="store_true", help="to the end with presets' formats only"

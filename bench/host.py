@@ -8,6 +8,7 @@ the host's share is largest. Times are of the thread that steps, in microseconds
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def main() -> None:
         f"{asked.tensors:,} tensors of {asked.values:,}, nothing computed: microseconds of the host"
     )
     for name, way in WAYS.items():
-        best, median = timed(lambda way=way: way(ps, kept), opt.step, asked.rounds)  # type: ignore[misc]
+        best, median = timed(functools.partial(way, ps, kept), opt.step, asked.rounds)
         print(f"  {name:40} {best:8.0f} best {median:8.0f} median")
     grads, _ = timed(lambda: None, lambda: [p.grad for p in ps], asked.rounds)
     print(f"  {'reading p.grad, in Python':40} {grads:8.0f} best")

@@ -126,7 +126,7 @@ def run(given: argparse.Namespace) -> Counter[str]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mib", type=int, default=16, help="of a checkpoint")

@@ -318,7 +318,9 @@ def main() -> None:
         exact = references(gradients)
         facts = machine.describe("cpu")
         if missing:
-            results |= {"cpu": facts["cpu"], "isa": facts["isa"], "date": facts["date"], "versions": {p: facts["versions"][p] for p in ("torch", "lowbit")}}  # type: ignore[index]  # fmt: skip
+            results |= {key: facts[key] for key in ("cpu", "isa", "date")}
+            versions: Any = facts["versions"]
+            results["versions"] = {package: versions[package] for package in ("torch", "lowbit")}
         for name, spec in missing.items():
             found = measure(spec, gradients, exact)
             results["formats"][name] = {"spec": spec, "errors": found}

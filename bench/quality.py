@@ -127,7 +127,15 @@ class Runner:
         self.recipe = load_recipe()
         self.texts: dict[int, Any] = {}
         facts = machine.describe("cpu")
-        self.machine = {"cpu": facts["cpu"], "cores": facts["cores"], "threads": torch.get_num_threads(), "isa": facts["isa"], "python": facts["python"], "versions": {p: v for p, v in facts["versions"].items() if p in ("torch", "lowbit")}}  # type: ignore[attr-defined]  # fmt: skip
+        versions: Any = facts["versions"]
+        self.machine = {
+            "cpu": facts["cpu"],
+            "cores": facts["cores"],
+            "threads": torch.get_num_threads(),
+            "isa": facts["isa"],
+            "python": facts["python"],
+            "versions": {p: v for p, v in versions.items() if p in ("torch", "lowbit")},
+        }
 
     def of(self, study: Study) -> tuple[Any, torch.dtype, dict[str, Any]]:
         """The text, the dtype of products, and the settings of lines."""

@@ -45,7 +45,7 @@ def channels(count: int, mts: int) -> float:
 SERVERS = (
     Server("AMD EPYC 9004", 96, "12 x DDR5-4800", channels(12, 4800), "https://www.tomshardware.com/news/amd-confirms-12-ddr5-memory-channels-on-genoa"),
     Server("Intel Xeon, 4th generation", 52, "8 x DDR5-4800", channels(8, 4800), "https://www.ai-hpc.org/en/guide/02-cluster/stream-benchmark"),
-    Server("Intel Xeon 6 (6900P)", 120, "12 x DDR5-8800", channels(12, 8800), "https://blog.progressiverobot.co.uk/intel-confirms-ddr5-8800-memory-for-granite-rapids-xeon-6-cpus-jedec-ddr5-8800-for-next-gen-servers"),
+    Server("Intel Xeon 6 (6900P)", 120, "12 x DDR5-8800", channels(12, 8800), "https://blog.progressiverobot.co.uk/intel-confirms-ddr5-8800-memory-for-gra" "nite-rapids-xeon-6-cpus-jedec-ddr5-8800-for-next-gen-servers"),
 )  # fmt: skip
 
 

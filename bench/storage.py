@@ -245,7 +245,7 @@ def write_page() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--gib", type=float, default=1.0, help="size of the float32 state")
     parser.add_argument("--state", nargs="+", choices=STATES, default=None, help="default: float32; with --record, all")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)

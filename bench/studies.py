@@ -150,10 +150,10 @@ MUONS = (
 STUDIES = {
     study.name: study
     for study in (
-        Study("0.5 M", SMALL, "float32", 8, 1500, 500, 50, (0.9, 0.999), 50, tuple(CONTESTANTS), (16, 64), rates={"Adafactor": HIGHER, "Adafactor with momentum": HIGHER}),
-        Study("0.5 M, 20,000 steps", SMALL, "float32", 8, 20_000, 0, 50, (0.9, 0.999), 400, FIRST, (16, 64), tuned_in="0.5 M", seeds=SEEDS[:1]),
-        Study("10 M", {**LARGE, "context": 64}, "auto", 4, 1000, 250, 50, (0.9, 0.95), 50, (*FIRST, "AdamW, 8bit, bfloat16 weights stochastic"), (16, 32), rates={"AdamW": LOWER}),
-        Study("10 M, 160 steps", {**LARGE, "context": 128}, "auto", 8, 160, 64, 20, (0.9, 0.95), 10, MUONS, rates={"AdamW": GRID[1:5], "Muon": GRID[2:6]}, seeds=SEEDS[:3]),
+        Study("0.5 M", model=SMALL, compute="float32", batch=8, steps=1500, tuning_steps=500, warm_up=50, betas=(0.9, 0.999), every=50, contestants=tuple(CONTESTANTS), held_out=(16, 64), rates={"Adafactor": HIGHER, "Adafactor with momentum": HIGHER}),
+        Study("0.5 M, 20,000 steps", model=SMALL, compute="float32", batch=8, steps=20_000, tuning_steps=0, warm_up=50, betas=(0.9, 0.999), every=400, contestants=FIRST, held_out=(16, 64), tuned_in="0.5 M", seeds=SEEDS[:1]),
+        Study("10 M", model={**LARGE, "context": 64}, compute="auto", batch=4, steps=1000, tuning_steps=250, warm_up=50, betas=(0.9, 0.95), every=50, contestants=(*FIRST, "AdamW, 8bit, bfloat16 weights stochastic"), held_out=(16, 32), rates={"AdamW": LOWER}),
+        Study("10 M, 160 steps", model={**LARGE, "context": 128}, compute="auto", batch=8, steps=160, tuning_steps=64, warm_up=20, betas=(0.9, 0.95), every=10, contestants=MUONS, rates={"AdamW": GRID[1:5], "Muon": GRID[2:6]}, seeds=SEEDS[:3]),
     )
 }  # fmt: skip
 

@@ -14,15 +14,16 @@ from bench.page import table
 from bench.workload import QUARTER
 
 TILE = 256
+STOCHASTIC = "BFloat16Stochastic, BFloat16Grad, "
 # Contestants by name, as in bench/asked.py, and the end of their kernels' names.
 KERNELS = {
-    "lowbit 8-bit, bf16 stochastic": "BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
-    "lowbit 8-bit, bf16 stochastic, in a CUDA graph": "BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
+    "lowbit 8-bit, bf16 stochastic": STOCHASTIC + "Dynamic8, Dynamic8Unsigned>",
+    "lowbit 8-bit, bf16 stochastic, in a CUDA graph": STOCHASTIC + "Dynamic8, Dynamic8Unsigned>",
     "lowbit 8-bit, float32 weights": "Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned>",
     "lowbit 8-bit, bf16 Kahan": "BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
     "lowbit 8-bit, bf16 + 8 bits": "BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
-    "lowbit 4-bit, bf16 stochastic": "BFloat16Stochastic, BFloat16Grad, Dynamic4, PowerOne4Unsigned>",
-    "lowbit fp8, bf16 stochastic": "BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>",
+    "lowbit 4-bit, bf16 stochastic": STOCHASTIC + "Dynamic4, PowerOne4Unsigned>",
+    "lowbit fp8, bf16 stochastic": STOCHASTIC + "Float8E4M3, Float8E4M3Unsigned>",
 }  # fmt: skip
 COPY = "copy of the bytes of an 8-bit step"
 COLUMNS = ("issue clk", "alu clk", "wavefronts", "bytes")

@@ -164,9 +164,8 @@ def main() -> None:
     print(f"{'bytes per parameter':<22}{'weights':>9}{'gradient':>10}{'state':>8}{'sum':>8}")
     for name, summary in {"float32 AdamW": plain, "lowbit": ours}.items():
         b = summary["bytes_per_parameter"]
-        print(
-            f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}{sum(b.values()):>8.2f}"
-        )
+        line = f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}"
+        print(f"{line}{sum(b.values()):>8.2f}")
     print(
         "  (lowbit keeps the state of embeddings and head in float32: a large share of a small model)"
     )

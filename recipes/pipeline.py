@@ -150,7 +150,7 @@ def load(part: Part, opt: torch.optim.Optimizer, path: pathlib.Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--schedule", default="1F1B", help="GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble")  # fmt: skip
     parser.add_argument("--stages", type=int, help="as many as ranks by default")
     parser.add_argument("--shards", type=int, default=1, help="ranks among which FSDP2 shards each stage; 1 by default")  # fmt: skip

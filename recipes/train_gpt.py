@@ -205,7 +205,7 @@ def save(model: nn.Module, opt: torch.optim.Optimizer, step: int, folder: str) -
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("files", nargs="*", help="text files (default: Python's standard library)")
     parser.add_argument("--optimizer", choices=["lowbit", "torch"], default="lowbit")
     parser.add_argument(

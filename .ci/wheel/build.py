@@ -42,7 +42,8 @@ def parts(arch: str, tool: str, zig: pathlib.Path) -> pathlib.Path:
 def main(arch: str, out: str, *options: str) -> None:
     native = arch == platform.machine()
     tool = "" if native else f"{arch}-linux-gnu-"
-    zig = pathlib.Path(importlib.util.find_spec("ziglang").origin).parent / "zig"  # type: ignore[union-attr, arg-type]
+    package = importlib.util.find_spec("ziglang")
+    zig = pathlib.Path(package.origin).parent / "zig"  # type: ignore[union-attr, arg-type]
     missing = [p for p in (f"{tool}g++", "curl", *(() if native else (f"qemu-{arch}-static",))) if not shutil.which(p)]  # fmt: skip
     if missing:
         sys.exit(f"a wheel for {arch} needs {', '.join(missing)} (make arm64 installs a compiler and an emulator of ARM64)")  # fmt: skip

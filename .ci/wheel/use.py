@@ -22,7 +22,7 @@ def printed(*command: str) -> list[str]:
 
 def main() -> None:
     scope: dict = {}
-    exec(re.search(r"```python\n(.*?)```", README.read_text(), re.S)[1], scope)  # type: ignore[index]
+    exec(re.findall(r"```python\n(.*?)```", README.read_text(), re.S)[0], scope)
     torch, lowbit, opt = scope["torch"], scope["lowbit"], scope["opt"]
     assert opt.state, "the example trains"
     torch.save({"model": scope["model"].state_dict(), "optim": opt.state_dict()}, "run.pt")

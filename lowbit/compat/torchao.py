@@ -41,7 +41,8 @@ class _TorchaoName(LowbitOptimizer):
             for name, kind in (("block_size", "int"), ("bf16_stochastic_round", "bool"))
         ]  # fmt: skip
         at = [p.name for p in own].index("state_format")
-        cls.__signature__ = inspect.Signature([*own[:at], *two, *own[at:]])  # type: ignore[attr-defined]
+        own[at:at] = two
+        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
         super().__init_subclass__(**keywords)
 
     if not TYPE_CHECKING:  # a checker goes by the arguments of `_AdamW` and `_Adam`

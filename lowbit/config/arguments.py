@@ -78,7 +78,8 @@ def lists(options: type, defaults: Mapping[str, Any] = DEFAULTS) -> Callable[[_I
     def shown(init: _Init) -> _Init:
         signature = inspect.signature(init)
         *own, _ = signature.parameters.values()
-        init.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+        every = [*own, *listed]
+        init.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
         return init
 
     return shown

@@ -168,8 +168,9 @@ def slot_formats(
     if not slots and not by_name:
         choice(state_format, signed=True)  # a word that is no format is none here either
     made = {}
+    given: Any = state_format
     for name, signed in slots.items():
-        said = state_format.get(name, "float32") if by_name else state_format  # type: ignore[union-attr]
+        said = given.get(name, "float32") if by_name else given
         if name in copies and not (by_name and name in state_format):
             said = weights or "float32"
         spec = choice(said, signed=signed)
@@ -208,7 +209,8 @@ def slow_mean(spec: Mapping[str, Any], full_precision: bool) -> dict[str, Any]:
 
 def formats_named(state_format: str | Mapping[str, Any]) -> Iterator[str]:
     """Every format that `state_format` may select, under any rule."""
-    for said in state_format.values() if _by_name(state_format) else [state_format]:  # type: ignore[union-attr]
+    given: Any = state_format
+    for said in given.values() if _by_name(given) else [given]:
         for signed in (True, False):
             yield choice(said, signed=signed)["format"]
 

@@ -164,7 +164,8 @@ class Accumulator:
         try:
             if not self._begun:
                 self._move_aside()
-            with self.model.no_sync() if self._ddp and not last else contextlib.nullcontext():  # type: ignore[operator]
+            model: Any = self.model
+            with model.no_sync() if self._ddp and not last else contextlib.nullcontext():
                 yield
             if last:
                 self.finish()

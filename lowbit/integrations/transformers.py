@@ -102,11 +102,15 @@ class ScheduleFreeCallback(TrainerCallback):
     saves. This does so, and at the end of each epoch, so that the model has the average when training ends.
     """
 
-    def on_step_end(self, args, state, control, optimizer=None, **_: Any) -> None:  # type: ignore[no-untyped-def]
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
         if control.should_save:
             optimizer.eval()
 
-    def on_epoch_end(self, args, state, control, optimizer=None, **_: Any) -> None:  # type: ignore[no-untyped-def]
+    def on_epoch_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
         # Not at the end of training: by then the weights may be those of the best checkpoint.
         optimizer.eval()
 

@@ -60,8 +60,8 @@ class MuonWithAdamW(OrthogonalOptimizer):
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
         }
         arguments.check_betas(adamw_betas)
-        rates = {"learning rate": self._adamw["lr"], "epsilon": adamw_eps}
-        arguments.check_least(**rates, weight_decay=self._adamw["weight_decay"])  # type: ignore[arg-type]
+        rates: dict[str, Any] = {"learning rate": self._adamw["lr"], "epsilon": adamw_eps}
+        arguments.check_least(**rates, weight_decay=self._adamw["weight_decay"])
         rule = {
             "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
             "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,

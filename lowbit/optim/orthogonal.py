@@ -88,7 +88,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
             lay: Any = self.layouts[p]
             value = self._local(p, lay)
             owners = self._owners_of(p)
-            made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
+            group, state = self.param_groups[number], self.state[p]
+            made = Matrix(number, group, p, lay, state, owners)  # type: ignore[arg-type]
             if value.device.type != "cpu":
                 made.skip = on_device(found_inf, value.device)
             here.setdefault(value.device, []).append(made)

@@ -315,10 +315,13 @@ def check_columns(slot: Slot, p: Tensor, part: sharding.Part, what: str, name: s
     if all(sharding.follows_columns(p, width) for width in widths):
         return
     full_precision = "True" if name is None else f"[{name!r}]"
+    mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
     raise ValueError(
-        f"{what} of shape {part.shape} is sharded on dimension 1 of length {part.shape[1]} over {tuple(p.device_mesh.shape)} by {tuple(p.placements)}, which "  # type: ignore[attr-defined]
-        f"would cut the {slot.codes(part.global_cols)} bytes of a row of {slot.format} codes elsewhere; shard it on dimension 0, over ranks that divide "
-        f"dimension 1 evenly, or keep its state in full precision with full_precision={full_precision}"
+        f"{what} of shape {part.shape} is sharded on dimension 1 of length {part.shape[1]} over "
+        f"{tuple(mesh.shape)} by {tuple(placements)}, which would cut the "
+        f"{slot.codes(part.global_cols)} bytes of a row of {slot.format} codes elsewhere; shard it "
+        "on dimension 0, over ranks that divide dimension 1 evenly, or keep its state in full "
+        f"precision with full_precision={full_precision}"
     )
 
 

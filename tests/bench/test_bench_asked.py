@@ -63,9 +63,14 @@ def test_names_are_those_of_the_contestants():
 
 COUNTS = """
 sm_90: a tile of 256 values, in clocks of a multiprocessor; what memory needs is by card
-instructions  alu fp32 imad  xu memory control uniform issue clk alu clk wavefronts  bytes    H200 clk     H100 clk  kernel
-         540  168  150   90  17     55      43      17       135      84        121   2580         139          198  step_fast<AdamRule<true, false>, BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
-         728  296  150   90  17     55      43      17       182     148        141   3604         194          277  step_fast<AdamRule<true, false>, BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
+instructions  alu fp32 imad  xu memory control uniform issue clk alu clk wavefronts \
+ bytes    H200 clk     H100 clk  kernel
+         540  168  150   90  17     55      43      17       135      84        121 \
+  2580         139          198  step_fast<AdamRule<true, false>, \
+BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
+         728  296  150   90  17     55      43      17       182     148        141 \
+  3604         194          277  step_fast<AdamRule<true, false>, \
+BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
 
 sm_90: 3 kernels
 """

@@ -52,7 +52,8 @@ def test_pages_of_another_file_system_are_not_mapped(tmp_path):
         from lowbit import checkpoint
         reader, part = checkpoint.Reader(sys.argv[1]), torch.zeros(600, 256)
         reader.read_metadata()
-        reader._reader.read_into([("w", [0, 256], [600, 256], part.data_ptr(), part.nbytes)], 1, True, None)
+        box = ("w", [0, 256], [600, 256], part.data_ptr(), part.nbytes)
+        reader._reader.read_into([box], 1, True, None)
         print(reader._reader.mapped())
         torch.save(part, sys.argv[2])"""
     with mounted(tmp_path / "there", "ramfs") as there:

@@ -31,7 +31,9 @@ def without_exchange(tmp_path_factory):
         #include <string.h>
         #include <sys/syscall.h>
         #include <unistd.h>
-        int renameat2(int a, const char* b, int c, const char* d, unsigned e) { return errno = EINVAL, -1; }
+        int renameat2(int a, const char* b, int c, const char* d, unsigned e) {
+          return errno = EINVAL, -1;
+        }
         static void count(const char* name) {
           const char* at = getenv("KILL_AT");
           if (at && strcmp(at, name) == 0) kill(getpid(), SIGKILL);

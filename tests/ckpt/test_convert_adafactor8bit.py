@@ -224,8 +224,10 @@ def momentum4(kind, blocks):
         q = np.clip(np.rint(x / scale[:, None]), -8, 7) + 8
         value = (q - 8) * scale[:, None]
     else:
-        table = np.array([-1, -.6961928, -.52507306, -.3895074, -.27408478, -.17286907, -.07958022, 0, .07958022,
-                          .17286907, .27408478, .3895074, .52507306, .6961928, .8641379, 1], F)  # fmt: skip
+        table = np.array([
+            -1, -.6961928, -.52507306, -.3895074, -.27408478, -.17286907, -.07958022, 0,
+            .07958022, .17286907, .27408478, .3895074, .52507306, .6961928, .8641379, 1,
+        ], F)  # fmt: skip
         q = np.abs(x[..., None] / most[:, None, None] - table).argmin(axis=-1)
         scale, value = most, table[q] * most[:, None]
     q = q.astype(np.uint8).reshape(-1)

@@ -349,16 +349,20 @@ def probe(page, tmp_path, **how):
     """Where the canvases are, how many colours each has, and the page's own colours."""
     script = """<script>
 const found = [...document.querySelectorAll("canvas")].map(c => {
-  const r = c.getBoundingClientRect(), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+  const {x, y, width, height} = c.getBoundingClientRect();
+  const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
   const colours = new Set();
-  for (let i = 0; i < d.length; i += 4) colours.add(d[i] << 24 | d[i + 1] << 16 | d[i + 2] << 8 | d[i + 3]);
-  return {kind: c.className, x: r.x, y: r.y, width: r.width, height: r.height, colours: colours.size};
+  for (let i = 0; i < d.length; i += 4)
+    colours.add(d[i] << 24 | d[i + 1] << 16 | d[i + 2] << 8 | d[i + 3]);
+  return {kind: c.className, x, y, width, height, colours: colours.size};
 });
 const style = getComputedStyle(document.body);
 const probe = document.createElement("pre");
 probe.id = "probe";
-probe.textContent = JSON.stringify({canvases: found, title: document.title, images: document.images.length,
-  dark: matchMedia("(prefers-color-scheme: dark)").matches, text: style.color, back: style.backgroundColor});
+probe.textContent = JSON.stringify({
+  canvases: found, title: document.title, images: document.images.length,
+  dark: matchMedia("(prefers-color-scheme: dark)").matches, text: style.color,
+  back: style.backgroundColor});
 document.body.append(probe);
 </script>"""
     copy = tmp_path / "probe.html"
@@ -392,9 +396,14 @@ def test_search_filters_and_nothing_is_cut_on_a_phone(page, tmp_path):
     """In a frame as wide as a phone, since a browser's window is never as narrow."""
     script = """<script>{
 const box = document.querySelector("input[type=search]");
-const shown = () => [...document.querySelectorAll("tr, .card")].filter(e => e.offsetParent !== null).length;
+const seen = e => e.offsetParent !== null;
+const shown = () => [...document.querySelectorAll("tr, .card")].filter(seen).length;
 const before = shown();
-const look = text => { box.value = text; box.dispatchEvent(new Event("input", {bubbles: true})); return shown(); };
+const look = text => {
+  box.value = text;
+  box.dispatchEvent(new Event("input", {bubbles: true}));
+  return shown();
+};
 const some = look("SEARCHED"), none = look("no such name anywhere");
 const after = look("");
 const wide = document.documentElement.scrollWidth;

@@ -33,7 +33,8 @@ __global__ void local(int* to, int n) {
 """
 # A loop over tiles whose usual path takes two functions of the XU pipe for each of a lane's 8 values, and whose rare one takes many more.
 TILES = """
-__global__ void __launch_bounds__(64) step_fast(float4* to, const float4* from, int tiles, float limit) {
+__global__ void __launch_bounds__(64)
+step_fast(float4* to, const float4* from, int tiles, float limit) {
   __shared__ float table[256];
   table[threadIdx.x] = threadIdx.x;
   __syncthreads();
@@ -44,7 +45,11 @@ __global__ void __launch_bounds__(64) step_fast(float4* to, const float4* from, 
     if (y[0] > limit) {
       for (int e = 0; e < 8; ++e) y[e] = logf(y[e]) + EXTRA;
     } else {
-      for (int e = 0; e < 8; ++e) { float r; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y[e])); y[e] = r; }
+      for (int e = 0; e < 8; ++e) {
+        float r;
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y[e]));
+        y[e] = r;
+      }
     }
     __stcg(to + 2 * i, x[0]);
     __stcg(to + 2 * i + 1, x[1]);

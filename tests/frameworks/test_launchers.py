@@ -287,7 +287,8 @@ def test_automodel_warns_of_patterns_that_match_nothing(automodel, tmp_path):
     text = """
         optimizer:
           _target_: lowbit.integrations.nemo_automodel.LowbitConfig
-          param_group_overrides: [{pattern: "a"}, {pattern: "routr"}, {pattern: "b"}, {pattern: "exprt"}]
+          param_group_overrides:
+            [{pattern: "a"}, {pattern: "routr"}, {pattern: "b"}, {pattern: "exprt"}]
         """
     with pytest.warns(UserWarning, match="param_group_overrides") as found:
         opts = automodel(tmp_path, text, parts)
@@ -457,7 +458,8 @@ def test_llamafactory_resumes_by_its_file(llamafactory_patched, reference, tmp_p
         from llamafactory.train.trainer_utils import create_custom_optimizer
         assert finetuning_args.__file__.startswith({str(llamafactory_patched)!r})
         folder, written = pathlib.Path({str(tmp_path)!r}), {entries("use_lowbit")!r}
-        use = finetuning_args.FinetuningArguments(use_lowbit=written.pop("use_lowbit"), finetuning_type="full")
+        options = dict(use_lowbit=written.pop("use_lowbit"), finetuning_type="full")
+        use = finetuning_args.FinetuningArguments(**options)
         for seed, checkpoint in enumerate((None, str(folder / "checkpoint-2"))):
             args = launchers.arguments(folder, **written, save_strategy="steps", save_steps=2)
             net = launchers.language_model(seed)

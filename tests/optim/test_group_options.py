@@ -48,7 +48,7 @@ def test_a_group_refuses_what_the_constructor_refuses(name, one_thread):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 whole = refusal(lambda here: cls(here, **{**own, key: value}))  # noqa: B023
-                group = refusal(lambda here: cls([{"params": here, key: value}], **own))  # noqa: B023
+                group = refusal(lambda ps: cls([{"params": ps, key: value}], **own))  # noqa: B023
             assert type(whole) is type(group), (key, value, whole, group)
             if whole is not None:
                 said = str(group).removeprefix("parameter group 0: ").replace("the parameter group", "the optimizer")  # fmt: skip

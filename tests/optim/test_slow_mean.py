@@ -118,7 +118,8 @@ def test_codes_lose_it():
 )  # fmt: skip
 def test_a_format_that_loses_it_is_warned_of_once(said):
     params = [(name, nn.Parameter(torch.zeros(80, 64))) for name in "ab"]
-    with pytest.warns(UserWarning, match=r"exp_avg_slow in \w+ loses a mean with a decay of 0.9999.*Leave it out of state_format") as caught:  # fmt: skip
+    message = r"exp_avg_slow in \w+ loses a mean with a decay of 0.9999.*Leave it out of state_format"
+    with pytest.warns(UserWarning, match=message) as caught:
         opt = lowbit.AdEMAMix(params, state_format={"exp_avg_slow": said})
     assert len(caught) == 1 and caught[0].filename == __file__
     with warnings.catch_warnings():

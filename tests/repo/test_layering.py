@@ -63,7 +63,7 @@ TEXTS = [
     ("no file names a machine's paths", ["."], r"/(home|root|work)/", "/home/me/x", ["tests/repo/test_layering.py"]),
 ]  # fmt: skip
 # Folders whose files of code may have so many lines; the longest path that fits counts.
-LINES = {"lowbit": 350, "csrc": 500, "tools": 500, "bench": 500, "recipes": 500}
+LINES = {"lowbit": 420, "csrc": 500, "tools": 500, "bench": 500, "recipes": 500}
 
 
 # Files

@@ -97,7 +97,8 @@ WRITTEN = {
         "if (numel < 4096) return;",
     ),
     "wrapper prefixes": (
-        r"""_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod\\?\.|["'(|]module\\?\.["'|)]""",
+        r"_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod\\?\."
+        r"""|["'(|]module\\?\.["'|)]""",
         {"csrc/policy/names.cpp"},
         'name.removeprefix("module.")',
     ),

@@ -66,7 +66,8 @@ def test_a_wait_of_an_old_glibc_ends_in_time(tmp_path):
           until.tv_nsec += 200000000;
           if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, ++until.tv_sec;
           pthread_mutex_lock(&mutex);
-          return pthread_cond_clockwait(&condition, &mutex, CLOCK_MONOTONIC, &until) == ETIMEDOUT ? 0 : 1;
+          int got = pthread_cond_clockwait(&condition, &mutex, CLOCK_MONOTONIC, &until);
+          return got == ETIMEDOUT ? 0 : 1;
         }
     """)
     program = tmp_path / "main"

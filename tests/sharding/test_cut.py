@@ -197,7 +197,10 @@ def stochastic(format, block):
 )
 def test_rows_that_are_walked_as_one(formats, param, isa):
     """Rows of whole blocks are one row to the CPU's walk: shorter than a block, some blocks long, longer than a tile, and where they may not be."""
-    shapes = [(90, 1), (70, 2), (67, 3), (40, 8), (41, 24), (30, 64), (22, 96), (9, 600), (7, 640), (5, 1000), (4, 2048), (3, 2080)]  # fmt: skip
+    shapes = [
+        (90, 1), (70, 2), (67, 3), (40, 8), (41, 24), (30, 64), (22, 96), (9, 600), (7, 640),
+        (5, 1000), (4, 2048), (3, 2080),
+    ]  # fmt: skip
     for rows, cols in shapes:
         whole = run_rows(rows, cols, formats, param, isa, apart=False)
         apart = run_rows(rows, cols, formats, param, "baseline", apart=True)

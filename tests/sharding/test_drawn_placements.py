@@ -26,9 +26,11 @@ REASONS = {
 # Of the draws of seed 0. Another rule or format of the catalog draws others: then write what the assertion shows, if each of it is meant.
 OUTCOMES: dict[str, dict[int, dict[str, int]]] = {
     "products": {
-        2: {"alone": 1, "bytes elsewhere": 1, "in a byte": 1, "same": 84, "several runs": 8, "whole rows": 5},
+        2: {"alone": 1, "bytes elsewhere": 1, "in a byte": 1, "same": 84, "several runs": 8,
+            "whole rows": 5},
         3: {"alone": 2, "in a byte": 1, "nowhere": 1, "same": 89, "several runs": 7},
-        4: {"Muon": 1, "alone": 2, "bytes elsewhere": 1, "nowhere": 3, "same": 119, "several runs": 8, "whole rows": 6},
+        4: {"Muon": 1, "alone": 2, "bytes elsewhere": 1, "nowhere": 3, "same": 119,
+            "several runs": 8, "whole rows": 6},
         8: {"Muon": 1, "nowhere": 4, "same": 29, "several runs": 5, "whole rows": 1},
     },
     "a third of the products": {
@@ -40,7 +42,8 @@ OUTCOMES: dict[str, dict[int, dict[str, int]]] = {
     "catalog": {
         2: {"same": 257, "several runs": 5},
         3: {"bytes elsewhere": 1, "nowhere": 1, "same": 250, "several runs": 12},
-        4: {"bytes elsewhere": 3, "in a byte": 1, "nowhere": 8, "rank1": 1, "same": 236, "several runs": 13},
+        4: {"bytes elsewhere": 3, "in a byte": 1, "nowhere": 8, "rank1": 1, "same": 236,
+            "several runs": 13},
     },
 }  # fmt: skip
 

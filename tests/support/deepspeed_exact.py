@@ -98,7 +98,8 @@ class Terms(nn.Module):
         self.terms = nn.ModuleDict({name: Term(name) for name in SHAPES})
 
     def forward(self, grads: dict[str, torch.Tensor]) -> torch.Tensor:
-        return sum(term(grads[name]) for name, term in self.terms.items())  # type: ignore[return-value]
+        terms = [term(grads[name]) for name, term in self.terms.items()]
+        return sum(terms)  # type: ignore[return-value]
 
 
 def gradient(name: str, step: int) -> torch.Tensor:

@@ -41,7 +41,8 @@ class Shapes(nn.Module):
         self.frozen = nn.Parameter(torch.ones(5, dtype=dtype), requires_grad=False)
 
     def forward(self) -> torch.Tensor:
-        return sum(p.float().square().sum() for p in self.parameters())  # type: ignore[return-value]
+        squares = [p.float().square().sum() for p in self.parameters()]
+        return sum(squares)  # type: ignore[return-value]
 
 
 @functools.cache

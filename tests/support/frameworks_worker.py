@@ -212,7 +212,7 @@ def through_transformers(
     out: dict[str, Digest] = {}
 
     class Digests(TrainerCallback):
-        def on_step_begin(self, args, state, control, *, model, optimizer, **_):  # type: ignore[no-untyped-def]
+        def on_step_begin(self, args, state, control, *, model, optimizer, **_):
             if state.global_step == HALF:
                 opt = getattr(optimizer, "optimizer", optimizer)
                 out["loaded" if resume else "saved"] = digest(opt, HALF)

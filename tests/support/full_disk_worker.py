@@ -40,8 +40,12 @@ static int full(int fd, long bytes, int python) {
   errno = ENOSPC;
   return 1;
 }
-ssize_t write(int fd, const void* p, size_t n) { return full(fd, n, 1) ? -1 : syscall(SYS_write, fd, p, n); }
-ssize_t pwrite(int fd, const void* p, size_t n, off_t at) { return full(fd, n, 0) ? -1 : syscall(SYS_pwrite64, fd, p, n, at); }
+ssize_t write(int fd, const void* p, size_t n) {
+  return full(fd, n, 1) ? -1 : syscall(SYS_write, fd, p, n);
+}
+ssize_t pwrite(int fd, const void* p, size_t n, off_t at) {
+  return full(fd, n, 0) ? -1 : syscall(SYS_pwrite64, fd, p, n, at);
+}
 ssize_t pwrite64(int fd, const void* p, size_t n, off_t at) { return pwrite(fd, p, n, at); }
 ssize_t pwritev(int fd, const struct iovec* v, int n, off_t at) {
   long all = 0;

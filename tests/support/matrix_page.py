@@ -65,7 +65,7 @@ COLUMNS_OF_KINDS: Columns = {
 }
 # What is longer than what it means.
 SHORTER = {
-    r"^RuntimeError: Optimizer state has not been consolidated.*": "torch: Optimizer state has not been consolidated on this rank",
+    r"^RuntimeError: (Optimizer state has not been consolidated).*": r"torch: \1 on this rank",
     r"^(at loading what pipeline[^:]* saved: ValueError: (group 0|no group) of the state dict has|CheckpointError: ranks \d+ and \d+ have other parameters) .*":
         "torch.distributed.checkpoint keeps one rank's param_groups: Writer refuses to save them, and a stage that loads what torch's writer saved raises "
         "ValueError. Save flat names: [pipeline.md](pipeline.md)",

@@ -18,7 +18,9 @@ from lowbit.state import quantize as coding
 REFUSED_BY_TORCH = {
     "a scalar under FSDP2": "fully_shard doesn't support scalar parameters",
     "channels_last under FSDP2": "FSDP does not support non-contiguous parameters yet",
-    "columns that do not divide under FSDP2 on dimension 1": "FSDP does not support uneven sharding on dim 1",
+    "columns that do not divide under FSDP2 on dimension 1": (
+        "FSDP does not support uneven sharding on dim 1"
+    ),
 }
 
 

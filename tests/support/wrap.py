@@ -39,7 +39,8 @@ class Model(nn.Module):
             self.add_module(name, Unit(name, shapes, dtype, seed))
 
     def forward(self) -> torch.Tensor:
-        return sum(p.float().square().sum() for p in self.parameters())  # type: ignore[return-value]
+        squares = [p.float().square().sum() for p in self.parameters()]
+        return sum(squares)  # type: ignore[return-value]
 
 
 BY_COLUMNS = ("square", "wide", "long", "up", "down")  # dimension 1 of these under "row"

@@ -81,7 +81,7 @@ def case(
     """`add` as a decorator; what the input is stands in the function's doc comment."""
 
     def register(make: Make) -> Make:
-        add(name, make, code, mentions, about=(make.__doc__ or "").strip(), **more)
+        add(name, make, code, mentions, about=" ".join((make.__doc__ or "").split()), **more)
         return make
 
     return register

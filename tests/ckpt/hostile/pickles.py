@@ -263,15 +263,17 @@ def twice(place: str) -> Callable[[Path], Path]:
         model, optim = value["model"], value["optim"]
         state = optim["state"][0]  # type: ignore[index]
         other = Pairs([("w", save.tensors["weight"]), ("w", save.tensors["exp_avg"])])
+
+        def twice(key: object) -> object:
+            states = Pairs([(0, state), (key, {})])
+            return {"model": model, "optim": {**optim, "state": states}}  # type: ignore[dict-item]
+
         outer: object = {
             "top": Pairs([("model", model), ("optim", optim), ("model", model)]),
             "model": {"model": other, "optim": optim},
-            "state": {"model": model, "optim": {**optim, "state": Pairs([(0, state), (0, {})])}},  # type: ignore[dict-item]
-            "false": {
-                "model": model,
-                "optim": {**optim, "state": Pairs([(0, state), (False, {})])},
-            },  # type: ignore[dict-item]
-            "float": {"model": model, "optim": {**optim, "state": Pairs([(0, state), (0.0, {})])}},  # type: ignore[dict-item]
+            "state": twice(0),
+            "false": twice(False),
+            "float": twice(0.0),
         }[place]
         return put(folder, archive(records_of(P2 + dump(outer) + b".", save.storages)))
 
