@@ -20,13 +20,17 @@ class Workload:
     one_shape = True
 
     def shapes(self, limit: int) -> tuple[Shapes, str]:
-        """Shapes of at most `limit` elements in total, and a note about what was reduced (empty: nothing)."""
+        """Shapes of at most `limit` elements in total,
+        and a note about what was reduced (empty: nothing).
+        """
         raise NotImplementedError
 
 
 @dataclass
 class Equal(Workload):
-    """`count` matrices of `numel` elements each, a power of two. Above the limit they shrink to at least 4,096 elements; then there are fewer."""
+    """`count` matrices of `numel` elements each, a power of two. Above the limit they shrink to at
+    least 4,096 elements; then there are fewer.
+    """
 
     name: str
     count: int
@@ -45,7 +49,9 @@ class Equal(Workload):
 
 @dataclass
 class Transformer(Workload):
-    """Embeddings with the last norm, and layers. Above the limit it has fewer layers, then no embeddings, then matrices with fewer rows."""
+    """Embeddings with the last norm, and layers. Above the limit it has fewer layers, then no
+    embeddings, then matrices with fewer rows.
+    """
 
     name: str
     embeddings: Shapes

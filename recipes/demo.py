@@ -1,5 +1,6 @@
-"""The demonstration of `make run`: trains a GPT on real text on 2 ranks, with float32 AdamW and with lowbit. Then it inspects the checkpoint, reshards it
-to 3 ranks, and resumes on 3 ranks and on 1 without losing a bit. It ends with a table and a picture, out/loss.png.
+"""The demonstration of `make run`: trains a GPT on real text on 2 ranks, with float32 AdamW and
+with lowbit. Then it inspects the checkpoint, reshards it to 3 ranks, and resumes on 3 ranks and on
+1 without losing a bit. It ends with a table and a picture, out/loss.png.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def heading(text: str) -> None:
 
 
 def run(command: list[str]) -> str:
-    """Runs a command and returns its standard output; its progress goes to the terminal. Exits with its message if it fails."""
+    """Runs a command and returns its standard output; its progress goes to the terminal.
+    Exits with its message if it fails.
+    """
     print("$ " + " ".join(command).replace(sys.executable, "python"), flush=True)
     # The ranks share the cores. Setting the number of threads also silences torchrun's warning.
     environment = {
@@ -55,7 +58,8 @@ def run(command: list[str]) -> str:
     try:
         output, _ = process.communicate()
     except KeyboardInterrupt:
-        # The terminal has told torchrun too, and torchrun ends its ranks; subprocess.run would kill it before it has.
+        # The terminal has told torchrun too, and torchrun ends its ranks;
+        # subprocess.run would kill it before it has.
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
@@ -133,7 +137,8 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     for folder in ("two", "three"):  # of an earlier run
         shutil.rmtree(OUT / folder, ignore_errors=True)
-    # The learning rate falls until step STEPS, where the checkpoint is written; then a run that goes on is compared with one that was resumed.
+    # The learning rate falls until step STEPS, where the checkpoint is written; then a run that
+    # goes on is compared with one that was resumed.
     whole = ("--steps", str(STEPS + MORE), "--schedule", str(STEPS))
 
     stages.begin("Float32 AdamW on 2 ranks, for comparison")
@@ -167,7 +172,8 @@ def main() -> None:
         line = f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}"
         print(f"{line}{sum(b.values()):>8.2f}")
     print(
-        "  (lowbit keeps the state of embeddings and head in float32: a large share of a small model)"
+        "  (lowbit keeps the state of embeddings and head in float32: "
+        "a large share of a small model)"
     )
     print(f"{f'loss, {STEPS + MORE} steps':<22}{'last 20':>9}{'held out':>10}")
     resumed = f"resumed at {STEPS}"

@@ -1,4 +1,5 @@
-"""Uses the package that is installed here: the README's first example, then its checkpoint through `lowbit.checkpoint` and `lowbit-ckpt`.
+"""Uses the package that is installed here: the README's first example, then its checkpoint through
+`lowbit.checkpoint` and `lowbit-ckpt`.
 
 `python .ci/wheel/use.py`, in any folder: it writes into one of its own.
 """
@@ -31,7 +32,10 @@ def main() -> None:
 
     report = checkpoint.inspect("run.pt", digest=True)
     assert checkpoint.verify("run.pt")["ok"] and report["dialect"] == "lowbit", report["dialect"]
-    print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, lowbit {lowbit.__version__}, {lowbit.catalog()['isas']}")  # fmt: skip
+    print(
+        f"Python {sys.version.split()[0]}, torch {torch.__version__}, lowbit {lowbit.__version__}, "
+        f"{lowbit.catalog()['isas']}"
+    )
     program = f"{sysconfig.get_path('scripts')}/lowbit-ckpt"
     print(*printed(program, "--version")[:1], *printed(program, "inspect", "run.pt")[:3], sep="\n")
 

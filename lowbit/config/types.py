@@ -29,7 +29,8 @@ StateFormatName: TypeAlias = Literal[
 # One name for all states; or a `lowbit.scaled(...)`; or one of these for each state's name.
 StateFormat: TypeAlias = StateFormatName | Mapping[str, Any]
 
-# "auto" and "nearest" follow the parameter's dtype; the others are those of `lowbit.catalog()["param"]`.
+# "auto" and "nearest" follow the parameter's dtype; the others are those of
+# `lowbit.catalog()["param"]`.
 ParamFormat: TypeAlias = Literal[
     "auto", "nearest", "float32", "bfloat16", "bfloat16_stochastic", "bfloat16_kahan",
     "bfloat16_split8", "bfloat16_split8_stochastic", "bfloat16_split16", "float16",

@@ -1,4 +1,6 @@
-"""Accumulation of micro-batch gradients in bfloat16 or float32 buffers, as autograd, DDP or FSDP2 produces them."""
+"""Accumulation of micro-batch gradients in bfloat16 or float32 buffers, as autograd,
+DDP or FSDP2 produces them.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ _FORMATS = {
     "kahan": "bfloat16_kahan",
 }
 _DTYPES: Mapping[Any, torch.dtype] = {
-    "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, torch.bfloat16: torch.bfloat16,
-    "float32": torch.float32, "fp32": torch.float32, torch.float32: torch.float32,
-}  # fmt: skip
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    torch.bfloat16: torch.bfloat16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    torch.float32: torch.float32,
+}
 
 
 def accumulate(
@@ -35,7 +41,8 @@ def accumulate(
     seed: int = 0,
     hooks: bool = True,
 ) -> Accumulator:
-    """Accumulates the gradients of micro-batches in buffers of `dtype`, and hands over each sum as `p.grad`.
+    """Accumulates the gradients of micro-batches in buffers of `dtype`,
+    and hands over each sum as `p.grad`.
 
     The addition runs inside each backward pass:
 
@@ -46,39 +53,44 @@ def accumulate(
         opt.step()
         opt.zero_grad()
 
-    An exception inside `micro` discards the whole step (`reset`). A `p.grad` that exists when a step's first `micro`
-    begins is added undivided, as torch does. Without `micro`, such a gradient looks like the first one: clear it
-    before.
+    An exception inside `micro` discards the whole step (`reset`). A `p.grad` that exists when a
+    step's first `micro` begins is added undivided, as torch does. Without `micro`, such a gradient
+    looks like the first one: clear it before.
 
-    Call it on the model as it is trained: after `fully_shard`, on the `DistributedDataParallel` module, after
-    `.to(device)`. On FSDP2 each micro-batch is reduced, and its shard is added. Under DDP all micro-batches but the
-    last run under `no_sync`, and the sum is reduced once.
+    Call it on the model as it is trained: after `fully_shard`, on the `DistributedDataParallel`
+    module, after `.to(device)`. On FSDP2 each micro-batch is reduced, and its shard is added. Under
+    DDP all micro-batches but the last run under `no_sync`, and the sum is reduced once.
 
     Args:
-        model: the model. Each of its parameters that requires a gradient gets one buffer; shared parameters get one.
-        dtype: of the buffers: "bf16" (default) or "float32". `p.grad` has this dtype even if the parameter has another
-            (`p.grad_dtype`). Under DDP, whose buckets have the parameter's dtype, the sum is converted to that.
-        rounding: of bf16 buffers. "stochastic" (default) is unbiased. "kahan" is close to float32 and takes twice the
-            memory until the last micro-batch. "nearest" is what torch does; it is biased, since it loses small
-            gradients.
-        average: the number of micro-batches; each gradient is divided by it in float32 as it is added. None (default)
-            sums the gradients.
-        seed: of the random bits; 0 by default. They depend on the seed, the parameter's name, the element's position in
-            the whole parameter and the number of earlier additions, so they are the same for any sharding. Under DDP,
-            where every rank adds its own gradients, they also depend on the rank.
-        hooks: True (default) installs hooks. False does nothing in the backward pass: call `accumulator.add()` after
-            each one. FSDP1 requires False.
+        model: the model. Each of its parameters that requires a gradient gets one buffer;
+            shared parameters get one.
+        dtype: of the buffers: "bf16" (default) or "float32". `p.grad` has this dtype even if the
+            parameter has another (`p.grad_dtype`). Under DDP, whose buckets have the parameter's
+            dtype, the sum is converted to that.
+        rounding: of bf16 buffers. "stochastic" (default) is unbiased. "kahan" is close to float32
+            and takes twice the memory until the last micro-batch. "nearest" is what torch does; it
+            is biased, since it loses small gradients.
+        average: the number of micro-batches; each gradient is divided by it in float32 as it is
+            added. None (default) sums the gradients.
+        seed: of the random bits; 0 by default. They depend on the seed, the parameter's name, the
+            element's position in the whole parameter and the number of earlier additions, so they
+            are the same for any sharding. Under DDP, where every rank adds its own gradients, they
+            also depend on the rank.
+        hooks: True (default) installs hooks. False does nothing in the backward pass: call
+            `accumulator.add()` after each one. FSDP1 requires False.
 
     Raises:
-        ValueError: FSDP1 with hooks; a parameter that already has an accumulator or is stepped in the backward pass; or
-            an argument out of range.
-        RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the model after this call;
-            or if a DDP backward pass runs outside `micro`.
+        ValueError: FSDP1 with hooks; a parameter that already has an accumulator or is stepped in
+            the backward pass; or an argument out of range.
+        RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the
+            model after this call; or if a DDP backward pass runs outside `micro`.
     """
     if dtype not in _DTYPES:
         raise ValueError(f"dtype should be 'bf16' or 'float32' but is: {dtype!r}")
     if rounding not in _FORMATS:
-        raise ValueError(f"rounding should be one of {', '.join(map(repr, _FORMATS))} but is: {rounding!r}")  # fmt: skip
+        raise ValueError(
+            f"rounding should be one of {', '.join(map(repr, _FORMATS))} but is: {rounding!r}"
+        )
     if average is not None and not average >= 1:
         raise ValueError(f"average should be the number of micro-batches but is: {average!r}")
     kind = _DTYPES[dtype]
@@ -141,22 +153,25 @@ class Accumulator:
 
     @contextlib.contextmanager
     def micro(self, last: bool) -> Iterator[None]:
-        """Context of one micro-batch's forward and backward pass. After the last, every `p.grad` is the sum or average.
+        """Context of one micro-batch's forward and backward pass. After the last,
+        every `p.grad` is the sum or average.
 
         An exception inside it calls `reset`.
 
         Raises:
-            RuntimeError: `micro` is nested, or DDP with static_graph=True begins with a micro-batch that is not the
-                last.
+            RuntimeError: `micro` is nested,
+                or DDP with static_graph=True begins with a micro-batch that is not the last.
         """
         if self._micro:
-            raise RuntimeError("micro-batches do not nest: leave one `accumulator.micro` before entering the next")  # fmt: skip
+            raise RuntimeError(
+                "micro-batches do not nest: leave one `accumulator.micro` before entering the next"
+            )
         self._check_place(self.model)
         enqueued = getattr(self.model, "_static_graph_delay_allreduce_enqueued", True)
         if not last and getattr(self.model, "static_graph", False) and not enqueued:
             raise RuntimeError(
-                "DistributedDataParallel(static_graph=True) must reduce in its first backward pass; begin with one micro-batch in "
-                "`with accumulator.micro(last=True)`"
+                "DistributedDataParallel(static_graph=True) must reduce in its first backward "
+                "pass; begin with one micro-batch in `with accumulator.micro(last=True)`"
             )
         self._micro = "last" if last else "more"
         if self._recovery:
@@ -184,7 +199,10 @@ class Accumulator:
             RuntimeError: under DDP, outside `micro(last=True)`.
         """
         if self._ddp and self._micro != "last":
-            raise RuntimeError("under DistributedDataParallel the last micro-batch reduces the sum: run it in `with accumulator.micro(last=True)`")  # fmt: skip
+            raise RuntimeError(
+                "under DistributedDataParallel the last micro-batch reduces the sum: run it in "
+                "`with accumulator.micro(last=True)`"
+            )
         with torch.no_grad():
             if self._ddp:
                 self._reduce_left()
@@ -195,10 +213,12 @@ class Accumulator:
             held.finished = held.added
 
     def reset(self) -> None:
-        """Discards what was added since the last step, so that the step can be run again. Call it on every rank.
+        """Discards what was added since the last step, so that the step can be run again.
+        Call it on every rank.
 
-        It also restores the counts that random bits depend on. `micro` calls it if an exception leaves it. A `p.grad`
-        that a last micro-batch has already set stays: clear it with `zero_grad()`.
+        It also restores the counts that random bits depend on. `micro` calls it if an exception
+        leaves it. A `p.grad` that a last micro-batch has already set stays: clear it with
+        `zero_grad()`.
         """
         self._begun = False
         for held in self._params.values():
@@ -210,7 +230,9 @@ class Accumulator:
 
     @torch.no_grad()
     def _move_aside(self) -> None:
-        """Makes gradients from before the step the initial sums; left in `p.grad`, they would be divided too."""
+        """Makes gradients from before the step the initial sums; left in `p.grad`,
+        they would be divided too.
+        """
         self._begun = True
         for p, held in self._params.items():
             if p.grad is None or held.buffer is not None:
@@ -226,7 +248,9 @@ class Accumulator:
         return self._ddp and grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
 
     def _reduce_left(self) -> None:
-        """Reduces, under DDP, sums without a gradient in the last micro-batch; the reducer took zeros for them."""
+        """Reduces, under DDP, sums without a gradient in the last micro-batch;
+        the reducer took zeros for them.
+        """
         if getattr(self.model, "find_unused_parameters", False):
             group: Any = self.model.process_group
             params = list(self._params)
@@ -250,7 +274,9 @@ class Accumulator:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Moves every existing `p.grad` into the buffers. Call it after each backward pass if `hooks=False`."""
+        """Moves every existing `p.grad` into the buffers.
+        Call it after each backward pass if `hooks=False`.
+        """
         for group in by_bytes(p for p in self._params if p.grad is not None):
             self._take(*group)
             for p in group:
@@ -287,8 +313,9 @@ class Accumulator:
             return
         if self._ddp and not self._micro:
             raise RuntimeError(
-                "a backward pass under DistributedDataParallel ran outside `with accumulator.micro(last=...)`, where its reducer would run for "
-                "every micro-batch, or reduce gradients that were already moved; run each micro-batch inside it"
+                "a backward pass under DistributedDataParallel ran outside `with "
+                "accumulator.micro(last=...)`, where its reducer would run for every micro-batch, "
+                "or reduce gradients that were already moved; run each micro-batch inside it"
             )
         held = self._params[p]
         if self._micro != "last":
@@ -311,7 +338,8 @@ class Accumulator:
             held, grad = self._params[p], sharding.dense_gradient(p)
             if grad.device.type not in ("cpu", "cuda"):
                 raise NotImplementedError(
-                    f"lowbit.accumulate supports the CPU and CUDA, but the gradient of {held.name!r} is on {grad.device}"
+                    "lowbit.accumulate supports the CPU and CUDA, but the gradient of "
+                    f"{held.name!r} is on {grad.device}"
                 )
             grad = grad.detach().contiguous()
             if held.buffer is None:

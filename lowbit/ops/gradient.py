@@ -27,8 +27,8 @@ def accumulate(
         buffers: the running sums.
         compensation: the compensation of each buffer; empty if the format has none.
         grads: the gradients, in float32, bfloat16 or float16.
-        plan: int64 CPU [n, 6]: rows, columns, columns of the whole gradient, the first element's global index, the
-            stream of random bits, and the number of earlier additions.
+        plan: int64 CPU [n, 6]: rows, columns, columns of the whole gradient, the first element's
+            global index, the stream of random bits, and the number of earlier additions.
         format: a parameter format.
         scale: the factor of the gradients; 1 by default.
         seed: of the random bits; 0 by default.
@@ -40,7 +40,8 @@ def accumulate(
 
 
 def exact_powers(grads: Sequence[Tensor], power: int) -> Tensor:
-    """The exact sum of |g| (power 1) or g * g (power 2), each term rounded to float32. Ranks add the words.
+    """The exact sum of |g| (power 1) or g * g (power 2), each term rounded to float32.
+    Ranks add the words.
 
     Args:
         grads: contiguous CPU tensors.

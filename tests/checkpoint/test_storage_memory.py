@@ -1,4 +1,6 @@
-"""Memory of lowbit.checkpoint.Writer and Reader, in a program of its own: one host copy for an async save, else buffers of some MiB."""
+"""Memory of lowbit.checkpoint.Writer and Reader, in a program of its own: one host copy for an
+async save, else buffers of some MiB.
+"""
 
 import json
 import subprocess

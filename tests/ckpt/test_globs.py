@@ -1,4 +1,6 @@
-"""Patterns on the command line choose what Python's fnmatch chooses, as overrides= and full_precision= do."""
+"""Patterns on the command line choose what Python's fnmatch chooses,
+as overrides= and full_precision= do.
+"""
 
 import fnmatch
 import pathlib

@@ -16,7 +16,11 @@ GENERATED = {
     "quality.md",
     "scaling.md",
 }
-DOCS = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")) if p.name not in GENERATED]  # fmt: skip
+DOCS = [
+    str(p.relative_to(ROOT))
+    for p in sorted((ROOT / "docs").rglob("*.md"))
+    if p.name not in GENERATED
+]
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", *DOCS)
 PATH = r"(?:bench|csrc|docs|lowbit|recipes|tests|tools)/[\w./*-]+"
 
@@ -51,7 +55,13 @@ def test_the_formatter_formats_all_python():
 
 
 def verbs():
-    done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})  # fmt: skip
+    done = subprocess.run(
+        ["make", "--no-print-directory"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
     assert done.returncode == 0, done.stderr
     return {line.split()[1]: " ".join(line.split()[2:]) for line in done.stdout.splitlines()}
 

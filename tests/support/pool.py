@@ -1,4 +1,6 @@
-"""Worker processes that stay, so that a case on several ranks costs no start of torch: each case has a process group of its own over gloo."""
+"""Worker processes that stay, so that a case on several ranks costs no start of torch: each case
+has a process group of its own over gloo.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _work(rank: int, pipe) -> None:
         try:
             if module not in sys.modules:
                 importlib.import_module(module)
-                gc.freeze()  # what is imported stays: a collection that looks through torch takes longer than most cases do
+                # what is imported stays: a collection that looks through torch takes longer than
+                # most cases do
+                gc.freeze()
             init = f"file://{store}"
             dist.init_process_group("gloo", init_method=init, rank=rank, world_size=ranks)
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
@@ -39,7 +43,8 @@ def _work(rank: int, pipe) -> None:
                 dist.barrier()  # a rank that ends first would close what another one still connects
         finally:
             gc.collect()  # gloo aborts where a sharded tensor outlives it
-            # DTensor's caches keep meshes, which compare equal to later ones though their groups are gone.
+            # DTensor's caches keep meshes, which compare equal to later ones though their groups
+            # are gone.
             debug._clear_sharding_prop_cache()
             _redistribute._gen_transform_infos.cache_clear()
             if dist.is_initialized():
@@ -63,7 +68,9 @@ class Pool:
             self._workers.append((process, here))
 
     def run(self, ranks: int, module: str, function: str, *arguments):
-        """`module.function(*arguments)` on so many ranks; what each returned. AssertionError with every rank's traceback where one failed."""
+        """`module.function(*arguments)` on so many ranks; what each returned. AssertionError with
+        every rank's traceback where one failed.
+        """
         self._start(ranks)
         store = pathlib.Path(self.folder) / f"store{id(self)}-{next(self._count)}"
         for _, pipe in self._workers[:ranks]:
@@ -77,7 +84,9 @@ class Pool:
                 answers.append(pipe.recv())
             except EOFError:
                 answers.append(("failed", f"rank {rank} ended with {process.exitcode}"))
-        if failed := [f"rank {i}:\n{text}" for i, (how, text) in enumerate(answers) if how != "done"]:  # fmt: skip
+        if failed := [
+            f"rank {i}:\n{text}" for i, (how, text) in enumerate(answers) if how != "done"
+        ]:
             self.close()
             raise AssertionError("\n".join(failed))
         return [answer for _, answer in answers]

@@ -75,7 +75,7 @@ for name, arguments, named, ok in (
     ("no_conjugate", [SHAPE], {"rest": (False, ORDERED, {"conj": False})}, None),
     ("negated_and_more", [SHAPE], {"rest": (False, ORDERED, {"neg": True, "also": True})}, None),
     ("negated_beyond", [(1 << 62,)], {"rest": (False, ORDERED, {"neg": True})}, None),
-):  # fmt: skip
+):
     add(
         "tensor." + name,
         weight(*arguments, **named),
@@ -98,7 +98,7 @@ for name, parts in (
     ("of_a_type_that_is_none", ("storage", glob("torch", "float32"), "0", "cpu", 32)),
     ("of_a_type_in_text", ("storage", "FloatStorage", "0", "cpu", 32)),
     ("on_a_number", ("storage", FLOATS, "0", 7, 32)),
-):  # fmt: skip
+):
     add(
         "tensor.storage_" + name,
         storage(*parts),
